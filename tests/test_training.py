@@ -34,7 +34,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
 from podracer.experiments.loading import load_run
 from podracer.experiments.records import Totals, check_metadata
-from podracer.experiments.run_setup import make_run_setup
+from podracer.experiments.run_setup import build, make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.experiments.warnings import run_warnings
 from podracer.export.files import stablehlo_runner
@@ -105,7 +105,7 @@ def test_a_run_that_is_resumed_for_some_more_frames_makes_these(short, long, pod
 
 
 def sentences(experiment):
-    return list(run_warnings(experiment, run_setup.build(experiment)[0]))
+    return list(run_warnings(experiment, build(experiment)[0]))
 
 
 def test_evaluations_that_have_no_room_are_said():

@@ -118,10 +118,7 @@ def train(
         experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name
     setup = make_run_setup(experiment, saved)
     if jax.process_index() == 0:
-        for sentence in (
-            *run_warnings(experiment, build_agent(setup.agent)),
-            *flattened_images(setup.agent),
-        ):
+        for sentence in run_warnings(experiment, setup.agent):
             _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
