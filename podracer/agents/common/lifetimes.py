@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import require_spec
 from podracer.agents.common.recurrent import check_rollout
 from podracer.environment import TaskGroups
 from podracer.networks import Network
@@ -56,14 +55,11 @@ def to_experience(trajectory: Trajectory, behavior: PyTree = ()) -> Experience:
     )
 
 
-def task_groups(
-    spec: EnvironmentSpec | None, inner_updates: int, rollout_length: int
-) -> TaskGroups:
+def task_groups(spec: EnvironmentSpec, inner_updates: int, rollout_length: int) -> TaskGroups:
     """Return the groups of an environment, or raise `ConfigError` if they teach no rule.
 
     A rule is learned from windows of `inner_updates` rollouts and the next one.
     """
-    spec = require_spec(spec)
     groups = spec.extension
     if not isinstance(groups, TaskGroups):
         raise ConfigError(
@@ -80,6 +76,11 @@ def task_groups(
     return groups
 
 
+def student_spec(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """Return what a student sees of an environment with `task_groups`: one task."""
+    return dataclasses.replace(spec, observation=spec.observation["observation"], extension=None)
+
+
 def num_lifetimes(groups: TaskGroups, num_envs: int, lifetime_groups: int) -> int:
     """Return the number of lifetimes in a batch, or raise `ConfigError` if one is split."""
     if num_envs % (groups.num_envs * lifetime_groups):
@@ -92,7 +93,7 @@ def num_lifetimes(groups: TaskGroups, num_envs: int, lifetime_groups: int) -> in
 
 
 def lifetime_experience(
-    trajectory: Trajectory, groups: TaskGroups, rollout_length: int | None
+    trajectory: Trajectory, groups: TaskGroups, rollout_length: int
 ) -> tuple[Experience, jax.Array, jax.Array]:
     """Return the students' experience, and the number and the task of each lifetime at its end.
 

@@ -1,46 +1,45 @@
 """Meta-training: a rule learns from L lifetimes of students, whose last K rollouts are kept.
 
 The rule updates the students after each rollout. After K updates the next rollout gives the
-meta-objective, which is differentiated through all K updates with respect to the rule.
-The agents that learn rules differ in their rule, its students (`meta_objective.Students`) and the
-weights of its regularizers.
-
-Functions whose first parameter is `agent` also serve as methods:
-
-    class LPG:
-        init = meta_training.init
-        act = meta_training.act
+meta-objective: how well the students do then, a policy gradient with the advantages of critics. It
+is differentiated through all K updates with respect to the rule.
+The agents that learn rules differ in their rule, its students and the weights of its regularizers.
+Source: Oh et al. 2020 (arXiv 2007.08794), equations 4 and 5.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import NeedsRolloutLength, require_rollout_length, require_spec
+from podracer.agent import Agent, Rule
 from podracer.agents.common.actor_critic import ParamsState
-from podracer.agents.common.critics import Critics
 from podracer.agents.common.lifetimes import (
     Experience,
+    apply_by_lifetime,
     empty_window,
     group_by_lifetime,
     lifetime_experience,
+    lifetime_means,
     num_lifetimes,
-    task_groups,
+    to_rollout,
+    to_rollouts,
 )
-from podracer.agents.common.meta_objective import MetaBatch, MetaCosts, MetaObjective, Students
+from podracer.agents.common.meta import meta_grad
 from podracer.agents.common.optimizers import take_step
 from podracer.environment import TaskGroups
 from podracer.means import with_share
 from podracer.mesh import global_mean
-from podracer.networks import Head, NetworkBuilder
+from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Categorical
+from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
@@ -51,126 +50,45 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    reset_on_warm_start,
     struct,
 )
 
 
-class RuleLearner(NeedsRolloutLength, Protocol):
-    """Agent that learns a rule, the attributes that the functions below use."""
+class Students(Protocol):
+    """Functions of students that a rule updates; states of L of them have leaves `[L, ...]`.
 
-    @property
-    def learning_rate(self) -> Schedule: ...
+    Their losses, objectives and regularizers are means over all steps of a lifetime, where those
+    that are not valid count as 0: so a rule is learned and used with one scale of updates.
+    """
 
-    @property
-    def max_gradient_norm(self) -> float: ...
+    def init(self, key: jax.Array) -> Any:
+        """Return an untrained student, with an attribute `params`."""
+        ...
 
-    @property
-    def critic_learning_rate(self) -> float: ...
+    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
+        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
+        ...
 
-    @property
-    def discount(self) -> float: ...
+    def update(self, rule: Params, students: Any, data: Experience) -> tuple[Any, Metrics]:
+        """Return the students after one update, and regularizers `[L]` of the meta-objective."""
+        ...
 
-    @property
-    def gae_lambda(self) -> float: ...
+    def policy_objective(
+        self, students: Any, data: Experience, advantages: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Return the policy-gradient objective of each student, and its entropies, `[L]` each.
 
-    @property
-    def inner_updates(self) -> int: ...
-
-    @property
-    def lifetime_groups(self) -> int: ...
-
-    @property
-    def recompute(self) -> bool: ...
-
-    @property
-    def rule(self) -> Any: ...  # with a function `init(key)`
-
-    @property
-    def network(self) -> NetworkBuilder: ...
-
-    @property
-    def spec(self) -> EnvironmentSpec | None: ...
-
-    @property
-    def _students(self) -> Students: ...
-
-    @property
-    def _costs(self) -> MetaCosts: ...
+        The entropies are among the regularizers of `update`, which has them before the update.
+        """
+        ...
 
 
-def student_spec(agent: RuleLearner) -> EnvironmentSpec:
-    """Return what a student sees of the environment: one task."""
-    spec = require_spec(agent.spec)
-    observation = spec.observation["observation"]
-    return dataclasses.replace(spec, observation=observation, extension=None)
+class MetaCosts(NamedTuple):
+    """Weights of the regularizers in the meta-objective, by name."""
 
-
-def build(agent: RuleLearner) -> MetaTraining:
-    """Return the training of an agent's rule, or raise `ConfigError` if nothing teaches it one."""
-    rollout_length = require_rollout_length(agent)
-    groups = task_groups(agent.spec, agent.inner_updates, rollout_length)
-    observation = student_spec(agent).observation
-    critics = Critics(
-        agent.network.build(observation, {"value": Head(1)}),
-        optax.scale_by_adam(),
-        learning_rate=agent.critic_learning_rate,
-        discount=agent.discount,
-        gae_lambda=agent.gae_lambda,
-    )
-    return MetaTraining(
-        critics,
-        MetaObjective(agent._students, len(groups.tasks), agent._costs, agent.recompute),
-        groups,
-        observation,
-        learning_rate=agent.learning_rate,
-        max_gradient_norm=agent.max_gradient_norm,
-        inner_updates=agent.inner_updates,
-        rollout_length=rollout_length,
-        lifetime_groups=agent.lifetime_groups,
-    )
-
-
-def init(agent: RuleLearner, key: jax.Array, num_envs: int) -> LearnerState:
-    """Return the state before the first update."""
-    training = build(agent)
-    rule: Params = agent.rule.init(jax.random.fold_in(key, 0))
-    return training.init(jax.random.fold_in(key, 1), num_envs, rule)
-
-
-def carry(agent: RuleLearner, num_envs: int) -> Carry:
-    """Return the recurrent state of the students, who have none."""
-    return ()
-
-
-def actor_params(agent: RuleLearner, state: LearnerState) -> Params:
-    """Return the parameters of the students."""
-    return state.local.students.params
-
-
-def act(
-    agent: RuleLearner,
-    params: Params,
-    carry: Carry,
-    timestep: TimeStep,
-    keys: jax.Array,
-    explore: bool,
-) -> tuple[jax.Array, PyTree, Carry]:
-    """Choose actions `[B]`, each student in its own environments."""
-    observation = timestep.observation["observation"]
-    time_major = jax.tree.map(lambda x: x[None], observation)
-    policy = Categorical(agent._students.policy(params, time_major, timestep.first[None])[0])
-    return policy.sample(keys) if explore else policy.mode(), (), carry
-
-
-def learn(
-    agent: RuleLearner,
-    state: LearnerState,
-    trajectory: Trajectory,
-    key: jax.Array,
-    axis: str | None,
-) -> tuple[LearnerState, Metrics]:
-    """Update the students, and the rule where the window is full."""
-    return build(agent).learn(state, trajectory, key, axis)
+    entropies: Mapping[str, float | jax.Array]  # which are to be large
+    targets: Mapping[str, float | jax.Array]  # penalties on the targets of the rule
 
 
 @struct
@@ -179,9 +97,12 @@ class RuleState:
 
     rule: Params
     optimizer_state: optax.OptState
-    frames: jax.Array  # uint32 [], of all lifetimes, see `schedules`
-    num_rollouts: jax.Array  # i32, rollouts in the window, at most K
-    metrics: Metrics  # of the last update of the rule
+    frames: jax.Array = reset_on_warm_start()
+    """Frames of all lifetimes, uint32 [], see `schedules`."""
+    num_rollouts: jax.Array = reset_on_warm_start()
+    """Rollouts in the window, at most K, i32 []."""
+    metrics: Metrics = reset_on_warm_start()
+    """Metrics of the last update of the rule, some of them by task."""
 
 
 @struct
@@ -196,41 +117,95 @@ class LifetimeStates:
     is_whole: jax.Array  # bool [L], whether the window lies within one lifetime
 
 
-@dataclasses.dataclass(frozen=True)
+@struct
+class MetaBatch:
+    """Data of one update of the rule, leaves `[L, ...]`."""
+
+    students: PyTree  # before the K updates
+    window: Experience  # of the K updates, [L, K, T, E, ...]
+    rollout: Experience  # after them, [L, T, E, ...]
+    advantages: jax.Array  # of that rollout, f32 [L, T, E]
+    is_whole: jax.Array  # bool [L]
+    task: jax.Array  # i32 [L]
+
+
+class MetaGradient(NamedTuple):
+    """Gradient of the meta-objective with respect to the rule, and what comes with it."""
+
+    grads: Params
+    loss: jax.Array  # f32 []
+    reward: jax.Array  # f32 [tasks], mean over lifetimes of their mean reward
+    valid: jax.Array  # f32 [tasks], mean over lifetimes of their share of valid steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MetaTraining:
     """Functions of an agent that learns a rule."""
 
+    rule: Any  # with a function `init(key)`
+    students: Students
     critics: Critics
-    objective: MetaObjective
+    costs: MetaCosts
     groups: TaskGroups
-    observation_spec: PyTree
+    observation: PyTree  # specification of what students observe
     learning_rate: Schedule
     max_gradient_norm: float | jax.Array
     inner_updates: int
     rollout_length: int
     lifetime_groups: int
+    recompute: bool
 
-    def init(self, key: jax.Array, num_envs: int, rule: Params) -> LearnerState:
-        """Return the state before the first update of a rule."""
+    def build(self, name: str, spec: EnvironmentSpec, rule: Rule) -> Agent:
+        """Return the agent."""
+        return Agent(
+            name=name,
+            spec=spec,
+            init=self.init,
+            act=self.act,
+            learn=self.learn,
+            actor_params=self.actor_params,
+            rule=rule,
+        )
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return the state before the first update."""
+        rule: Params = self.rule.init(jax.random.fold_in(key, 0))
+        key = jax.random.fold_in(key, 1)
         lifetimes = num_lifetimes(self.groups, num_envs, self.lifetime_groups)
-        students, critics = self._untrained(jax.random.split(key, lifetimes))
-        names = ("loss", "gradient_norm", *self._reward_names)
-        metrics = {name: jnp.float32(0) for name in names}
-        optimizer_state = self._optimizer.init(rule)
-        frames = schedules.init_frames()
-        shared = RuleState(rule, optimizer_state, frames, jnp.int32(0), metrics)
+        students, critics = self.untrained(jax.random.split(key, lifetimes))
+        names = ("loss", "gradient_norm", *self.reward_names)
+        shared = RuleState(
+            rule,
+            self.optimizer.init(rule),
+            frames=schedules.init_frames(),
+            num_rollouts=jnp.int32(0),
+            metrics={name: jnp.float32(0) for name in names},
+        )
         local = LifetimeStates(
             students,
             critics,
             initial_students=jax.tree.map(jnp.copy, students),
             window=empty_window(
-                self.observation_spec, (lifetimes, self.inner_updates), self.rollout_length,
+                self.observation, (lifetimes, self.inner_updates), self.rollout_length,
                 self.groups.num_envs,
             ),
             lifetime=jnp.zeros(lifetimes, jnp.int32),
             is_whole=jnp.ones(lifetimes, bool),
         )  # fmt: skip
         return LearnerState(shared, local)
+
+    def actor_params(self, state: LearnerState) -> Params:
+        """Return the parameters of the students."""
+        return state.local.students.params
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        """Choose actions `[B]`, each student in its own environments."""
+        observation = timestep.observation["observation"]
+        time_major = jax.tree.map(lambda x: x[None], observation)
+        policy = Categorical(self.students.policy(params, time_major, timestep.first[None])[0])
+        return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -255,8 +230,8 @@ class MetaTraining:
             MetaBatch(local.initial_students, local.window, rollout, advantages, is_whole, task),
         )
         index = jnp.where(is_full, 0, shared.num_rollouts)
-        updated, regularizers = self.objective.students.update(shared.rule, local.students, data)
-        updated, critics = self._reset_where(is_new, (updated, critics), key)
+        updated, regularizers = self.students.update(shared.rule, local.students, data)
+        updated, critics = self.reset_where(is_new, (updated, critics), key)
         initial = jax.lax.cond(is_full, lambda: local.students, lambda: local.initial_students)
         local = LifetimeStates(
             updated,
@@ -274,37 +249,102 @@ class MetaTraining:
 
     def update_rule(self, shared: RuleState, batch: MetaBatch, axis: str | None) -> RuleState:
         """Return the rule after one step on the meta-gradient of all lifetimes."""
-        gradients = self.objective.grad_in_groups(shared.rule, batch, self.lifetime_groups)
+        gradients = self.meta_grad_in_groups(shared.rule, batch)
         grads, loss, reward, valid = global_mean(gradients, axis)
         rate = schedules.value_at(self.learning_rate, shared.frames)
         rule, optimizer_state = take_step(
-            self._optimizer, shared.rule, shared.optimizer_state, grads, rate
+            self.optimizer, shared.rule, shared.optimizer_state, grads, rate
         )
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-        for name, total, count in zip(self._reward_names, reward, valid, strict=True):
+        for name, total, count in zip(self.reward_names, reward, valid, strict=True):
             mean = total / jnp.maximum(count, 1e-8)
             metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])
         return dataclasses.replace(
             shared, rule=rule, optimizer_state=optimizer_state, metrics=metrics
         )
 
-    def _untrained(self, keys: jax.Array) -> Any:
+    # --- meta-objective ---------------------------------------------------------------------------
+
+    def meta_grad_in_groups(self, rule: Params, batch: MetaBatch) -> MetaGradient:
+        """Return the mean of `meta_grad` over equal groups of lifetimes, one after another."""
+        groups = self.lifetime_groups
+        parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), batch)
+
+        def add(total: MetaGradient, part: MetaBatch) -> tuple[MetaGradient, None]:
+            return jax.tree.map(
+                lambda t, x: t + x / groups, total, self.meta_grad(rule, part)
+            ), None
+
+        by_task = jnp.zeros(len(self.groups.tasks))
+        no_grads = jax.tree.map(jnp.zeros_like, rule)
+        zeros = MetaGradient(no_grads, jnp.float32(0), by_task, by_task)
+        return jax.lax.scan(add, zeros, parts)[0]
+
+    def meta_grad(self, rule: Params, batch: MetaBatch) -> MetaGradient:
+        """Return the gradient and the loss, and means of rewards and of valid steps by task.
+
+        Lifetimes that ended within the window have weight 0.
+        """
+        data, advantages = to_rollout((batch.rollout, batch.advantages))
+        weights = batch.is_whole.astype(jnp.float32)
+
+        def loss(rule: Params, students: PyTree, aux: Metrics) -> tuple[jax.Array, jax.Array]:
+            value = self.meta_loss(students, aux, data, advantages, weights)
+            return value, value
+
+        grads, (_, value) = meta_grad(
+            self.students.update, loss, rule, batch.students, to_rollouts(batch.window),
+            recompute=self.recompute,
+        )  # fmt: skip
+        by_task = batch.is_whole[:, None] * jax.nn.one_hot(batch.task, len(self.groups.tasks))
+        rollout = batch.rollout
+        terms = (rollout.valid * rollout.reward, rollout.valid)
+        matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)  # no TF32 or bfloat16
+        reward, valid = (matmul(jnp.mean(x, axis=(1, 2)), by_task) for x in terms)
+        return MetaGradient(grads, value, reward, valid)
+
+    def meta_loss(
+        self,
+        students: PyTree,
+        aux: Metrics,
+        data: Experience,
+        advantages: jax.Array,
+        weights: jax.Array,
+    ) -> jax.Array:
+        """Return the negative meta-objective of students after K updates.
+
+        `aux` has the regularizers of each update, `[K, L]`; `weights` of lifetimes are `[L]`.
+        """
+        objective, final = self.students.policy_objective(students, data, advantages)
+        # Entropies count after each update of a student, targets at each update.
+        entropies = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in final.items()}
+        means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **entropies}.items()}
+        total = -jnp.mean(weights * objective)
+        for name, cost in self.costs.entropies.items():
+            total = total - cost * means[name]
+        for name, cost in self.costs.targets.items():
+            total = total + cost * means[name]
+        return total
+
+    # --- new lifetimes ----------------------------------------------------------------------------
+
+    def untrained(self, keys: jax.Array) -> Any:
         """Return students and critics that have learned nothing, for keys `[L]`."""
 
         def init_one(key: jax.Array) -> tuple[PyTree, ParamsState]:
             keys = jax.random.split(key)
-            return self.objective.students.init(keys[0]), self.critics.init(keys[1])
+            return self.students.init(keys[0]), self.critics.init(keys[1])
 
         return jax.vmap(init_one)(keys)
 
-    def _reset_where(self, is_new: jax.Array, states: PyTree, key: jax.Array) -> PyTree:
+    def reset_where(self, is_new: jax.Array, states: PyTree, key: jax.Array) -> PyTree:
         """Return students and critics, untrained ones where a lifetime is new, bool `[L]`.
 
         New ones are computed only if any lifetime is new.
         """
 
         def reset() -> PyTree:
-            untrained = self._untrained(jax.random.split(key, is_new.shape[0]))
+            untrained = self.untrained(jax.random.split(key, is_new.shape[0]))
             return jax.tree.map(
                 lambda new, old: jnp.where(is_new.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
                 untrained,
@@ -314,9 +354,100 @@ class MetaTraining:
         return jax.lax.cond(jnp.any(is_new), reset, lambda: states)
 
     @property
-    def _reward_names(self) -> list[str]:
+    def reward_names(self) -> list[str]:
+        """Names of the tasks' metrics."""
         return [f"reward_{task}" for task in self.groups.tasks]
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
+        """Unscaled optimizer of the rule."""
         return optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), optax.scale_by_adam())
+
+
+def policy_gradient(
+    logits: jax.Array, data: Experience, advantages: jax.Array, lifetimes: int
+) -> jax.Array:
+    """Return the mean of advantages `[T, B]` times log-probabilities of each lifetime, `[L]`."""
+    log_prob = Categorical(logits[:-1]).log_prob(data.action)
+    return lifetime_means(advantages * log_prob, lifetimes)
+
+
+# --- critics --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Critics:
+    """Network, optimizer and hyperparameters of the critics of L lifetimes.
+
+    Only the advantages in the meta-objective come from their values.
+    """
+
+    network: Network
+    optimizer: optax.GradientTransformation
+    learning_rate: float | jax.Array
+    discount: float | jax.Array
+    gae_lambda: float | jax.Array
+
+    def init(self, key: jax.Array) -> ParamsState:
+        """Return an untrained critic."""
+        params = self.network.init(key)
+        return ParamsState(params, self.optimizer.init(params))
+
+    def update(self, critics: ParamsState, data: Experience) -> tuple[ParamsState, jax.Array]:
+        """Return the critics after one update, and normalized advantages `[T, B]` before it."""
+        lifetimes = jax.tree.leaves(critics.params)[0].shape[0]
+
+        def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+            heads = apply_by_lifetime(self.network, params, data.observation, data.first)
+            values = heads["value"][..., 0]
+            constants = jax.lax.stop_gradient(values)
+            advantages = generalized_advantages(
+                constants[:-1], constants[1:], data.reward, self.discount * data.discount,
+                data.valid, self.gae_lambda,
+            )  # fmt: skip
+            errors = data.valid * (constants[:-1] + advantages - values[:-1])
+            return 0.5 * jnp.sum(lifetime_means(errors**2, lifetimes)), advantages
+
+        grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
+        normalized = _standardized(advantages, data.valid, lifetimes)
+        critics = descend(self.optimizer, critics, grads, self.learning_rate)
+        return critics, normalized
+
+
+def _standardized(advantages: jax.Array, valid: jax.Array, lifetimes: int) -> jax.Array:
+    """Return advantages `[T, B]` with zero mean and unit variance over each lifetime.
+
+    Invalid ones do not count and become 0.
+    """
+    mask = valid.reshape(len(valid), lifetimes, -1)
+    grouped = advantages.reshape(mask.shape)
+    count = jnp.maximum(jnp.sum(mask, axis=(0, 2), keepdims=True), 1)
+    mean = jnp.sum(mask * grouped, axis=(0, 2), keepdims=True) / count
+    centered = mask * (grouped - mean)
+    deviation = jnp.sqrt(jnp.sum(centered**2, axis=(0, 2), keepdims=True) / count)
+    # The constant is of the size of rewards, so that noise well below them is not magnified.
+    return (centered / (deviation + 1e-3)).reshape(advantages.shape)
+
+
+def descend(
+    optimizer: optax.GradientTransformation,
+    states: ParamsState,
+    grads: Params,
+    learning_rate: float | jax.Array,
+) -> ParamsState:
+    """Return the states of L networks after one step of their optimizers each."""
+
+    def descend_one(state: ParamsState, grads: Params) -> ParamsState:
+        return ParamsState(
+            *take_step(optimizer, state.params, state.optimizer_state, grads, learning_rate)
+        )
+
+    return jax.vmap(descend_one)(states, grads)
+
+
+def build_critics(
+    network: NetworkBuilder, spec: EnvironmentSpec, **hyperparameters: float | jax.Array
+) -> Critics:
+    """Return the critics of students in an environment."""
+    built = network.build(spec.observation, {"value": Head(1)})
+    return Critics(built, optax.scale_by_adam(), **hyperparameters)

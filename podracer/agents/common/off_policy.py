@@ -28,6 +28,7 @@ from podracer.types import (
     Params,
     TimeStep,
     Trajectory,
+    reset_on_warm_start,
     struct,
 )
 
@@ -36,7 +37,8 @@ from podracer.types import (
 class ReplayLearnerState:
     """Learner state of an agent that learns from a replay."""
 
-    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
+    frames: jax.Array = reset_on_warm_start()
+    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
 
 
 State = TypeVar("State", bound=ReplayLearnerState)

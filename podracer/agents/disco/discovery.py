@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from podracer.agents.common import meta_training
-from podracer.agents.common.meta_objective import MetaCosts
-from podracer.agents.common.meta_training import student_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
+from podracer.agents.common.lifetimes import student_spec, task_groups
+from podracer.agents.common.meta_training import MetaCosts, MetaTraining, build_critics
 from podracer.agents.disco.figures import draw_targets
 from podracer.agents.disco.network import build_network
 from podracer.agents.disco.new_rule import RuleSize
@@ -35,11 +35,9 @@ from podracer.ops.transforms import evenly_spaced
 from podracer.schedules import Schedule
 from podracer.types import (
     ConfigError,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     bounded,
-    derived,
     static,
     struct,
 )
@@ -91,30 +89,43 @@ class DiscoDiscovery:
     """Units of the students' model, and of the hidden layer of each of its outputs."""
     network: NetworkBuilder = static(default=Table())
     """Network of the students, before their model, and of the critics."""
-    rollout_length: Derived[int] = derived()
-    """Environment steps T before each update of a student, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = meta_training.init
-    carry = meta_training.carry
-    actor_params = meta_training.actor_params
-    act = meta_training.act
-    learn = meta_training.learn
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment of lifetimes."""
+        groups = task_groups(spec, self.inner_updates, context.rollout_length)
+        task = student_spec(spec)
+        training = MetaTraining(
+            rule=self.rule,
+            students=self._build_students(task),
+            critics=build_critics(
+                self.network,
+                task,
+                learning_rate=self.critic_learning_rate,
+                discount=self.discount,
+                gae_lambda=self.gae_lambda,
+            ),
+            costs=MetaCosts(
+                entropies={
+                    "policy_entropy": self.policy_entropy_cost,
+                    "prediction_entropy": self.prediction_entropy_cost,
+                },
+                targets={"target_divergence": self.target_divergence_cost},
+            ),
+            groups=groups,
+            observation=task.observation,
+            learning_rate=self.learning_rate,
+            max_gradient_norm=self.max_gradient_norm,
+            inner_updates=self.inner_updates,
+            rollout_length=context.rollout_length,
+            lifetime_groups=self.lifetime_groups,
+            recompute=self.recompute,
+        )
+        return training.build(type(self).__name__, spec, Rule(_export, self._draw))
 
-    def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
-        """Return the rule in the published format, which has no place for `about`."""
-        return encode_rule(state.shared.rule)
-
-    def draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
-
-    # --- parts -----------------------------------------------------------------------------------
-
-    @property
-    def _students(self) -> DiscoStudents:
+    def _build_students(self, task: EnvironmentSpec) -> DiscoStudents:
         network = build_network(
             self.network,
-            student_spec(self),
+            task,
             predictions=self.rule.predictions,
             support_size=self.support_size,
             model_size=self.model_size,
@@ -134,12 +145,10 @@ class DiscoDiscovery:
             memory_units=self.rule.lifetime_units,
         )
 
-    @property
-    def _costs(self) -> MetaCosts:
-        return MetaCosts(
-            entropies={
-                "policy_entropy": self.policy_entropy_cost,
-                "prediction_entropy": self.prediction_entropy_cost,
-            },
-            targets={"target_divergence": self.target_divergence_cost},
-        )
+    def _draw(self, state: LearnerState, figure: Figure) -> None:
+        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
+
+
+def _export(state: LearnerState, about: Mapping[str, Any]) -> bytes:
+    """Return the rule in the published format, which has no place for `about`."""
+    return encode_rule(state.shared.rule)

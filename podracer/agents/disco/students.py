@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common.lifetimes import Experience, lifetime_means, map_lifetimes
-from podracer.agents.common.meta_objective import policy_gradient
+from podracer.agents.common.meta_training import policy_gradient
 from podracer.agents.common.optimizers import take_step
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.loss import student_loss

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer import schedules
-from podracer.agent import require_rollout_length, require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent
 from podracer.agents.common.lifetimes import to_experience
 from podracer.agents.disco.network import Outputs, StudentNetwork, build_network
@@ -43,7 +43,6 @@ from podracer.types import (
     ArraySpec,
     Carry,
     ConfigError,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -52,7 +51,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
     bounded,
-    derived,
+    reset_on_warm_start,
     static,
     struct,
 )
@@ -62,7 +61,8 @@ from podracer.types import (
 class DiscoState(StudentState, off_policy.ReplayLearnerState):
     """Learner state: that of a student, and the rule."""
 
-    rule: RuleParams
+    rule: RuleParams = reset_on_warm_start()
+    """Parameters of the update rule, which never change."""
 
 
 @struct
@@ -87,20 +87,14 @@ class Disco:
     """File of the update rule, such as `disco_103.npz`."""
     rule_digest: str = static(default="")
     """SHA-256 of that file in hexadecimal; another content is refused. Empty accepts any."""
-    rule_params: Derived[RuleParams] = derived(leaf=True)
-    """Parameters of the update rule, read from its file."""
-    predictions: Derived[int] = derived()
-    """Categories of the student's predictions y and z, those of the rule."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(512, 512))))
     """Network before the policy, the predictions and the model."""
     replay: Replay = static(default=Replay(capacity=1024 * 29, batch_size=64, warmup=64 * 29))
     """Replay buffer; a sample is the timesteps of a rollout and the transitions between them."""
-    rollout_length: Derived[int] = derived()
-    """Timesteps of a rollout, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
 
     @property
     def data_file(self) -> str:
+        """Path of the rule's file."""
         if not self.rule_file:
             raise ConfigError(
                 "Disco needs the file of a discovered rule: --update-rule disco_103.npz, which "
@@ -108,94 +102,19 @@ class Disco:
             )
         return self.rule_file
 
-    def with_data(self, content: bytes) -> Disco:
+    def read(self, content: bytes) -> RuleParams:
+        """Return the parameters of the rule in the content of the file."""
         check_digest(content, self.rule_digest, self.rule_file)
-        params = decode_rule(content, self.rule_file)
-        predictions = params.prediction.bias.size
-        return dataclasses.replace(self, rule_params=params, predictions=predictions)
+        return decode_rule(content, self.rule_file)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        if self.rule_params is None:
-            raise ConfigError("Disco has no `rule_params`: give it those of a rule.")
-        state = DiscoState(
-            frames=schedules.init_frames(),
-            rule=jax.tree.map(jnp.asarray, self.rule_params),
-            **vars(self._students(self.rule_params, learning_rate=0.0).init(key)),
-        )
-        carry = recurrent.stored_spec(self.carry(1))
-        extras = {"policy": ArraySpec((self._network.num_actions,))}
-        return LearnerState(state, self._buffer.init(num_envs, extras=extras, carry=carry))
-
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.torso.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared.params
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        logits, carry = self._network.policy(params, carry, observation, timestep.first[None])
-        policy = Categorical(logits[0])
-        action = policy.sample(keys) if explore else policy.mode()
-        return action, {"policy": logits[0]}, carry
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        recurrent.check_rollout(self.rollout_length, trajectory)
-        update = partial(self._update, axis=axis)
-        carry = trajectory.carry
-        return off_policy.learn_from_replay(
-            self._buffer, update, state, trajectory, key, axis, carry
-        )
-
-    # --- one update ------------------------------------------------------------------------------
-
-    def _update(
-        self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
-    ) -> tuple[DiscoState, Metrics, jax.Array]:
-        del key
-        behavior = sample.trajectory.steps.extras["policy"]
-        data = to_experience(sample.trajectory, behavior)
-
-        def forward(params: Params) -> Outputs:
-            return self._network.apply(params, data.carry, data.observation, data.first)
-
-        students = self._students(state.rule, schedules.value_at(self.learning_rate, state.frames))
-        state, metrics, _ = students.step(state.rule, state, data, forward, axis)
-        return state, metrics, sample.weights
-
-    # --- parts -----------------------------------------------------------------------------------
-
-    def _students(self, rule: RuleParams, learning_rate: float | jax.Array) -> DiscoStudents:
-        return DiscoStudents(
-            self._network,
-            build_optimizer(),
-            evenly_spaced(-self.support_max, self.support_max, self.support_size),
-            learning_rate=learning_rate,
-            discount=self.discount,
-            trace_lambda=self.trace_lambda,
-            value_cost=self.value_cost,
-            memory_units=rule.lifetime.hidden.shape[0],
-        )
-
-    @property
-    def _network(self) -> StudentNetwork:
-        if self.predictions is None:
-            raise ConfigError("Disco has no `predictions`: give it a rule, see `with_data`.")
-        return build_network(
-            self.network,
-            self.spec,
-            predictions=self.predictions,
-            support_size=self.support_size,
-            model_size=self.model_size,
-        )
-
-    @property
-    def _buffer(self) -> Buffer:
-        length, spec = require_rollout_length(self), require_spec(self.spec)
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment; the context's data are the rule."""
+        rule, length = context.data, context.rollout_length
+        if rule is None:
+            raise ConfigError(
+                "Disco has no rule: give `build` a Context whose `data` are the parameters of one, "
+                "as `read` returns them."
+            )
         if length < 2:
             raise ConfigError(
                 "Disco learns from transitions within a rollout: make it longer, with "
@@ -203,4 +122,90 @@ class Disco:
             )
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
-        return Buffer(self.replay, spec, length, stride=length, every_step=True)
+        network = build_network(
+            self.network,
+            spec,
+            predictions=rule.prediction.bias.size,
+            support_size=self.support_size,
+            model_size=self.model_size,
+        )
+        buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
+        agent = _Disco(self, network, buffer, rule)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=network.torso.carry,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Disco:
+    settings: Disco
+    network: StudentNetwork
+    buffer: Buffer
+    rule_params: RuleParams
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return new parameters, the rule, and an empty replay."""
+        state = DiscoState(
+            frames=schedules.init_frames(),
+            rule=jax.tree.map(jnp.asarray, self.rule_params),
+            **vars(self.students(self.rule_params, learning_rate=0.0).init(key)),
+        )
+        carry = recurrent.stored_spec(self.network.torso.carry(1))
+        extras = {"policy": ArraySpec((self.network.num_actions,))}
+        return LearnerState(state, self.buffer.init(num_envs, extras=extras, carry=carry))
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        """Sample actions; extras are the logits of the `policy`."""
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        logits, carry = self.network.policy(params, carry, observation, timestep.first[None])
+        policy = Categorical(logits[0])
+        action = policy.sample(keys) if explore else policy.mode()
+        return action, {"policy": logits[0]}, carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Add the rollout to the replay, and update on samples of rollouts."""
+        recurrent.check_rollout(self.buffer.length, trajectory)
+        update = partial(self.update, axis=axis)
+        carry = trajectory.carry
+        return off_policy.learn_from_replay(
+            self.buffer, update, state, trajectory, key, axis, carry
+        )
+
+    def update(
+        self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
+    ) -> tuple[DiscoState, Metrics, jax.Array]:
+        """Return the state after one update by the rule."""
+        del key
+        behavior = sample.trajectory.steps.extras["policy"]
+        data = to_experience(sample.trajectory, behavior)
+
+        def forward(params: Params) -> Outputs:
+            return self.network.apply(params, data.carry, data.observation, data.first)
+
+        rate = schedules.value_at(self.settings.learning_rate, state.frames)
+        students = self.students(state.rule, rate)
+        state, metrics, _ = students.step(state.rule, state, data, forward, axis)
+        return state, metrics, sample.weights
+
+    def students(self, rule: RuleParams, learning_rate: float | jax.Array) -> DiscoStudents:
+        """Return the functions of a student at a learning rate."""
+        settings = self.settings
+        return DiscoStudents(
+            self.network,
+            build_optimizer(),
+            evenly_spaced(-settings.support_max, settings.support_max, settings.support_size),
+            learning_rate=learning_rate,
+            discount=settings.discount,
+            trace_lambda=settings.trace_lambda,
+            value_cost=settings.value_cost,
+            memory_units=rule.lifetime.hidden.shape[0],
+        )
