@@ -34,6 +34,7 @@ from podracer.experiments.serialization import from_json, to_json
 from podracer.io.npz import digest_of
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.transforms import evenly_spaced
 from podracer.replay import Replay, Sample
 from podracer.types import (
     ArraySpec,
@@ -167,10 +168,11 @@ def test_targets_are_those_of_the_published_code(case):
     def targets_of(state: Any, trajectory: Trajectory) -> Any:
         data = to_experience(trajectory, trajectory.steps.extras["policy"])
         outputs = agent.network.apply(state.params, (), data.observation, data.first)
-        support = agent.students(state.rule, 0.0).support
+        support = evenly_spaced(-disco.MAX_VALUE, disco.MAX_VALUE, disco.BINS)
         values = estimate_values(outputs, outputs, data, support, 0.997, 0.95)
         mean, square = jnp.mean(values.advantages), jnp.mean(values.advantages**2)
-        values = values.normalized(state.moments.update(mean, square))
+        moments, _ = state.moments.update([jnp.ones(()), mean, square])
+        values = values.normalized(moments)
         targets, _ = apply_rule(state.rule, state.memory, data, outputs, outputs, values)
         return values.targets, targets
 

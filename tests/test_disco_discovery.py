@@ -23,9 +23,9 @@ from podracer.agent import Context
 from podracer.agents.common.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.common.meta_training import MetaBatch
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
+from podracer.agents.disco.learning import StudentState, build_optimizer
 from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
 from podracer.agents.disco.student import DiscoState
-from podracer.agents.disco.students import StudentState, build_optimizer
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
@@ -99,7 +99,7 @@ def random_batch() -> tuple[Any, MetaBatch]:
         )
 
     students: StudentState = state.local.students
-    moments = students.moments.update(jnp.float32(0.1), jnp.float32(1.0))
+    moments, _ = students.moments.update([jnp.float32(x) for x in (1.0, 0.1, 1.0)])
     adam = students.optimizer_state[0]  # after some updates its steps are more than a sign
     adam = adam._replace(
         count=adam.count + 5,
@@ -147,7 +147,8 @@ def test_a_student_learns_as_one_of_disco_does():
     spec = EnvironmentSpec("states", STATE, Discrete(ACTIONS))
     single: Any = disco.build(spec, Context(T + 1, rule)).init.__self__  # type: ignore[attr-defined]
     data = jax.tree.map(lambda x: x[0], to_rollouts(batch.window))
-    students = dataclasses.replace(AGENT.students, learning_rate=0.01, optimizer=build_optimizer())
+    settings = dataclasses.replace(SMALL, student_learning_rate=0.01)
+    students = dataclasses.replace(AGENT.students, settings=settings, optimizer=build_optimizer())
     logits = students.policy(batch.students.params, data.observation, data.first)
     got, _ = jax.jit(students.update)(rule, batch.students, data)
     update = jax.jit(partial(single.update, axis=None))

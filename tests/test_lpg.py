@@ -23,7 +23,7 @@ from podracer.agents.common.lifetimes import (
     to_rollout,
     to_rollouts,
 )
-from podracer.agents.common.meta_training import MetaBatch
+from podracer.agents.common.meta_training import CRITIC_OPTIMIZER, MetaBatch
 from podracer.agents.lpg import LPG, UpdateRule
 from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
@@ -40,7 +40,7 @@ from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
-from podracer.tournament.config import Tournament
+from podracer.tournament.config import Tournament, check_pods
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
@@ -175,7 +175,8 @@ def rollout_of():
     """A rollout `[T, B, ...]`, and what learners that prefer something say of it."""
     agent, rule, batch, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
-    return agent, rule, batch, data, agent.students.outputs(batch.students.params, data)
+    outputs = agent.students.outputs(batch.students.params, data.observation, data.first)
+    return agent, rule, batch, data, outputs
 
 
 def log_softmax(x):
@@ -185,7 +186,7 @@ def log_softmax(x):
 
 def test_learners_descend_on_the_formula():
     agent, rule, _, data, outputs = rollout_of()
-    targets = agent.rule.apply(rule, data, outputs, 0.9)
+    targets = agent.settings.rule.apply(rule, data, outputs, 0.9)
     log_pi, log_y = log_softmax(outputs.policy[:-1]), log_softmax(outputs.prediction[:-1])
     chosen = np.take_along_axis(log_pi, np.asarray(data.action)[..., None], -1)[..., 0]
     divergence = (np.exp(log_y) * (log_y - np.log(targets.prediction))).sum(-1)
@@ -214,11 +215,11 @@ def test_learners_do_as_they_are_told():
 
 def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
-    trained = agent.critics
-    critics = jax.vmap(trained.init)(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
-    critics = ParamsState({"value": values}, critics.optimizer_state)
-    after, got = trained.update(critics, data)
+    params = {"value": values}
+    critics = ParamsState(params, jax.vmap(CRITIC_OPTIMIZER.init)(params))
+    after, got = jax.vmap(agent.update_critic)(critics, group_by_lifetime(data, ENVS))
+    got = to_rollout(got)
     state, B = np.asarray(data.observation), LIVES * ENVS
     v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
     want, ahead = np.zeros((T, B)), np.zeros(B)
@@ -308,11 +309,11 @@ def test_nothing_behind_an_end_is_seen_from_before_it(end):
     two = dataclasses.replace(
         one, reward=one.reward.at[after:].add(5.0), action=(one.action.at[after:].add(1)) % 3
     )
-    outputs = agent.students.outputs(batch.students.params, data)
+    outputs = agent.students.outputs(batch.students.params, data.observation, data.first)
     later = outputs.prediction.at[after + (end == "time-out") :].add(1.0)
     other = dataclasses.replace(outputs, prediction=later)
-    first = agent.rule.apply(rule, one, outputs, 0.9)
-    second = agent.rule.apply(rule, two, other, 0.9)
+    first = agent.settings.rule.apply(rule, one, outputs, 0.9)
+    second = agent.settings.rule.apply(rule, two, other, 0.9)
     assert np.array_equal(first.policy[:2], second.policy[:2])
     assert np.array_equal(first.prediction[:2], second.prediction[:2])
     assert not np.allclose(first.policy[2:], second.policy[2:])
@@ -478,7 +479,7 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     with pytest.raises(ConfigError, match="not in a population"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "c", pods=(Pod(0), Pod(1)))
     with pytest.raises(ConfigError, match="LPG has no policy"):
-        Tournament((EXPERIMENT,)).check()
+        check_pods(Tournament((EXPERIMENT,)), ())
     with pytest.raises(ConfigError, match="there is no rule at"):
         recipes.with_update_rule(recipes.find("catch"), str(tmp_path / "none.npz"))
 

@@ -10,7 +10,7 @@ Source: Oh et al. 2020 (arXiv 2007.08794), equations 4 and 5.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -19,16 +19,16 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import Agent, Rule
+from podracer.agent import Agent, Context, Rule
 from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.lifetimes import (
     Experience,
-    apply_by_lifetime,
+    check_windows,
     empty_window,
     group_by_lifetime,
     lifetime_experience,
-    lifetime_means,
     num_lifetimes,
+    student_spec,
     to_rollout,
     to_rollouts,
 )
@@ -37,7 +37,7 @@ from podracer.agents.common.optimizers import take_step
 from podracer.environment import TaskGroups
 from podracer.means import with_share
 from podracer.mesh import global_mean
-from podracer.networks import Head, Network, NetworkBuilder
+from podracer.networks import Head, Network, NetworkBuilder, Table
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
@@ -50,9 +50,35 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
     reset_on_warm_start,
+    static,
     struct,
 )
+
+
+@struct
+class MetaSettings:
+    """Settings that all agents have that learn a rule."""
+
+    learning_rate: Schedule = bounded(1e-3)
+    """Learning rate of the update rule (Adam)."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma of students and critics, in [0, 1]."""
+    gae_lambda: float = bounded(0.95, high=1.0)
+    """Lambda of the generalized advantages in the meta-objective, in [0, 1]."""
+    critic_learning_rate: float = bounded(0.03)
+    """Learning rate of the critics (Adam), whose values give the advantages."""
+    max_gradient_norm: float = bounded(0.5, low=1e-6)
+    """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
+    inner_updates: int = static(default=5, low=1)
+    """Number K of a student's updates that the meta-gradient goes back through."""
+    lifetime_groups: int = static(default=1, low=1)
+    """Number of groups of lifetimes that are differentiated in turn: more groups, less memory."""
+    recompute: bool = static(default=False)
+    """Compute inner activations again in the backward pass: less memory, a third more time."""
+    network: NetworkBuilder = static(default=Table())
+    """Network of the students, without the outputs that the rule asks for, and of the critics."""
 
 
 class Students(Protocol):
@@ -82,6 +108,9 @@ class Students(Protocol):
         The entropies are among the regularizers of `update`, which has them before the update.
         """
         ...
+
+
+CRITIC_OPTIMIZER = optax.scale_by_adam()
 
 
 class MetaCosts(NamedTuple):
@@ -138,40 +167,51 @@ class MetaGradient(NamedTuple):
     valid: jax.Array  # f32 [tasks], mean over lifetimes of their share of valid steps
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def build(
+    settings: MetaSettings,
+    init_rule: Callable[[jax.Array], Params],
+    students: Students,
+    costs: MetaCosts,
+    rule: Rule,
+    spec: EnvironmentSpec,
+    context: Context,
+) -> Agent:
+    """Return an agent that learns a rule from the lifetimes of students, see `student_spec`."""
+    groups: TaskGroups = spec.extension
+    check_windows(groups, settings.inner_updates, context.rollout_length)
+    observation = student_spec(spec).observation
+    critic = settings.network.build(observation, {"value": Head(1)})
+    training = MetaTraining(
+        settings, init_rule, students, costs, critic, groups, observation, context.rollout_length
+    )
+    return Agent(
+        name=type(settings).__name__,
+        spec=spec,
+        init=training.init,
+        act=training.act,
+        learn=training.learn,
+        actor_params=training.actor_params,
+        rule=rule,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class MetaTraining:
     """Functions of an agent that learns a rule."""
 
-    rule: Any  # with a function `init(key)`
+    settings: MetaSettings
+    init_rule: Callable[[jax.Array], Params]
     students: Students
-    critics: Critics
     costs: MetaCosts
+    critic: Network
     groups: TaskGroups
     observation: PyTree  # specification of what students observe
-    learning_rate: Schedule
-    max_gradient_norm: float | jax.Array
-    inner_updates: int
     rollout_length: int
-    lifetime_groups: int
-    recompute: bool
-
-    def build(self, name: str, spec: EnvironmentSpec, rule: Rule) -> Agent:
-        """Return the agent."""
-        return Agent(
-            name=name,
-            spec=spec,
-            init=self.init,
-            act=self.act,
-            learn=self.learn,
-            actor_params=self.actor_params,
-            rule=rule,
-        )
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return the state before the first update."""
-        rule: Params = self.rule.init(jax.random.fold_in(key, 0))
-        key = jax.random.fold_in(key, 1)
-        lifetimes = num_lifetimes(self.groups, num_envs, self.lifetime_groups)
+        rule, key = self.init_rule(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 1)
+        lifetimes = num_lifetimes(self.groups, num_envs, self.settings.lifetime_groups)
         students, critics = self.untrained(jax.random.split(key, lifetimes))
         names = ("loss", "gradient_norm", *self.reward_names)
         shared = RuleState(
@@ -186,7 +226,7 @@ class MetaTraining:
             critics,
             initial_students=jax.tree.map(jnp.copy, students),
             window=empty_window(
-                self.observation, (lifetimes, self.inner_updates), self.rollout_length,
+                self.observation, (lifetimes, self.settings.inner_updates), self.rollout_length,
                 self.groups.num_envs,
             ),
             lifetime=jnp.zeros(lifetimes, jnp.int32),
@@ -217,11 +257,10 @@ class MetaTraining:
         is_new = lifetime != local.lifetime
         # A window across two lifetimes does not show the effect of the rule's updates.
         is_whole = local.is_whole & ~is_new
-        critics, advantages = self.critics.update(local.critics, data)
         rollout = group_by_lifetime(data, self.groups.num_envs)
-        advantages = group_by_lifetime(advantages, self.groups.num_envs)
+        critics, advantages = jax.vmap(self.update_critic)(local.critics, rollout)
 
-        is_full = shared.num_rollouts == self.inner_updates
+        is_full = shared.num_rollouts == self.settings.inner_updates
         shared = jax.lax.cond(
             is_full,
             partial(self.update_rule, axis=axis),
@@ -251,7 +290,7 @@ class MetaTraining:
         """Return the rule after one step on the meta-gradient of all lifetimes."""
         gradients = self.meta_grad_in_groups(shared.rule, batch)
         grads, loss, reward, valid = global_mean(gradients, axis)
-        rate = schedules.value_at(self.learning_rate, shared.frames)
+        rate = schedules.value_at(self.settings.learning_rate, shared.frames)
         rule, optimizer_state = take_step(
             self.optimizer, shared.rule, shared.optimizer_state, grads, rate
         )
@@ -267,7 +306,7 @@ class MetaTraining:
 
     def meta_grad_in_groups(self, rule: Params, batch: MetaBatch) -> MetaGradient:
         """Return the mean of `meta_grad` over equal groups of lifetimes, one after another."""
-        groups = self.lifetime_groups
+        groups = self.settings.lifetime_groups
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), batch)
 
         def add(total: MetaGradient, part: MetaBatch) -> tuple[MetaGradient, None]:
@@ -294,7 +333,7 @@ class MetaTraining:
 
         grads, (_, value) = meta_grad(
             self.students.update, loss, rule, batch.students, to_rollouts(batch.window),
-            recompute=self.recompute,
+            recompute=self.settings.recompute,
         )  # fmt: skip
         by_task = batch.is_whole[:, None] * jax.nn.one_hot(batch.task, len(self.groups.tasks))
         rollout = batch.rollout
@@ -326,6 +365,31 @@ class MetaTraining:
             total = total + cost * means[name]
         return total
 
+    def update_critic(self, critic: ParamsState, data: Experience) -> tuple[ParamsState, jax.Array]:
+        """Return the critic of one lifetime after an update, and standardized advantages before it.
+
+        They are `[T, E]`, as the data of the lifetime are.
+        """
+        settings = self.settings
+
+        def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+            heads, _ = self.critic.apply(params, (), data.observation, data.first)
+            values = heads["value"][..., 0]
+            constants = jax.lax.stop_gradient(values)
+            advantages = generalized_advantages(
+                constants[:-1], constants[1:], data.reward, settings.discount * data.discount,
+                data.valid, settings.gae_lambda,
+            )  # fmt: skip
+            errors = data.valid * (constants[:-1] + advantages - values[:-1])
+            return 0.5 * jnp.mean(errors**2), advantages
+
+        grads, advantages = jax.grad(loss, has_aux=True)(critic.params)
+        step = take_step(
+            CRITIC_OPTIMIZER, critic.params, critic.optimizer_state, grads,
+            settings.critic_learning_rate,
+        )  # fmt: skip
+        return ParamsState(*step), _standardized(advantages, data.valid)
+
     # --- new lifetimes ----------------------------------------------------------------------------
 
     def untrained(self, keys: jax.Array) -> Any:
@@ -333,7 +397,9 @@ class MetaTraining:
 
         def init_one(key: jax.Array) -> tuple[PyTree, ParamsState]:
             keys = jax.random.split(key)
-            return self.students.init(keys[0]), self.critics.init(keys[1])
+            params = self.critic.init(keys[1])
+            critic = ParamsState(params, CRITIC_OPTIMIZER.init(params))
+            return self.students.init(keys[0]), critic
 
         return jax.vmap(init_one)(keys)
 
@@ -361,93 +427,18 @@ class MetaTraining:
     @property
     def optimizer(self) -> optax.GradientTransformation:
         """Unscaled optimizer of the rule."""
-        return optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), optax.scale_by_adam())
+        clip = optax.clip_by_global_norm(self.settings.max_gradient_norm)
+        return optax.chain(clip, optax.scale_by_adam())
 
 
-def policy_gradient(
-    logits: jax.Array, data: Experience, advantages: jax.Array, lifetimes: int
-) -> jax.Array:
-    """Return the mean of advantages `[T, B]` times log-probabilities of each lifetime, `[L]`."""
-    log_prob = Categorical(logits[:-1]).log_prob(data.action)
-    return lifetime_means(advantages * log_prob, lifetimes)
-
-
-# --- critics --------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Critics:
-    """Network, optimizer and hyperparameters of the critics of L lifetimes.
-
-    Only the advantages in the meta-objective come from their values.
-    """
-
-    network: Network
-    optimizer: optax.GradientTransformation
-    learning_rate: float | jax.Array
-    discount: float | jax.Array
-    gae_lambda: float | jax.Array
-
-    def init(self, key: jax.Array) -> ParamsState:
-        """Return an untrained critic."""
-        params = self.network.init(key)
-        return ParamsState(params, self.optimizer.init(params))
-
-    def update(self, critics: ParamsState, data: Experience) -> tuple[ParamsState, jax.Array]:
-        """Return the critics after one update, and normalized advantages `[T, B]` before it."""
-        lifetimes = jax.tree.leaves(critics.params)[0].shape[0]
-
-        def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            heads = apply_by_lifetime(self.network, params, data.observation, data.first)
-            values = heads["value"][..., 0]
-            constants = jax.lax.stop_gradient(values)
-            advantages = generalized_advantages(
-                constants[:-1], constants[1:], data.reward, self.discount * data.discount,
-                data.valid, self.gae_lambda,
-            )  # fmt: skip
-            errors = data.valid * (constants[:-1] + advantages - values[:-1])
-            return 0.5 * jnp.sum(lifetime_means(errors**2, lifetimes)), advantages
-
-        grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
-        normalized = _standardized(advantages, data.valid, lifetimes)
-        critics = descend(self.optimizer, critics, grads, self.learning_rate)
-        return critics, normalized
-
-
-def _standardized(advantages: jax.Array, valid: jax.Array, lifetimes: int) -> jax.Array:
-    """Return advantages `[T, B]` with zero mean and unit variance over each lifetime.
+def _standardized(advantages: jax.Array, valid: jax.Array) -> jax.Array:
+    """Return advantages `[T, E]` of a lifetime with zero mean and unit variance.
 
     Invalid ones do not count and become 0.
     """
-    mask = valid.reshape(len(valid), lifetimes, -1)
-    grouped = advantages.reshape(mask.shape)
-    count = jnp.maximum(jnp.sum(mask, axis=(0, 2), keepdims=True), 1)
-    mean = jnp.sum(mask * grouped, axis=(0, 2), keepdims=True) / count
-    centered = mask * (grouped - mean)
-    deviation = jnp.sqrt(jnp.sum(centered**2, axis=(0, 2), keepdims=True) / count)
+    count = jnp.maximum(jnp.sum(valid), 1)
+    mean = jnp.sum(valid * advantages) / count
+    centered = valid * (advantages - mean)
+    deviation = jnp.sqrt(jnp.sum(centered**2) / count)
     # The constant is of the size of rewards, so that noise well below them is not magnified.
-    return (centered / (deviation + 1e-3)).reshape(advantages.shape)
-
-
-def descend(
-    optimizer: optax.GradientTransformation,
-    states: ParamsState,
-    grads: Params,
-    learning_rate: float | jax.Array,
-) -> ParamsState:
-    """Return the states of L networks after one step of their optimizers each."""
-
-    def descend_one(state: ParamsState, grads: Params) -> ParamsState:
-        return ParamsState(
-            *take_step(optimizer, state.params, state.optimizer_state, grads, learning_rate)
-        )
-
-    return jax.vmap(descend_one)(states, grads)
-
-
-def build_critics(
-    network: NetworkBuilder, spec: EnvironmentSpec, **hyperparameters: float | jax.Array
-) -> Critics:
-    """Return the critics of students in an environment."""
-    built = network.build(spec.observation, {"value": Head(1)})
-    return Critics(built, optax.scale_by_adam(), **hyperparameters)
+    return centered / (deviation + 1e-3)

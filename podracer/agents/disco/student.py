@@ -24,16 +24,25 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent
 from podracer.agents.common.lifetimes import to_experience
+from podracer.agents.disco.learning import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
 from podracer.agents.disco.network import Outputs, StudentNetwork, build_network
-from podracer.agents.disco.rule import RuleParams
+from podracer.agents.disco.rule import RuleParams, apply_rule, remember
 from podracer.agents.disco.rule_file import decode_rule
-from podracer.agents.disco.students import DiscoStudents, StudentState, build_optimizer
+from podracer.agents.disco.values import estimate_values, masked_powers
 from podracer.io.npz import check_digest
+from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
@@ -130,7 +139,7 @@ class Disco:
             model_size=self.model_size,
         )
         buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
-        agent = _Disco(self, network, buffer, rule)
+        agent = _Disco(self, network, build_optimizer(), buffer, rule)
         return Agent(
             name=type(self).__name__,
             spec=spec,
@@ -145,15 +154,17 @@ class Disco:
 class _Disco:
     settings: Disco
     network: StudentNetwork
+    optimizer: optax.GradientTransformation
     buffer: Buffer
     rule_params: RuleParams
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters, the rule, and an empty replay."""
+        memory_units = self.rule_params.lifetime.hidden.shape[0]
         state = DiscoState(
             frames=schedules.init_frames(),
             rule=jax.tree.map(jnp.asarray, self.rule_params),
-            **vars(self.students(self.rule_params, learning_rate=0.0).init(key)),
+            **vars(init_student(self.network, self.optimizer, memory_units, key)),
         )
         carry = recurrent.stored_spec(self.network.torso.carry(1))
         extras = {"policy": ArraySpec((self.network.num_actions,))}
@@ -183,29 +194,38 @@ class _Disco:
     def update(
         self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
     ) -> tuple[DiscoState, Metrics, jax.Array]:
-        """Return the state after one update by the rule."""
+        """Return the state after one step towards the rule's targets."""
         del key
-        behavior = sample.trajectory.steps.extras["policy"]
+        settings, behavior = self.settings, sample.trajectory.steps.extras["policy"]
         data = to_experience(sample.trajectory, behavior)
+        support = evenly_spaced(-settings.support_max, settings.support_max, settings.support_size)
 
         def forward(params: Params) -> Outputs:
             return self.network.apply(params, data.carry, data.observation, data.first)
 
-        rate = schedules.value_at(self.settings.learning_rate, state.frames)
-        students = self.students(state.rule, rate)
-        state, metrics, _ = students.step(state.rule, state, data, forward, axis)
-        return state, metrics, sample.weights
-
-    def students(self, rule: RuleParams, learning_rate: float | jax.Array) -> DiscoStudents:
-        """Return the functions of a student at a learning rate."""
-        settings = self.settings
-        return DiscoStudents(
-            self.network,
-            build_optimizer(),
-            evenly_spaced(-settings.support_max, settings.support_max, settings.support_size),
-            learning_rate=learning_rate,
-            discount=settings.discount,
-            trace_lambda=settings.trace_lambda,
-            value_cost=settings.value_cost,
-            memory_units=rule.lifetime.hidden.shape[0],
+        outputs, pullback = jax.vjp(forward, state.params)
+        target_outputs = forward(state.target_params)
+        values = estimate_values(
+            outputs, target_outputs, data, support, settings.discount, settings.trace_lambda
         )
+        mask = data.valid.astype(jnp.float32)
+        means = global_mean([jnp.mean(x) for x in masked_powers(values.advantages, mask)], axis)
+        moments, share = state.moments.update(means)
+        weights = mask / share  # for means over valid transitions
+        targets, memory_inputs = apply_rule(
+            state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
+        )
+        output_grads, metrics = jax.grad(student_loss, has_aux=True)(
+            outputs, outputs.policy[1:], targets, values.targets, data, weights, support,
+            settings.value_cost,
+        )  # fmt: skip
+        (grads,) = pullback(output_grads)
+        memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
+        grads, memory_input = global_mean((grads, memory_input), axis)
+        rate = schedules.value_at(settings.learning_rate, state.frames)
+        state = dataclasses.replace(
+            descend(self.optimizer, rate, state, grads),
+            moments=moments,
+            memory=remember(state.rule, state.memory, memory_input),
+        )
+        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, sample.weights
