@@ -8,6 +8,7 @@ from pathlib import Path
 import disco
 import jax
 
+from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
@@ -169,6 +170,14 @@ ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {
 def environment_for(name):
     """The name of an environment for an agent of `AGENTS`."""
     return ENVIRONMENTS.get(name, "catch")
+
+
+def blueprint(settings, spec, rollout_length=8):
+    """What a driver takes, with the content of the file that the settings name."""
+    data = None
+    if isinstance(settings, ReadsFile):
+        data = settings.read(Path(settings.data_file).read_bytes())
+    return Blueprint(settings, spec, Context(rollout_length, data))
 
 
 # --- agents that learn the probes ----------------------------------------------------------------

@@ -9,14 +9,13 @@ games in a replay; Adam without weight decay. A state at a time-out is worth wha
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import mctx
-import optax
 
-from podracer.agent import require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, off_policy, planning, value_based
 from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
@@ -91,13 +90,38 @@ class AlphaZero:
     """Largest number of actions that the search compares at its root."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the policy and the value, without its heads."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = actor_critic.init
-    actor_params = actor_critic.actor_params
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        if not isinstance(spec.extension, Environment):
+            raise ConfigError(
+                f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
+                f"state: take --environment model:{spec.name}."
+            )
+        value_based.require_discrete(spec)
+        model = spec.extension
+        network = off_policy.require_feed_forward(
+            actor_critic.build_network(self.network, model.spec)
+        )
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
+        )
+        agent = _AlphaZero(self, model, network, optimizer)
+        return Agent(
+            name=type(self).__name__, spec=spec, init=agent.init, act=agent.act, learn=agent.learn
+        )
 
-    def carry(self, num_envs: int) -> Carry:
-        return ()
+
+@dataclasses.dataclass(frozen=True)
+class _AlphaZero:
+    settings: AlphaZero
+    model: Environment  # one instance
+    network: Network
+    optimizer: ScheduledOptimizer
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return new parameters."""
+        return LearnerState(self.optimizer.init(self.network.init(key)))
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
@@ -108,12 +132,12 @@ class AlphaZero:
             action, policy, value = planning.gumbel_search(
                 params,
                 key,
-                self._root_fn(params, timestep),
-                self._recurrent_fn,
+                self.root_fn(params, timestep),
+                self.recurrent_fn,
                 timestep.observation["observation"],
-                num_simulations=self.num_simulations,
-                max_considered_actions=self.max_considered_actions,
-                min_value_range=self.min_value_range,
+                num_simulations=self.settings.num_simulations,
+                max_considered_actions=self.settings.max_considered_actions,
+                min_value_range=self.settings.min_value_range,
                 explore=explore,
             )
             return action, {"policy": policy, "value": value}
@@ -125,27 +149,26 @@ class AlphaZero:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        batch = self._make_batch(state.shared.params, trajectory)
+        settings, batch = self.settings, self.make_batch(state.shared.params, trajectory)
         items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
+            key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        optimizer = ScheduledOptimizer(self._optimizer, self.learning_rate)
-        return epochs.fit(self._network, optimizer, self._loss, state, batch, items, axis)
+        return epochs.fit(self.network, self.optimizer, self.loss, state, batch, items, axis)
 
-    def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
+    def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the timesteps of a rollout, with λ-returns of the searched values."""
         steps, final, valid = trajectory.steps, trajectory.final, trajectory.valid()
         next_timesteps = trajectory.next_timesteps()
         # The final timestep was not searched: the network's own value is used for it.
-        final_value = self._predict(params, final.observation["observation"])[1]
+        final_value = self.predict(params, final.observation["observation"])[1]
         values = jnp.concatenate([steps.extras["value"], final_value[None]])
         target = lambda_returns(
             values[:-1],
             values[1:],
             next_timesteps.reward,
-            self.discount * next_timesteps.discount,
+            self.settings.discount * next_timesteps.discount,
             valid,
-            self.td_lambda,
+            self.settings.td_lambda,
         )
         batch = Batch(
             observation=steps.timestep.observation["observation"],
@@ -156,25 +179,25 @@ class AlphaZero:
         )
         return epochs.to_items(batch)
 
-    def _loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
         """Fit the policy to the search's, and the value to the λ-returns."""
-        heads, _ = self._network.apply(params, (), batch.observation, batch.first)
+        heads, _ = self.network.apply(params, (), batch.observation, batch.first)
         log_policy = jax.nn.log_softmax(heads["policy"])
         policy_loss = -jnp.mean(batch.valid * jnp.sum(batch.policy * log_policy, axis=-1))
         value_loss = 0.5 * jnp.mean(batch.valid * (batch.target - heads["value"][..., 0]) ** 2)
-        loss = policy_loss + self.value_cost * value_loss
+        loss = policy_loss + self.settings.value_cost * value_loss
         metrics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
         share = jnp.mean(batch.valid)
         return Mean(loss, share), with_share(metrics, share)
 
     # --- callbacks of mctx -----------------------------------------------------------------------
 
-    def _root_fn(self, params: Params, timestep: TimeStep) -> mctx.RootFnOutput:
-        policy_logits, value = self._predict(params, timestep.observation["observation"])
+    def root_fn(self, params: Params, timestep: TimeStep) -> mctx.RootFnOutput:
+        policy_logits, value = self.predict(params, timestep.observation["observation"])
         embedding = Embedding(timestep.observation["state"], value, timestep.last)
         return planning.RootFnOutput(prior_logits=policy_logits, value=value, embedding=embedding)
 
-    def _recurrent_fn(
+    def recurrent_fn(
         self, params: Params, key: jax.Array, action: jax.Array, embedding: Embedding
     ) -> tuple[mctx.RecurrentFnOutput, Embedding]:
         """Step the environment.
@@ -184,38 +207,18 @@ class AlphaZero:
         node is worth that value however often it is visited.
         """
         keys = jax.random.split(key, action.shape[0])
-        step = jax.vmap(self._model.step)
+        step = jax.vmap(self.model.step)
         state, timestep = step(keys, embedding.state, action.astype(jnp.int32))
-        policy_logits, value = self._predict(params, timestep.observation)
+        policy_logits, value = self.predict(params, timestep.observation)
         output = planning.RecurrentFnOutput(
             reward=jnp.where(embedding.timeout, embedding.value, timestep.reward),
-            discount=jnp.where(embedding.timeout, 0.0, self.discount * timestep.discount),
+            discount=jnp.where(embedding.timeout, 0.0, self.settings.discount * timestep.discount),
             prior_logits=policy_logits,
             value=value,
         )
         return output, Embedding(state, value, timestep.last)
 
-    def _predict(self, params: Params, observation: PyTree) -> tuple[jax.Array, jax.Array]:
+    def predict(self, params: Params, observation: PyTree) -> tuple[jax.Array, jax.Array]:
         """Return logits of the policy `[N, A]` and values `[N]`."""
-        heads = outputs(self._network, params, observation)
+        heads = outputs(self.network, params, observation)
         return heads["policy"], heads["value"][:, 0]
-
-    @property
-    def _model(self) -> Any:
-        """The environment, one instance, as `envs/model.py` provides it."""
-        spec = require_spec(self.spec)
-        if not isinstance(spec.extension, Environment):
-            raise ConfigError(
-                f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
-                f"state: take --environment model:{spec.name}."
-            )
-        return spec.extension
-
-    @property
-    def _network(self) -> Network:
-        value_based.require_discrete(self.spec)
-        return off_policy.require_feed_forward(actor_critic.build(self.network, self._model.spec))
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)

@@ -10,24 +10,24 @@ targets. A cost makes these agree with themselves one step later. Source: Xu et 
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
 from podracer import schedules
-from podracer.agent import require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import ActorCritic, CountedState
+from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.impala import Impala
 from podracer.means import Mean, mean_of
 from podracer.mesh import global_mean
-from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.types import (
     ConfigError,
     EnvironmentSpec,
@@ -79,24 +79,44 @@ class Frodo:
     """Units of the LSTM that computes the learned targets."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = actor_critic.build_network(self.network, spec)
+        optimizer = ScheduledOptimizer(
+            meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm),
+            self.learning_rate,
+        )
+        agent = _Frodo(self, ActorCritic(network, spec.action), optimizer)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.model.act_with_log_prob,
+            learn=agent.learn,
+            carry=network.carry,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frodo:
+    settings: Frodo
+    model: ActorCritic
+    optimizer: ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters. Raises `ConfigError` if the environments cannot be divided."""
-        if num_envs % (self.inner_updates + 1):
+        parts = self.settings.inner_updates + 1
+        if num_envs % parts:
             raise ConfigError(
-                f"FRODO divides the environments into inner_updates + 1 = {self.inner_updates + 1} "
-                f"parts, but there are {num_envs} on each device: take a multiple."
+                f"FRODO divides the environments into inner_updates + 1 = {parts} parts, but "
+                f"there are {num_envs} on each device: take a multiple."
             )
         learner_key, core_key, head_key = jax.random.split(key, 3)
-        learner = actor_critic.init_params(self._network, self._optimizer, learner_key)
-        core = eqx.nn.LSTMCell(NUM_INPUTS, self.units, key=core_key)
-        head = eqx.nn.Linear(self.units, 1, key=head_key)
+        learner = self.optimizer.init(self.model.network.init(learner_key))
+        core = eqx.nn.LSTMCell(NUM_INPUTS, self.settings.units, key=core_key)
+        head = eqx.nn.Linear(self.settings.units, 1, key=head_key)
         return meta.init_state(learner, Metaparams(core, head))
-
-    carry = actor_critic.carry
-    actor_params = actor_critic.actor_params
-    act = actor_critic.act_with_log_prob
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -109,28 +129,28 @@ class Frodo:
         num_frames, trajectory = schedules.count_frames(trajectory, axis)
         learner: meta.MetaState = state.shared
         parts = split_environments(
-            trajectory, self.inner_updates + 1, learner.meta_optimizer_state.count
+            trajectory, self.settings.inner_updates + 1, learner.meta_optimizer_state.count
         )
         held_out = jax.tree.map(lambda x: x[-1], parts)
         return meta.learn(
-            self.meta_learning_rate,
+            self.settings.meta_learning_rate,
             learner,
-            partial(self._inner_update, axis),
-            partial(self._outer_loss, held_out),
+            partial(self.inner_update, axis),
+            partial(self.outer_loss, held_out),
             jax.tree.map(lambda x: x[:-1], parts),
             num_frames,
             axis,
         )
 
-    def _inner_update(
+    def inner_update(
         self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
     ) -> tuple[CountedState, Metrics]:
         """Take one step towards the targets; also return how much they contradict themselves."""
         # Targets and advantages are constants for the inner gradient, functions for the outer one.
         (log_prob, entropy, values), pullback = jax.vjp(
-            lambda params: self._outputs(params, trajectory), learner.params
+            lambda params: self.outputs(params, trajectory), learner.params
         )
-        targets = self._targets(eta, log_prob, values, trajectory)
+        targets = self.targets(eta, log_prob, values, trajectory)
         advantages = trajectory.valid() * (targets - values[:-1])
 
         def inner_loss(outputs: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
@@ -142,37 +162,42 @@ class Frodo:
                 targets=targets,
                 advantages=advantages,
                 valid=trajectory.valid(),
-                value_cost=self.value_cost,
-                entropy_cost=schedules.value_at(self.entropy_cost, learner.frames),
+                value_cost=self.settings.value_cost,
+                entropy_cost=schedules.value_at(self.settings.entropy_cost, learner.frames),
             )
             return loss.total, metrics
 
         output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))
         grads = global_mean(pullback(output_grads)[0], axis)
-        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
-        inconsistency = self._inconsistency(targets, trajectory)
+        learner, update_metrics = self.optimizer.step(learner, grads)
+        inconsistency = self.inconsistency(targets, trajectory)
         return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
 
-    def _outer_loss(
+    def outer_loss(
         self, trajectory: Trajectory, eta: Metaparams, learner: CountedState, aux: dict[str, Any]
     ) -> tuple[jax.Array, Metrics]:
         """Return V-trace's loss after the inner updates, plus the cost of inconsistent targets."""
-        model = ActorCritic(self._network, require_spec(self.spec).action)
-        loss, _ = self._outer_agent.loss(model, learner.params, trajectory, learner.frames)
+        settings = self.settings
+        impala = Impala(
+            discount=settings.discount,
+            value_cost=settings.value_cost,
+            entropy_cost=settings.entropy_cost,
+        )
+        loss, _ = impala.loss(self.model, learner.params, trajectory, learner.frames)
         metrics = jax.tree.map(jnp.mean, aux)
-        outer_loss = loss.total + self.consistency_cost * metrics["inconsistency"].total
+        outer_loss = loss.total + self.settings.consistency_cost * metrics["inconsistency"].total
         return outer_loss, {**metrics, "outer_loss": Mean(outer_loss, loss.share)}
 
-    def _outputs(
+    def outputs(
         self, params: Params, trajectory: Trajectory
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return log-probabilities and entropies `[T, B]`, and values `[T+1, B]`."""
-        policy, values = actor_critic.unroll(self, params, trajectory)
+        policy, values = self.model.unroll(params, trajectory)
         return policy.log_prob(trajectory.steps.extras["sample"]), policy.entropy(), values
 
     # --- the network of learned targets -----------------------------------------------------------
 
-    def _targets(
+    def targets(
         self, eta: Metaparams, log_prob: jax.Array, values: jax.Array, trajectory: Trajectory
     ) -> jax.Array:
         """Return the target G of each step `[T, B]`, computed from the last one back to the first.
@@ -182,7 +207,7 @@ class Frodo:
         """
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         ratio = jnp.exp(log_prob - trajectory.steps.extras["log_prob"])
-        discount = self.discount * next_timesteps.discount
+        discount = self.settings.discount * next_timesteps.discount
         inputs = (
             next_timesteps.reward,
             discount,
@@ -194,34 +219,18 @@ class Frodo:
         hidden = meta.backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
         return meta.apply_linear(eta.head, hidden)[..., 0]
 
-    def _inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> Mean:
+    def inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> Mean:
         """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later.
 
         The last step of a rollout, and steps that a time-out follows, do not count.
         """
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
-        discount = self.discount * next_timesteps.discount[:-1]
+        discount = self.settings.discount * next_timesteps.discount[:-1]
         later = jax.lax.stop_gradient(next_timesteps.reward[:-1] + discount * targets[1:])
         has_later = valid[:-1] & (valid[1:] | (discount == 0))
         if not later.size:  # rollouts of one step
             return Mean(jnp.zeros(()), jnp.zeros(()))
         return mean_of(0.5 * (later - targets[:-1]) ** 2, has_later)
-
-    @property
-    def _outer_agent(self) -> Impala:
-        return Impala(
-            discount=self.discount,
-            value_cost=self.value_cost,
-            entropy_cost=self.entropy_cost,
-        )
-
-    @property
-    def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm)
 
 
 def split_environments(trajectory: Trajectory, count: int, shift: ArrayLike) -> Trajectory:

@@ -12,15 +12,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
 from podracer.mesh import global_mean
-from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
 from podracer.ops.returns import vtrace
 from podracer.types import (
@@ -45,7 +45,7 @@ INITIAL_ALPHA = 0.99
 class Metaparams:
     """The metaparameters η of the loss of each head, `[H]`.
 
-    The state has unconstrained ones, see `Stacx._constrain`.
+    The state has unconstrained ones, see `_Stacx.constrain`.
     """
 
     discount: jax.Array  # gamma
@@ -87,16 +87,35 @@ class Stacx:
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = actor_critic.build_network(self.network, spec, num_heads=self.num_heads)
+        optimizer = ScheduledOptimizer(
+            meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm),
+            self.learning_rate,
+        )
+        agent = _Stacx(self, ActorCritic(network, spec.action), optimizer)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.model.act_with_log_prob,
+            learn=agent.learn,
+            carry=network.carry,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stacx:
+    settings: Stacx
+    model: ActorCritic
+    optimizer: ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters, and metaparameters whose inner loss is nearly the outer one."""
-        learner = actor_critic.init_params(self._network, self._optimizer, key)
-        return meta.init_state(learner, self._initial_metaparams())
-
-    carry = actor_critic.carry
-    actor_params = actor_critic.actor_params
-    act = actor_critic.act_with_log_prob
+        learner = self.optimizer.init(self.model.network.init(key))
+        return meta.init_state(learner, self.initial_metaparams())
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -108,58 +127,58 @@ class Stacx:
         """
         num_frames, trajectory = schedules.count_frames(trajectory, axis)
         new_state, metrics = meta.learn(
-            self.meta_learning_rate,
+            self.settings.meta_learning_rate,
             state.shared,
-            partial(self._inner_update, axis),
-            partial(self._outer_loss, trajectory),
+            partial(self.inner_update, axis),
+            partial(self.outer_loss, trajectory),
             jax.tree.map(lambda x: x[None], trajectory),
             num_frames,
             axis,
         )
-        return new_state, {**metrics, **self._metrics(state.shared.metaparams)}
+        return new_state, {**metrics, **self.metrics(state.shared.metaparams)}
 
-    def _inner_update(
+    def inner_update(
         self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
     ) -> tuple[CountedState, tuple[ActionDistribution, Metrics]]:
         """Take one step on the inner loss of all heads; also return the old main policy."""
 
         def inner_loss(params: Params) -> tuple[jax.Array, tuple[ActionDistribution, Metrics]]:
-            policy, values = self._unroll(params, trajectory)
-            losses, metrics = self._losses(policy, values, trajectory, self._constrain(eta))
+            policy, values = self.unroll(params, trajectory)
+            losses, metrics = self.losses(policy, values, trajectory, self.constrain(eta))
             return jnp.sum(losses.total), (policy, metrics)
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
+        learner, update_metrics = self.optimizer.step(learner, grads)
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
-    def _outer_loss(
+    def outer_loss(
         self, trajectory: Trajectory, metaparams: Metaparams, learner: CountedState, aux: PyTree
     ) -> tuple[jax.Array, Metrics]:
         """Return the fixed loss of the main head after the update, plus the KL penalty."""
         old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
-        policy, values = _main_head(self._unroll(learner.params, trajectory))
-        losses, _ = self._losses(policy, values, trajectory, self._outer_hyperparams())
+        policy, values = _main_head(self.unroll(learner.params, trajectory))
+        losses, _ = self.losses(policy, values, trajectory, self.outer_hyperparams())
         divergence = mean_of(old_policy.divergence(policy), trajectory.valid()[:, None])
-        outer_loss = losses.total[0] + self.kl_cost * divergence.total
+        outer_loss = losses.total[0] + self.settings.kl_cost * divergence.total
         outer_metrics = {
             "outer_loss": Mean(outer_loss, divergence.share),
             "policy_change": divergence,
         }
         return outer_loss, {**metrics, **outer_metrics}
 
-    def _unroll(self, params: Params, rollout: Trajectory) -> tuple[ActionDistribution, jax.Array]:
+    def unroll(self, params: Params, rollout: Trajectory) -> tuple[ActionDistribution, jax.Array]:
         """Return the policies `[T, H, B]` and the values `[T+1, H, B]` of all heads."""
         timesteps = rollout.timesteps()
-        outputs, _ = self._network.apply(
+        outputs, _ = self.model.network.apply(
             params, rollout.carry, timesteps.observation, timesteps.first
         )
-        suffixes = actor_critic.head_suffixes(self.num_heads)
+        suffixes = actor_critic.head_suffixes(self.settings.num_heads)
         policies = jnp.stack([outputs["policy" + s][:-1] for s in suffixes], axis=1)
         values = jnp.stack([outputs["value" + s][..., 0] for s in suffixes], axis=1)
-        return actor_critic.make_policy(self, policies), values
+        return self.model.policy(policies), values
 
-    def _losses(
+    def losses(
         self, policy: ActionDistribution, values: jax.Array, trajectory: Trajectory, eta: Metaparams
     ) -> tuple[Mean, Metrics]:
         """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
@@ -167,7 +186,8 @@ class Stacx:
         All heads learn from the actions of the main policy; `policy` is `[T, H, B]`, `values`
         `[T+1, H, B]`.
         """
-        behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
+        settings, behavior = self.settings, trajectory.steps.extras
+        next_timesteps = trajectory.next_timesteps()
         reward, discount, valid = (
             jnp.broadcast_to(x[:, None], values[:-1].shape)
             for x in (next_timesteps.reward, next_timesteps.discount, trajectory.valid())
@@ -179,7 +199,7 @@ class Stacx:
         corrected = vtrace(
             baseline[:-1], baseline[1:], reward, by_head.discount * discount, valid, ratio,
             lambda_=by_head.trace_lambda,
-            clip_rho=self.clip_rho, clip_c=self.clip_c, clip_pg_rho=self.clip_rho,
+            clip_rho=settings.clip_rho, clip_c=settings.clip_c, clip_pg_rho=settings.clip_rho,
             alpha_rho=by_head.alpha_rho, alpha_c=by_head.alpha_c,
         )  # fmt: skip
         losses, metrics = actor_critic.loss(
@@ -193,44 +213,44 @@ class Stacx:
 
     # --- metaparameters ---------------------------------------------------------------------------
 
-    def _outer_hyperparams(self) -> Metaparams:
+    def outer_hyperparams(self) -> Metaparams:
         """Return the fixed hyperparameters of the outer loss, `[1]`."""
-        costs = (1.0, self.value_cost, self.entropy_cost)
-        numbers = (self.discount, self.trace_lambda, *costs, 1.0, 1.0)
+        costs = (1.0, self.settings.value_cost, self.settings.entropy_cost)
+        numbers = (self.settings.discount, self.settings.trace_lambda, *costs, 1.0, 1.0)
         return Metaparams(*(jnp.full(1, x, jnp.float32) for x in numbers))
 
-    def _initial_metaparams(self) -> Metaparams:
-        """Return numbers `[H]` that `_constrain` maps to the outer hyperparameters."""
-        shares = (self.discount, self.trace_lambda, 0.5, 0.5, 0.5, INITIAL_ALPHA, INITIAL_ALPHA)
+    def initial_metaparams(self) -> Metaparams:
+        """Return numbers `[H]` that `constrain` maps to the outer hyperparameters."""
+        shares = (
+            self.settings.discount,
+            self.settings.trace_lambda,
+            0.5,
+            0.5,
+            0.5,
+            INITIAL_ALPHA,
+            INITIAL_ALPHA,
+        )
         clipped = (jnp.clip(x, LOGIT_MARGIN, 1.0 - LOGIT_MARGIN) for x in shares)
         logits = (jax.scipy.special.logit(x) for x in clipped)
-        return Metaparams(*(jnp.full(self.num_heads, x, jnp.float32) for x in logits))
+        return Metaparams(*(jnp.full(self.settings.num_heads, x, jnp.float32) for x in logits))
 
-    def _constrain(self, metaparams: Metaparams) -> Metaparams:
+    def constrain(self, metaparams: Metaparams) -> Metaparams:
         """Map unconstrained numbers to [0, 1], or to costs up to twice those of the outer loss."""
         share = jax.tree.map(jax.nn.sigmoid, metaparams)
         return dataclasses.replace(
             share,
             policy_cost=2.0 * share.policy_cost,
-            value_cost=2.0 * self.value_cost * share.value_cost,
-            entropy_cost=2.0 * self.entropy_cost * share.entropy_cost,
+            value_cost=2.0 * self.settings.value_cost * share.value_cost,
+            entropy_cost=2.0 * self.settings.entropy_cost * share.entropy_cost,
         )
 
-    def _metrics(self, metaparams: Metaparams) -> Metrics:
-        hyperparams = self._constrain(metaparams)
+    def metrics(self, metaparams: Metaparams) -> Metrics:
+        hyperparams = self.constrain(metaparams)
         return {
             f"meta_{field.name}{suffix}": getattr(hyperparams, field.name)[i]
-            for i, suffix in enumerate(actor_critic.head_suffixes(self.num_heads))
+            for i, suffix in enumerate(actor_critic.head_suffixes(self.settings.num_heads))
             for field in dataclasses.fields(Metaparams)
         }
-
-    @property
-    def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec, num_heads=self.num_heads)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm)
 
 
 def _main_head(outputs: PyTree) -> PyTree:
