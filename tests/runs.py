@@ -1,11 +1,10 @@
 """Short runs of both drivers, on the smallest environments."""
 
 import contextlib
-import dataclasses
 import threading
 
 import jax
-from agents import SMALL
+from agents import SMALL, blueprint
 from hosts import Counters
 
 from podracer.agents.impala import Impala
@@ -21,8 +20,8 @@ from podracer.mesh import make_mesh
 
 def anakin_setup(agent, environment="catch", devices=1, **config):
     env = make(environment) if isinstance(environment, str) else environment
-    agent = dataclasses.replace(agent, spec=env.spec)
     config = AnakinConfig(**{"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5} | config)
+    agent = blueprint(agent, env.spec, config.rollout_length)
     mesh = make_mesh(jax.devices()[:devices])
     check_anakin(agent, env, config, devices)
     return agent, env, mesh, config, init_state(agent, env, mesh, config, jax.random.key(7))
@@ -36,9 +35,9 @@ def train_anakin(agent, env, mesh, config, state, num_updates):
 def sebulba_setup(agent=None, env=None, devices=1, **config):
     """Arguments of `sebulba`; the state includes the actors' if it can be saved."""
     env = Counters() if env is None else env
-    agent = dataclasses.replace(agent or Impala(network=SMALL), spec=env.spec)
     defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads_per_actor": 2}
     config = SebulbaConfig(**defaults | config)
+    agent = blueprint(agent or Impala(network=SMALL), env.spec, config.rollout_length)
     split = split_devices(jax.devices()[:devices], config)
     check_sebulba(agent, env, config, split)
     can_resume = isinstance(env, DeviceEnvironments) and config.policy_lag == 0

@@ -23,6 +23,7 @@ from walk import (
     Walk,
     advance,
     begin,
+    built,
     close,
     enter,
     fresh,
@@ -34,6 +35,7 @@ from walk import (
     with_rewards,
 )
 
+from podracer.agent import DEFAULT_CONTEXT, Agent, Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic, epochs
 from podracer.agents.common.normalization import normalized_by_actor, scale_rewards
@@ -44,7 +46,7 @@ from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent
-from podracer.drivers.anakin import AnakinConfig, make_chunk
+from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset
 from podracer.mesh import find_devices, global_grad, make_mesh
@@ -56,19 +58,22 @@ from podracer.rollout import ActorState, rollout
 from podracer.schedules import Linear
 from podracer.types import (
     ConfigError,
+    EnvironmentSpec,
     LearnerState,
     Trajectory,
+    static,
     struct,
 )
 
 AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "pqn": PQN, "q_lambda": QLambda, "stacx": Stacx}
 SOME = [name if name in ("impala", "ppo") else slow(name) for name in AGENTS]
 MEMORIES = ("none", "gru", "lstm")
+CONTINUOUS = auto_reset(Walk(BOX))
 
 
-def build(name: str, env: Any = WALK, memory: str = "none", **fields: Any) -> Any:
-    """A small agent; PPO's heads have a torso and a memory each, the others share one."""
-    return AGENTS[name](network=network(memory, name != "ppo"), spec=env.spec, **fields)
+def small(name: str, memory: str = "none", **fields: Any) -> Any:
+    """Settings of a small agent; PPO's heads have a torso and a memory each, others share one."""
+    return AGENTS[name](network=network(memory, name != "ppo"), **fields)
 
 
 # Without clipped gradients, and with an entropy bonus that shows. PPO without minibatches, so that
@@ -84,7 +89,11 @@ LEARNERS = {
 
 
 def learner(name: str, memory: str = "none", **fields: Any) -> Any:
-    return build(name, memory=memory, **LEARNERS[name], **fields)
+    return small(name, memory, **LEARNERS[name] | fields)
+
+
+def blueprint(settings: Any, env: Any = WALK) -> Blueprint:
+    return Blueprint(settings, env.spec, Context(T))
 
 
 # --- every agent ---------------------------------------------------------------------------------
@@ -104,7 +113,7 @@ ONE_OF_EACH |= {"a2c": [(ACTIONS, "none"), (BOX, "gru")], "stacx": [(BOX, "none"
     ],
 )
 def test_every_agent_keeps_the_contract(name, space, memory):
-    agent = build(name, Walk(space), memory)
+    agent = blueprint(small(name, memory), Walk(space))
     if name in ("pqn", "q_lambda") and space is BOX:
         with pytest.raises(ConfigError, match="needs discrete actions; walk has"):
             check_agent(agent)
@@ -112,31 +121,40 @@ def test_every_agent_keeps_the_contract(name, space, memory):
         check_agent(agent, num_envs=4)
 
 
-def broken(**methods: Any) -> Any:
-    """A good agent with other methods."""
-    agent = struct(type("Broken", (A2C,), methods))
-    return agent(network=network(methods.pop("memory", "none")), spec=WALK.spec)
+@struct
+class Broken:
+    """A good agent with other functions."""
+
+    change: Any = static()  # from the settings and the good agent to the functions by name
+    memory: str = static(default="none")
+    discount: float = 0.9
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        good = A2C(network=network(self.memory), discount=self.discount).build(spec, context)
+        return dataclasses.replace(good, name="Broken", **self.change(self, good))
 
 
 def acting(change: Any, memory: str = "none") -> Any:
     """`change` gets what a good agent's `act` returns."""
-    return broken(act=lambda self, *args: change(*A2C.act(self, *args)), memory=memory)
+    return Broken(lambda _, good: {"act": lambda *args: change(*good.act(*args))}, memory)
 
 
 def learning(change: Any) -> Any:
     """`change` gets what a good agent's `learn` returns."""
-    return broken(learn=lambda self, *args: change(*A2C.learn(self, *args)))
+    return Broken(lambda _, good: {"learn": lambda *args: change(*good.learn(*args))})
 
 
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (object(), "object is not an agent: it lacks init, carry"),
-        (A2C(), "A2C has no `spec`"),
+        (object(), "object is not an agent: it lacks"),
         (type("Plain", (A2C,), {})(), "Plain is not a tree of arrays: put @podracer.struct"),
-        (broken(init=lambda *args: {}), r"Broken\.init must return a LearnerState, not dict"),
         (
-            broken(init=lambda self, key, n: LearnerState((), jnp.zeros(n + 1))),
+            Broken(lambda *_: {"init": lambda *args: {}}),
+            r"Broken\.init must return a LearnerState, not dict",
+        ),
+        (
+            Broken(lambda *_: {"init": lambda key, n: LearnerState((), jnp.zeros(n + 1))}),
             r"Broken\.init: local must lead with num_envs \(2\) or a number that divides it, "
             r"but its shape is \(3,\)",
         ),
@@ -157,7 +175,7 @@ def learning(change: Any) -> Any:
             r"Broken\.learn must keep state\.shared\.params.* but it became",
         ),
         (
-            broken(learn=lambda self, *args: 1 if self.discount > 0.5 else 2),
+            Broken(lambda self, _: {"learn": lambda *args: 1 if self.discount > 0.5 else 2}),
             r"Broken\.learn cannot be traced: TracerBoolConversionError: a Python `if` or `while` "
             r"depends on a traced value: take jnp\.where or jax\.lax\.cond \(test_agents\.py, line",
         ),
@@ -165,7 +183,7 @@ def learning(change: Any) -> Any:
 )  # fmt: skip
 def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
     with pytest.raises(ConfigError, match=message):
-        check_agent(agent, num_envs=2)
+        check_agent(blueprint(agent), num_envs=2)
 
 
 @pytest.mark.parametrize(
@@ -184,16 +202,17 @@ def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
 def test_unrolling_gives_what_acting_gave(name, memory):
     """Across ends of episodes and from memory within one: policy and values at every step, hence
     importance ratios of exactly 1 where the parameters have not changed."""
-    agent = learner(name, memory)
-    state, trajectory = begin(agent)
+    settings = learner(name, memory)
+    state, trajectory = begin(built(settings))
     params = state.shared.params
-    net = actor_critic.build(agent.network, agent.spec, num_heads=getattr(agent, "num_heads", 1))
+    num_heads = getattr(settings, "num_heads", 1)
+    net = actor_critic.build_network(settings.network, WALK.spec, num_heads=num_heads)
     timesteps, extras = trajectory.timesteps(), trajectory.steps.extras
 
     @jax.jit
     def unrolled(params: Any) -> Any:
         outputs, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
-        last = actor_critic.final_value(agent, params, trajectory)
+        last = actor_critic.ActorCritic(net, ACTIONS).final_value(params, trajectory)
         log_prob = policy(ACTIONS, outputs["policy"][:-1]).log_prob(extras["sample"])
         return outputs["policy"][:-1], outputs["value"][..., 0], log_prob, last
 
@@ -206,7 +225,7 @@ def test_unrolling_gives_what_acting_gave(name, memory):
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_the_importance_ratio_is_one_on_policy(memory):
-    agent = learner("impala", memory)
+    agent = built(learner("impala", memory))
     state, trajectory = begin(agent)
     close(learn(agent, state, trajectory)[1]["importance_ratio"], 1.0)
 
@@ -214,7 +233,7 @@ def test_the_importance_ratio_is_one_on_policy(memory):
 @pytest.mark.parametrize("name", [slow(name) if name == "stacx" else name for name in AGENTS])
 def test_what_happens_at_a_time_out_teaches_nothing(name):
     """The action there is ignored and what follows is a reset: neither may matter."""
-    agent = learner(name)
+    agent = built(learner(name))
     state, trajectory = begin(agent)
     cut = ~trajectory.valid()
     after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
@@ -231,14 +250,15 @@ def test_what_happens_at_a_time_out_teaches_nothing(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_every_parameter_receives_a_gradient(name):
-    state, _ = learn(learner(name), *begin(learner(name)))
+    agent = built(learner(name))
+    state, _ = learn(agent, *begin(agent))
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(state)):
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_without_exploring_the_keys_do_not_matter(name):
-    agent = learner(name)
+    agent = built(learner(name))
     params, timestep = agent.actor_params(fresh(agent)), enter(agent).timestep
 
     def act(seed: int, explore: bool) -> np.ndarray:
@@ -253,7 +273,7 @@ def test_without_exploring_the_keys_do_not_matter(name):
 
 
 def case(name: str, env: Any = WALK, **fields: Any) -> tuple[Any, Any, AnakinConfig]:
-    return build(name, env, **fields), env, AnakinConfig(16, T, 1)
+    return blueprint(small(name, **fields), env), env, AnakinConfig(16, T, 1)
 
 
 CASES = {
@@ -320,13 +340,14 @@ def gradients(agent: Any, reuse: bool, length: int, params: Any, actor: ActorSta
         return rollout(agent, WALK, params, actor, *keys)[1]
 
     def fused(params: Any) -> Any:
-        return agent.loss(params, state, collect(params), True)
+        return agent.learn.loss(params, state, collect(params), True)
 
     state = fresh(agent)
     if reuse:
         grads, metrics = global_grad(fused, params, axis=None)
     else:
-        grads, metrics = global_grad(agent.loss, params, state, collect(params), False, axis=None)
+        inputs = (params, state, collect(params), False)
+        grads, metrics = global_grad(agent.learn.loss, *inputs, axis=None)
     return grads, values_of(metrics)
 
 
@@ -346,7 +367,7 @@ FUSED = pytest.mark.parametrize(
 @FUSED
 def test_the_gradient_through_the_rollout_is_that_of_a_second_pass(name, memory):
     """From within episodes and across their ends."""
-    agent = learner(name, memory)
+    agent = built(learner(name, memory))
     params = agent.actor_params(fresh(agent))
     actor, _ = advance(agent, WALK, params, enter(agent), 1)
     both_forms = jax.jit(
@@ -378,9 +399,15 @@ def test_a_schedule_in_the_fused_program():
         cost = 0.5 * (1 - min(1.0, int(state.learner.shared.frames) / most))
         state, metrics = chunk(agent, state, request(1))
         mean = values_of(metrics["mean"])
-        parts = mean["policy_loss"] + agent.value_cost * mean["value_loss"]
+        parts = mean["policy_loss"] + agent.settings.value_cost * mean["value_loss"]
         close(mean["loss"], parts - cost * mean["entropy"])
     assert cost == 0
+
+
+def test_an_agent_with_another_update_has_no_fused_form():
+    """Else the driver would go on to learn by the old loss."""
+    with pytest.raises(ConfigError, match="Broken has no fused form"):
+        check(blueprint(learning(lambda *result: result)), WALK, AnakinConfig(16, T, fused=True), 1)
 
 
 @FUSED
@@ -388,7 +415,7 @@ def test_the_fused_update_computes_less(name, memory, monkeypatch):
     """Without loops, of which XLA counts one turn only."""
     monkeypatch.setattr(jax.lax, "scan", partial(jax.lax.scan, unroll=True))
     wide = TorsoNetwork(MLP((64,)), memory=memory, memory_size=32)
-    agent = AGENTS[name](network=wide, spec=WALK.spec)
+    agent = built(AGENTS[name](network=wide))
     params = jax.eval_shape(lambda: agent.actor_params(fresh(agent)))
     actor = jax.eval_shape(lambda: enter(agent))
 
@@ -403,13 +430,13 @@ def test_the_fused_update_computes_less(name, memory, monkeypatch):
 
 
 def textbook_gradient(
-    agent: Any, state: LearnerState, trajectory: Trajectory, policy_loss: Any
+    settings: Any, state: LearnerState, trajectory: Trajectory, policy_loss: Any
 ) -> Any:
     """Of a policy loss, a squared error to λ-returns and an entropy bonus, over what is valid.
 
     `policy_loss` gets log-probabilities now and when acting, and generalized advantages.
     """
-    net = actor_critic.build(agent.network, agent.spec)
+    net = actor_critic.build_network(settings.network, WALK.spec)
     timesteps, next_timesteps, valid = (
         trajectory.timesteps(),
         trajectory.next_timesteps(),
@@ -422,8 +449,8 @@ def textbook_gradient(
         return policy(ACTIONS, outputs["policy"][:-1]), outputs["value"][..., 0]
 
     values = forward(state.shared.params)[1]
-    discounts = agent.discount * next_timesteps.discount
-    lambda_ = agent.trace_lambda if isinstance(agent, Impala) else agent.gae_lambda
+    discounts = settings.discount * next_timesteps.discount
+    lambda_ = settings.trace_lambda if isinstance(settings, Impala) else settings.gae_lambda
     advantages = generalized_advantages(
         values[:-1], values[1:], next_timesteps.reward, discounts, valid, lambda_
     )
@@ -432,8 +459,8 @@ def textbook_gradient(
         distribution, value = forward(params)
         log_prob = distribution.log_prob(extras["sample"])
         terms = policy_loss(log_prob, extras.get("log_prob"), advantages)
-        terms += agent.value_cost * 0.5 * (value[:-1] - values[:-1] - advantages) ** 2
-        terms -= agent.entropy_cost * distribution.entropy()
+        terms += settings.value_cost * 0.5 * (value[:-1] - values[:-1] - advantages) ** 2
+        terms -= settings.entropy_cost * distribution.entropy()
         return jnp.mean(terms, where=valid)
 
     return jax.jit(jax.grad(loss))(state.shared.params)
@@ -457,13 +484,14 @@ def standardized(x: jax.Array, valid: jax.Array) -> jax.Array:
 def test_the_first_gradient_is_the_policy_gradient(name, memory):
     """Where the policy that learns is the one that acted, all three do the same. (V-trace with a
     λ of 1, its default, then has the targets and the advantages of GAE.)"""
-    agent = learner(name, memory)
+    settings = learner(name, memory)
+    agent = built(settings)
     state, trajectory = begin(agent)
     valid = trajectory.valid()
     assert not valid.all()
-    scale = partial(standardized, valid=valid) if isinstance(agent, PPO) else lambda x: x
+    scale = partial(standardized, valid=valid) if name == "ppo" else lambda x: x
     expected = textbook_gradient(
-        agent, state, trajectory, lambda log_prob, _, advantages: -scale(advantages) * log_prob
+        settings, state, trajectory, lambda log_prob, _, advantages: -scale(advantages) * log_prob
     )
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), expected, atol=1e-5)
@@ -474,11 +502,13 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
 @pytest.mark.parametrize("name", ["a2c", "impala", "ppo", "stacx"])
 def test_the_deviation_of_actions_is_a_parameter(name):
     """It is the same in every state; STACX has one for each of its heads."""
-    agent = build(name, Walk(BOX))
-    params = fresh(agent).shared.params
+    settings, env = small(name), Walk(BOX)
+    params = fresh(built(settings, env)).shared.params
     params["log_std"]["policy"] = jnp.full(BOX.size, 0.7)
     observation = jax.random.normal(jax.random.key(0), (T, B, 2))
-    outputs, _ = agent._network.apply(params, (), observation, jnp.zeros((T, B), bool))
+    num_heads = getattr(settings, "num_heads", 1)
+    net = actor_critic.build_network(settings.network, env.spec, num_heads=num_heads)
+    outputs, _ = net.apply(params, (), observation, jnp.zeros((T, B), bool))
     distribution = policy(BOX, outputs["policy"])
     assert distribution.mean.shape == (T, B, BOX.size)
     assert jnp.std(distribution.mean) > 0
@@ -486,20 +516,37 @@ def test_the_deviation_of_actions_is_a_parameter(name):
 
 
 def test_the_deviation_of_actions_depends_on_the_state_by_choice():
-    agent = build("ppo", Walk(BOX), state_dependent_std=True)
-    observation = jax.random.normal(jax.random.key(0), (T, B, 2))
-    params = fresh(agent).shared.params
-    outputs, _ = agent._network.apply(params, (), observation, jnp.zeros((T, B), bool))
-    assert (jnp.std(policy(BOX, outputs["policy"]).log_scale, axis=(0, 1)) > 0).all()
+    agent, env = built(small("a2c", state_dependent_std=True), CONTINUOUS), CONTINUOUS
+    _, trajectory = begin(agent, env)
+    log_scale = policy(BOX, trajectory.steps.extras["policy"]).log_scale
+    assert (jnp.std(log_scale, axis=(0, 1)) > 0).all()
 
 
 # --- PPO -----------------------------------------------------------------------------------------
 
 
+def advantages(settings: Any, agent: Agent, state: LearnerState, trajectory: Trajectory) -> Any:
+    """The generalized advantages, by the values that acting computed, and which of them count."""
+    keys, final = jax.random.split(jax.random.key(0), B), trajectory.final
+    params = agent.actor_params(state)
+    _, extras, _ = agent.act(params, trajectory.final_carry, final, keys, False)
+    values = jnp.concatenate([trajectory.steps.extras["value"], extras["value"][None]])
+    next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+    discounts = settings.discount * next_timesteps.discount
+    rewards = next_timesteps.reward
+    return (
+        generalized_advantages(
+            values[:-1], values[1:], rewards, discounts, valid, settings.gae_lambda
+        ),
+        valid,
+    )
+
+
 @pytest.mark.parametrize(("shift", "kept"), [(-0.5, -1), (0.5, 1)])
 def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
     """Where the ratio has left the clip to the good side of its advantage, nothing is learned."""
-    agent = learner("ppo")
+    settings = learner("ppo")
+    agent = built(settings)
     state, trajectory = begin(agent)
     extras = trajectory.steps.extras
     extras = {**extras, "log_prob": extras["log_prob"] + shift}
@@ -512,7 +559,7 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
         return -jnp.where(jnp.sign(gain) == kept, gain, 0.0)
 
     new_state, metrics = learn(agent, state, trajectory)
-    close(gradient(new_state), textbook_gradient(agent, state, trajectory, loss), atol=1e-5)
+    close(gradient(new_state), textbook_gradient(settings, state, trajectory, loss), atol=1e-5)
     close(metrics["clip_fraction"], 1.0)
 
 
@@ -520,7 +567,7 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
 def test_acting_and_learning_see_the_same_observations(memory):
     """With moments that change at every update, ratios stay 1 in the first epoch of each, and the
     moments are those of all that was acted on."""
-    agent = learner("ppo", memory, normalize_observations=True)
+    agent = built(learner("ppo", memory, normalize_observations=True))
     env = auto_reset(Walk(offset=30.0))
     state, actor, observations = fresh(agent), enter(agent, env), []
     for i in range(3):
@@ -540,7 +587,8 @@ def test_acting_and_learning_see_the_same_observations(memory):
 
 def test_under_a_lag_learning_sees_what_acting_saw():
     """An actor's moments may be older than the learner's: ratios and values are still the same."""
-    agent = learner("ppo", normalize_observations=True)
+    settings = learner("ppo", normalize_observations=True)
+    agent = built(settings)
     env = auto_reset(Walk(offset=30.0))
     old_state = fresh(agent)
     params = agent.actor_params(old_state)
@@ -552,10 +600,8 @@ def test_under_a_lag_learning_sees_what_acting_saw():
     _, metrics = learn(agent, state, trajectory)
     close((metrics["approx_kl"], metrics["clip_fraction"]), (0.0, 0.0))
 
-    batch = agent._make_batch(params.params, normalized_by_actor(moments, trajectory))
-    close(
-        metrics["value_loss"], 0.5 * jnp.mean(batch.advantage**2, where=batch.valid > 0), rtol=1e-5
-    )
+    errors, valid = advantages(settings, agent, state, trajectory)
+    close(metrics["value_loss"], 0.5 * jnp.mean(errors**2, where=valid), rtol=1e-5)
     # The final timestep, which no actor has normalized, has the newest moments.
     mean, deviation = np.asarray(moments.mean), np.sqrt(moments.variance)
     final = (np.asarray(trajectory.final.observation) - mean) / deviation
@@ -565,14 +611,15 @@ def test_under_a_lag_learning_sees_what_acting_saw():
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
 def test_the_variance_that_values_explain(memory):
     """It is 1 - Var[G - v] / Var[G] over the steps that count, as in Stable-Baselines3."""
-    agent = learner("ppo", memory)
+    settings = learner("ppo", memory)
+    agent = built(settings)
     state, trajectory = begin(agent)
-    batch = agent._make_batch(state.shared.params, trajectory)
-    counts = np.asarray(batch.valid) > 0
-    target, value = (np.asarray(x, float)[counts] for x in (batch.target, batch.value))
+    values = trajectory.steps.extras["value"]
+    error, valid = (np.asarray(x) for x in advantages(settings, agent, state, trajectory))
+    error, value = (np.asarray(x, float)[valid] for x in (error, values))
     _, metrics = learn(agent, state, trajectory)
-    close(metrics["explained_variance"], 1 - np.var(target - value) / np.var(target), rtol=1e-4)
-    assert not counts.all()
+    close(metrics["explained_variance"], 1 - np.var(error) / np.var(value + error), rtol=1e-4)
+    assert not valid.all()
 
 
 @pytest.mark.parametrize("grouping", ["minibatch", "batch", "none"])
@@ -596,34 +643,36 @@ def test_advantages_are_standardized_together(grouping, memory):
 
 def test_the_value_is_clipped_by_choice():
     """Without the clip the value's loss is that of A2C: half of the squared error."""
-    agent = learner("ppo", clip_value=False, clip_epsilon=0.01)
+    settings = learner("ppo", clip_value=False, clip_epsilon=0.01)
+    agent = built(settings)
     state, trajectory = begin(agent)
     extras = trajectory.steps.extras
     extras = {**extras, "value": extras["value"] + 1.0}  # so that the clip would matter
     steps = dataclasses.replace(trajectory.steps, extras=extras)
     trajectory = dataclasses.replace(trajectory, steps=steps)
-    batch = agent._make_batch(state.shared.params, trajectory)
-    error = (batch.value - 1.0 - batch.target) ** 2
+    change, valid = advantages(settings, agent, state, trajectory)  # of the value, to its target
+    error = (1.0 + change) ** 2
     _, metrics = learn(agent, state, trajectory)
-    close(metrics["value_loss"], 0.5 * jnp.mean(error, where=batch.valid > 0), rtol=1e-5)
-    clipped = (batch.value - 0.01 - batch.target) ** 2
-    _, metrics = learn(dataclasses.replace(agent, clip_value=True), state, trajectory)
-    larger = jnp.maximum(error, clipped)
-    close(metrics["value_loss"], 0.5 * jnp.mean(larger, where=batch.valid > 0), rtol=1e-5)
+    close(metrics["value_loss"], 0.5 * jnp.mean(error, where=valid), rtol=1e-5)
+    clipping = built(dataclasses.replace(settings, clip_value=True))
+    _, metrics = learn(clipping, state, trajectory)
+    larger = jnp.maximum(error, (0.01 + change) ** 2)
+    close(metrics["value_loss"], 0.5 * jnp.mean(larger, where=valid), rtol=1e-5)
 
 
 def test_a_target_kl_ends_an_update():
     """No step is taken on the first minibatch that exceeds it, nor on any after it."""
-    agent = build("ppo", learning_rate=0.05, num_epochs=3, num_minibatches=2)
+    settings = small("ppo", learning_rate=0.05, num_epochs=3, num_minibatches=2)
+    agent = built(settings)
     state, trajectory = begin(agent)
     unlimited, all_metrics = learn(agent, state, trajectory)
-    far = dataclasses.replace(agent, target_kl=1e9)
+    far = built(dataclasses.replace(settings, target_kl=1e9))
     same, metrics = learn(far, state, trajectory)
     close(same.shared.params, unlimited.shared.params, atol=1e-6)
     close({name: metrics[name] for name in all_metrics}, all_metrics, atol=1e-5)
     assert metrics["minibatch_fraction"] == 1
 
-    near = dataclasses.replace(agent, target_kl=1e-6)
+    near = built(dataclasses.replace(settings, target_kl=1e-6))
     stopped, metrics = learn(near, state, trajectory)
     taken = int(stopped.shared.optimizer_state[1].count)
     assert 0 < taken < 6
@@ -633,8 +682,7 @@ def test_a_target_kl_ends_an_update():
 
 
 def test_normalized_rewards_are_clipped():
-    agent = learner("ppo", normalize_rewards=True)
-    _, trajectory = begin(agent)
+    _, trajectory = begin(built(learner("ppo")))
     timesteps = with_rewards(trajectory, lambda reward: reward.at[3, 0].set(1e6))
     scaled, *_ = scale_rewards(
         init_moments(jnp.zeros(())), jnp.zeros(B), timesteps, discount=0.0, axis=None
@@ -644,8 +692,8 @@ def test_normalized_rewards_are_clipped():
 
 def test_rewards_are_divided_by_the_deviation_of_the_returns():
     """By that of all discounted sums so far, which start again after every end of an episode."""
-    unscaled = learner("ppo")
-    agent = dataclasses.replace(unscaled, normalize_rewards=True)
+    settings = learner("ppo")
+    unscaled, agent = built(settings), built(learner("ppo", normalize_rewards=True))
     state, actor = fresh(agent), enter(unscaled)
     params, sums, total = unscaled.actor_params(fresh(unscaled)), [], np.zeros(B)
     for i in range(3):
@@ -653,7 +701,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
         old_state, (state, _) = state, learn(agent, state, trajectory)
         following = jax.device_get(trajectory.next_timesteps())
         for t in range(T):
-            total = following.reward[t] + unscaled.discount * total
+            total = following.reward[t] + settings.discount * total
             sums += list(total[np.asarray(trajectory.valid()[t])])
             total = np.where(following.last[t] | (following.discount[t] == 0), 0.0, total)
     close(state.shared.return_moments.variance, np.var(sums), rtol=1e-4)
@@ -667,10 +715,10 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
 
 
 def test_a_learning_rate_falls_to_zero():
-    _, trajectory = begin(learner("ppo"))
+    _, trajectory = begin(built(learner("ppo")))
     num_frames = int(trajectory.valid().sum())
     decay = Linear(1e-3, 0.0, frames=2 * num_frames)
-    agent = build("ppo", num_epochs=2, num_minibatches=2, learning_rate=decay)
+    agent = built(small("ppo", num_epochs=2, num_minibatches=2, learning_rate=decay))
     state = fresh(agent)
     change = []
     for _ in range(3):
@@ -686,21 +734,21 @@ def test_a_learning_rate_falls_to_zero():
 
 @pytest.mark.parametrize("name", ["a2c", slow("impala"), "ppo"])
 def test_an_entropy_cost_falls_to_zero(name):
-    settings = {**LEARNERS[name], "entropy_cost": Linear(0.5, 0.0, frames=B * T)}
-    agent = build(name, **settings)
+    settings = learner(name, entropy_cost=Linear(0.5, 0.0, frames=B * T))
+    agent = built(settings)
     state, trajectory = begin(agent)
     for frames, cost in ((0, 0.5), (B * T // 2, 0.25), (B * T, 0.0)):
         shared = dataclasses.replace(state.shared, frames=jnp.uint32(frames))
         _, metrics = learn(agent, LearnerState(shared), trajectory)
-        parts = metrics["policy_loss"] + agent.value_cost * metrics["value_loss"]
+        parts = metrics["policy_loss"] + settings.value_cost * metrics["value_loss"]
         close(metrics["loss"], parts - cost * metrics["entropy"])
 
 
 def test_ppo_refuses_minibatches_that_do_not_divide():
-    agent = build("ppo", num_minibatches=5)
+    agent = blueprint(small("ppo", num_minibatches=5))
     with pytest.raises(ConfigError, match=r"split the 48 items .* into 5 equal minibatches"):
-        check_agent(agent, num_envs=B, length=T)
-    recurrent = build("ppo", memory="gru", num_minibatches=4)
+        check_agent(agent, num_envs=B)
+    recurrent = blueprint(small("ppo", "gru", num_minibatches=4))
     with pytest.raises(ConfigError, match="cannot split the 6 items"):
-        check_agent(recurrent, num_envs=B, length=T)
-    check_agent(recurrent, num_envs=8, length=T)
+        check_agent(recurrent, num_envs=B)
+    check_agent(recurrent, num_envs=8)

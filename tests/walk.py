@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from podracer.agent import Agent, Blueprint, Context, build_agent
 from podracer.environment import auto_reset, restart, transition
 from podracer.means import as_mean
 from podracer.networks import MLP, TorsoNetwork
@@ -78,6 +79,12 @@ def network(memory: str = "none", shared: bool = True) -> TorsoNetwork:
 
 def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@functools.cache
+def built(settings: Any, env: Any = WALK) -> Agent:
+    """The agent of settings, the same one each time, so that tests share its programs."""
+    return build_agent(Blueprint(settings, env.spec, Context(T)))
 
 
 def fresh(agent: Any) -> LearnerState:

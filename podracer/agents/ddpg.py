@@ -21,38 +21,44 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import continuous, continuous_networks
-from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous import (
+    ActorCriticState,
+    ActorParams,
+    Learner,
+    Parts,
+    Transition,
+)
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
+from podracer.agents.common.normalization import normalize_observation
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence
 from podracer.means import Mean, as_mean, mean_of
+from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
+    Trajectory,
     bounded,
-    derived,
     static,
     struct,
 )
 
 
 @struct
-class DDPGState(continuous.ActorCriticState):
+class DDPGState(ActorCriticState):
     """Learner state; actor and critics have targets."""
 
-    target_params: Parts
     updates: jax.Array  # i32 [], of the critics
 
 
@@ -95,54 +101,83 @@ class DDPG:
     """Network of the policy and of each critic, without their heads; it may be recurrent."""
     recurrence: Recurrence = static(default=Recurrence())
     """Settings for a recurrent network."""
-    rollout_length: Derived[int] = derived()
-    """Timesteps between two stored recurrent states, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        networks = continuous_networks.build(
+            self.network, spec, self.return_distribution, self.recurrence, policy_outputs=1
+        )
+        buffer = continuous.build_buffer(
+            self.replay, spec, networks.recurrence, self.n_step, context.rollout_length
+        )
+        optimizer = continuous.build_optimizer(
+            self.optimizer, self.weight_decay, self.learning_rate
+        )
+        learner = Learner(
+            networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
+        )
+        agent = _DDPG(self, networks, learner)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=networks.carry,
+            actor_params=continuous.actor_params,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _DDPG:
+    settings: DDPG
+    networks: ContinuousNetworks
+    learner: Learner
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        params = Parts(*self._networks.init(key, self.num_critics))
-        state = DDPGState(
-            params=params,
-            target_params=jax.tree.map(jnp.copy, params),
-            optimizer_states=continuous.init_optimizers(self, params),
-            obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            frames=schedules.init_frames(),
-            updates=jnp.int32(0),
-        )
-        return LearnerState(state, continuous.init_replay(self, num_envs))
-
-    carry = continuous.carry
-    actor_params = continuous.actor_params
+        params = Parts(*self.networks.init(key, self.settings.num_critics))
+        state = self.learner.init(params, params, num_envs, self.networks.carry(1))
+        return LearnerState(DDPGState(**vars(state.shared), updates=jnp.int32(0)), state.local)
 
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        outputs, carry = continuous.policy_outputs(self, params, params.actor, carry, timestep)
+        """Choose the policy's actions, with noise to explore."""
+        settings = self.settings
+        timestep = normalize_observation(params.obs_moments, timestep)
+        outputs, carry = self.networks.policy_step(params.actor, carry, timestep)
         action = jnp.tanh(outputs)
         if explore:
-            action = continuous.with_noise(action, keys, self.action_noise_std)
-            action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
-        action = to_bounds(self._networks.space, action)
-        return action, (), continuous.with_last_action(carry, action)
+            action = continuous.with_noise(action, keys, settings.action_noise_std)
+            action = continuous.random_at_start(action, keys, params.frames, settings.random_frames)
+        action = to_bounds(self.networks.space, action)
+        return action, (), continuous_networks.with_last_action(carry, action)
 
-    learn = continuous.learn
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        return self.learner.learn(self.update, state, trajectory, key, axis)
 
-    def _update(
+    def update(
         self, state: DDPGState, transition: Transition, key: jax.Array, axis: str | None
     ) -> tuple[DDPGState, Metrics, jax.Array]:
         """Update the critics; every `policy_delay`-th time then the policy and the targets too."""
-        state, (metrics, priorities), norm = continuous.gradient_step(
-            self, "critics", self._critic_loss, state, transition, key, axis
+        settings, learner = self.settings, self.learner
+        grads, (metrics, priorities) = global_grad(
+            self.critic_loss, state.params.critics, state, transition, key, axis=axis
         )
+        state = learner.step(state, Parts(None, grads))
+        metrics["gradient_norm"] = optax.tree.norm(grads)
 
         def update_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
-            state, metrics, norm = continuous.gradient_step(
-                self, "actor", self._actor_loss, state, transition, key, axis
+            grads, metrics = global_grad(
+                self.actor_loss, state.params.actor, state, transition, axis=axis
             )
+            state = learner.step(state, Parts(grads, None))
             target_params = optax.incremental_update(
-                state.params, state.target_params, self.target_update_rate
+                state.params, state.target_params, settings.target_update_rate
             )
-            metrics = {**metrics, "actor_gradient_norm": as_mean(norm)}
+            metrics["actor_gradient_norm"] = as_mean(optax.tree.norm(grads))
             return dataclasses.replace(state, target_params=target_params), metrics
 
         def keep_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
@@ -150,48 +185,36 @@ class DDPG:
             return state, {"actor_loss": nothing, "actor_gradient_norm": nothing}
 
         state = dataclasses.replace(state, updates=state.updates + 1)
-        is_due = state.updates % self.policy_delay == 0
+        is_due = state.updates % settings.policy_delay == 0
         state, actor_metrics = jax.lax.cond(is_due, update_policy, keep_policy, state)
-        return state, {**metrics, "gradient_norm": norm, **actor_metrics}, priorities
+        return state, {**metrics, **actor_metrics}, priorities
 
-    def _critic_loss(
-        self,
-        critics: tuple[Params, ...],
-        state: DDPGState,
-        transition: Transition,
-        key: jax.Array,
+    def critic_loss(
+        self, critics: tuple[Params, ...], state: DDPGState, transition: Transition, key: jax.Array
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Regress to Q(s, a) = r + gamma min Q'(s', μ'(s') + clipped noise)."""
-        next_obs, networks = transition.next_timestep.observation, self._networks
+        next_obs, settings = transition.next_timestep.observation, self.settings
         # Target policy smoothing (TD3, section 5.3).
-        next_action = self._policy(state.target_params.actor, next_obs)
-        noise = self.target_noise_std * jax.random.normal(key, next_action.shape)
-        noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
+        next_action = self.policy(state.target_params.actor, next_obs)
+        noise = settings.target_noise_std * jax.random.normal(key, next_action.shape)
+        noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
-        next_outputs = networks.q_outputs(state.target_params.critics, next_obs, next_action)
-        return continuous.critic_loss(
-            self, critics, networks.min_over_critics(next_outputs), transition
-        )
+        next_outputs = self.networks.q_outputs(state.target_params.critics, next_obs, next_action)
+        return self.networks.loss(critics, next_outputs, transition)
 
-    def _actor_loss(
-        self, actor: Params, state: DDPGState, transition: Transition, key: jax.Array
+    def actor_loss(
+        self, actor: Params, state: DDPGState, transition: Transition
     ) -> tuple[Mean, Metrics]:
         """Maximize Q(s, μ(s)) of the first critic."""
         obs = transition.timestep.observation
         first_critic = state.params.critics[:1]
-        q = self._networks.q_values(first_critic, obs, self._policy(actor, obs))[0]
+        q = self.networks.q_values(first_critic, obs, self.policy(actor, obs))[0]
         loss = mean_of(-q, transition.mask)
         return loss, {"actor_loss": loss}
 
-    def _policy(self, params: Params, observation: PyTree) -> jax.Array:
+    def policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Return actions `[N, size]` in [-1, 1]."""
-        return jnp.tanh(self._networks.policy(params, observation))
-
-    @property
-    def _networks(self) -> ContinuousNetworks:
-        return continuous_networks.build(
-            self.network, self.spec, self.return_distribution, self.recurrence, policy_outputs=1
-        )
+        return jnp.tanh(self.networks.policy(params, observation))
 
 
 def td3(**settings: Any) -> DDPG:

@@ -20,14 +20,18 @@ papers' sizes.
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import means
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
+from podracer.agents.common.actor_critic import ScheduledOptimizer
+from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.value_based import Draws
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -42,6 +46,7 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
+    Trajectory,
     bounded,
     static,
     struct,
@@ -95,18 +100,53 @@ class DQN:
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = value_based.build_q_network(
+            self.network,
+            spec,
+            self.value.size,
+            dueling=self.dueling,
+            noisy=self.noisy,
+            noise_scale=self.noise_scale,
+            hidden=self.stream_hidden,
+            cosines=self.value.cosines if isinstance(self.value, ImplicitQuantiles) else 0,
+        )
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
+        )
+        agent = _DQN(
+            self,
+            off_policy.require_feed_forward(network),
+            Buffer(self.replay, spec, self.n_step + 1),
+            TargetNetworkOptimizer(optimizer, self.target_update_period),
+        )
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=agent.carry,
+            actor_params=value_based.actor_params(self.epsilon),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _DQN:
+    settings: DQN
+    network: Network
+    buffer: Buffer
+    optimizer: TargetNetworkOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        params = self._network.init(key)
-        state = off_policy.init_target_network_state(params, self._optimizer)
-        return LearnerState(state, self._buffer.init(num_envs))
+        state = self.optimizer.init(self.network.init(key))
+        return LearnerState(state, self.buffer.init(num_envs))
 
     def carry(self, num_envs: int) -> DQNCarry:
-        # `act` does not know which environments are in its batch; the carry stays with each one.
+        """Return the ranks of environments: `act` does not know which are in its batch."""
         return DQNCarry(value_based.environment_ranks(num_envs))
-
-    actor_params = value_based.actor_params
 
     def act(
         self,
@@ -116,35 +156,42 @@ class DQN:
         keys: jax.Array,
         explore: bool,
     ) -> tuple[jax.Array, PyTree, DQNCarry]:
-        draws = value_based.draws_of_acting(self.value, self.noisy, keys, explore)
-        q = self.value.mean(self._outputs(params.params, timestep, draws))
+        settings = self.settings
+        draws = value_based.draws_of_acting(settings.value, settings.noisy, keys, explore)
+        q = settings.value.mean(self.outputs(params.params, timestep, draws))
         mask = action_mask(timestep.observation)
         epsilon = jnp.zeros(())
         if explore:
-            epsilon = value_based.apex_epsilon(params.epsilon, self.apex_alpha, carry.rank)
+            epsilon = value_based.apex_epsilon(params.epsilon, settings.apex_alpha, carry.rank)
         return epsilon_greedy(q, mask, keys, epsilon), (), carry
 
-    learn = off_policy.learn_with_target_network
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        update = partial(self.optimizer.update, self.loss, axis)
+        return off_policy.learn_from_replay(self.buffer, update, state, trajectory, key, axis)
 
-    def _loss(
+    def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
     ) -> tuple[means.Mean, tuple[Metrics, jax.Array]]:
-        transition = off_policy.n_step_transition(sample, self.discount)
+        """Return the mean loss of TD errors, metrics and priorities `[N]`."""
+        settings, value = self.settings, self.settings.value
+        transition = off_policy.n_step_transition(sample, settings.discount)
         num = transition.action.shape[0]
-        draws = value_based.draws_of_learning(self.value, self.noisy, key, num)
-        outputs = self._outputs(params, transition.timestep, draws[0])
+        draws = value_based.draws_of_learning(value, settings.noisy, key, num)
+        outputs = self.outputs(params, transition.timestep, draws[0])
         prediction = value_based.gather_action(outputs, transition.action)
         returns, bootstrap = jax.lax.stop_gradient(
-            self._targets(params, target_params, transition, outputs, draws)
+            self.targets(params, target_params, transition, outputs, draws)
         )
-        losses, priorities = self.value.loss(
+        losses, priorities = value.loss(
             prediction, bootstrap, returns, transition.bootstrap_discount, draws[0].taus
         )
         loss = means.mean_of(transition.weight * losses, transition.mask)
-        metrics = {"loss": loss, "q": means.mean_of(self.value.mean(prediction), transition.mask)}
+        metrics = {"loss": loss, "q": means.mean_of(value.mean(prediction), transition.mask)}
         return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))
 
-    def _targets(
+    def targets(
         self,
         params: Params,
         target_params: Params,
@@ -156,55 +203,35 @@ class DQN:
 
         `outputs`, `[N, A, Z]`, are the online network's at the transitions' first timesteps.
         """
+        settings, value = self.settings, self.settings.value
         timestep, next_timestep = transition.timestep, transition.next_timestep
-        target_outputs = self._outputs(target_params, next_timestep, draws[1])
+        target_outputs = self.outputs(target_params, next_timestep, draws[1])
         # The online network selects the next action, the target network evaluates it.
-        selector = self._outputs(params, next_timestep, draws[2]) if self.double else target_outputs
-        next_q = mask_logits(next_timestep.observation, self.value.mean(selector))
-        if not self.munchausen.temperature:
+        selector = (
+            self.outputs(params, next_timestep, draws[2]) if settings.double else target_outputs
+        )
+        next_q = mask_logits(next_timestep.observation, value.mean(selector))
+        if not settings.munchausen.temperature:
             next_action = jnp.argmax(next_q, axis=-1)
             bootstrap = value_based.gather_action(target_outputs, next_action)
             return transition.n_step_return, bootstrap
-        if not self.double:
-            outputs = self._outputs(target_params, timestep, draws[2])
-        q = mask_logits(timestep.observation, self.value.mean(outputs))
-        next_policy, entropy = self.munchausen.policy(next_q)
-        returns = transition.n_step_return + self.munchausen.bonus(q, transition.action)
+        if not settings.double:
+            outputs = self.outputs(target_params, timestep, draws[2])
+        q = mask_logits(timestep.observation, value.mean(outputs))
+        next_policy, entropy = settings.munchausen.policy(next_q)
+        returns = transition.n_step_return + settings.munchausen.bonus(q, transition.action)
         returns += transition.bootstrap_discount * entropy
-        return returns, self.value.mix(target_outputs, next_policy)
+        return returns, value.mix(target_outputs, next_policy)
 
-    def _outputs(self, params: Params, timestep: TimeStep, draws: Draws) -> jax.Array:
+    def outputs(self, params: Params, timestep: TimeStep, draws: Draws) -> jax.Array:
         """Return the network's outputs `[N, A, Z]` for timesteps `[N, ...]`."""
         random = {"noise": draws.noise, "taus": draws.taus}
         inputs = (timestep.observation, timestep.first)
         (observation, first), random = jax.tree.map(lambda x: x[None], (inputs, random))
         arguments = {name: x for name, x in random.items() if x is not None}
-        heads, _ = self._network.apply(params, (), observation, first, **arguments)
-        size = self.value.size if draws.taus is None else draws.taus.shape[-1]
+        heads, _ = self.network.apply(params, (), observation, first, **arguments)
+        size = self.settings.value.size if draws.taus is None else draws.taus.shape[-1]
         return value_based.q_outputs(heads, size)[0]
-
-    @property
-    def _network(self) -> Network:
-        return off_policy.require_feed_forward(
-            value_based.build_q_network(
-                self.network,
-                self.spec,
-                self.value.size,
-                dueling=self.dueling,
-                noisy=self.noisy,
-                noise_scale=self.noise_scale,
-                hidden=self.stream_hidden,
-                cosines=self.value.cosines if isinstance(self.value, ImplicitQuantiles) else 0,
-            )
-        )
-
-    @property
-    def _buffer(self) -> Buffer:
-        return off_policy.make_buffer(self.replay, self.spec, self.n_step)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)
 
 
 def rainbow(**settings: Any) -> DQN:

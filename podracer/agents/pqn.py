@@ -15,7 +15,6 @@ scaled; weights are initially orthogonal; an observation is divided by 255 only 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +91,7 @@ class PQN:
             act=agent.act,
             learn=agent.learn,
             carry=network.carry,
-            actor_params=partial(value_based.exploring_params, self.epsilon),
+            actor_params=value_based.actor_params(self.epsilon),
         )
 
 

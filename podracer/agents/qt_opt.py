@@ -14,15 +14,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import continuous, continuous_networks, off_policy
-from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous import (
+    ActorCriticState,
+    ActorParams,
+    Learner,
+    Parts,
+    Transition,
+)
 from podracer.agents.common.continuous_networks import CriticNetworks, ReturnDistribution
+from podracer.agents.common.normalization import normalize_observation
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean
+from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
-from podracer.replay import Replay
+from podracer.replay import Buffer, Replay
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
@@ -32,17 +40,11 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
+    Trajectory,
     bounded,
     static,
     struct,
 )
-
-
-@struct
-class QTOptState(continuous.ActorCriticState):
-    """Learner state; the actor's part of the parameters is empty."""
-
-    target_params: tuple[Params, ...]  # of the critics
 
 
 @struct
@@ -82,89 +84,110 @@ class QTOpt:
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     """Network of each critic, without its head."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        networks = continuous_networks.build_critics(self.network, spec, self.return_distribution)
+        off_policy.require_feed_forward(networks.critic)
+        buffer = Buffer(self.replay, spec, self.n_step + 1)
+        optimizer = continuous.build_optimizer(
+            self.optimizer, self.weight_decay, self.learning_rate
+        )
+        learner = Learner(
+            networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
+        )
+        agent = _QTOpt(self, networks, learner)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            actor_params=agent.actor_params,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _QTOpt:
+    settings: QTOpt
+    networks: CriticNetworks
+    learner: Learner
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         # Of two keys as in agents with a policy, the second is that of the critics.
-        critics = self._networks.init_critics(jax.random.split(key)[1], self.num_critics)
-        params = Parts((), critics)
-        state = QTOptState(
-            params=params,
-            target_params=jax.tree.map(jnp.copy, critics),
-            optimizer_states=continuous.init_optimizers(self, params),
-            obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            frames=schedules.init_frames(),
-        )
-        return LearnerState(state, continuous.init_replay(self, num_envs))
-
-    def carry(self, num_envs: int) -> Carry:
-        return ()
+        critics = self.networks.init_critics(jax.random.split(key)[1], self.settings.num_critics)
+        return self.learner.init(Parts((), critics), critics, num_envs)
 
     def actor_params(self, state: LearnerState) -> ActorParams:
-        shared: QTOptState = state.shared
+        """Return the first critic's parameters."""
+        shared: ActorCriticState = state.shared
         return ActorParams(shared.params.critics[0], shared.obs_moments, shared.frames)
 
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
+        """Choose actions of nearly the largest value, with noise to explore."""
+        settings = self.settings
+        observation = normalize_observation(params.obs_moments, timestep).observation
         if explore:
-            action = jax.vmap(self._best_action, (None, 0, 0))(params.actor, observation, keys)
-            action = continuous.with_noise(action, keys, self.action_noise_std)
-            action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
+            action = jax.vmap(self.best_action, (None, 0, 0))(params.actor, observation, keys)
+            action = continuous.with_noise(action, keys, settings.action_noise_std)
+            action = continuous.random_at_start(action, keys, params.frames, settings.random_frames)
         else:  # the best action ignores its key
-            best_action = jax.vmap(self._best_action, (None, 0, None))
+            best_action = jax.vmap(self.best_action, (None, 0, None))
             action = best_action(params.actor, observation, jax.random.key(0))
-        return to_bounds(self._networks.space, action), (), carry
+        return to_bounds(self.networks.space, action), (), carry
 
-    learn = continuous.learn
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        return self.learner.learn(self.update, state, trajectory, key, axis)
 
-    def _update(
-        self, state: QTOptState, transition: Transition, key: jax.Array, axis: str | None
-    ) -> tuple[QTOptState, Metrics, jax.Array]:
+    def update(
+        self, state: ActorCriticState, transition: Transition, key: jax.Array, axis: str | None
+    ) -> tuple[ActorCriticState, Metrics, jax.Array]:
         """Update the critics, then the targets."""
-        state, (metrics, priorities), norm = continuous.gradient_step(
-            self, "critics", self._critic_loss, state, transition, key, axis
+        grads, (metrics, priorities) = global_grad(
+            self.critic_loss, state.params.critics, state, transition, key, axis=axis
         )
+        state = self.learner.step(state, Parts(None, grads))
         target_params = optax.incremental_update(
-            state.params.critics, state.target_params, self.target_update_rate
+            state.params.critics, state.target_params, self.settings.target_update_rate
         )
         state = dataclasses.replace(state, target_params=target_params)
-        return state, {**metrics, "gradient_norm": norm}, priorities
+        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
 
-    def _critic_loss(
+    def critic_loss(
         self,
         critics: tuple[Params, ...],
-        state: QTOptState,
+        state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma min Q'(s', a'), where a' maximizes the first Q'(s', a')."""
-        next_obs, networks = transition.next_timestep.observation, self._networks
+        next_obs, networks = transition.next_timestep.observation, self.networks
         keys = jax.random.split(key, transition.mask.shape)
-        best_action = jax.vmap(self._best_action, (None, 0, 0))
+        best_action = jax.vmap(self.best_action, (None, 0, 0))
         next_action = best_action(state.target_params[0], next_obs, keys)
         next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
-        return continuous.critic_loss(
-            self, critics, networks.min_over_critics(next_outputs), transition
-        )
+        return networks.loss(critics, next_outputs, transition)
 
-    def _best_action(self, critic: Params, observation: PyTree, key: jax.Array) -> jax.Array:
+    def best_action(self, critic: Params, observation: PyTree, key: jax.Array) -> jax.Array:
         """Return an action `[size]` in [-1, 1] of nearly the largest value for an observation.
 
         Each iteration samples a Gaussian, clipped to the bounds, and fits the next one to its best
         samples, at least two; the first has mean 0 and scale 1. The action is the best sample of
         the last iteration.
         """
-        networks = self._networks
-        shape = self.num_samples, networks.space.size
-        num_elites = max(2, round(self.elite_fraction * self.num_samples))
+        settings, networks = self.settings, self.networks
+        shape = settings.num_samples, networks.space.size
+        num_elites = max(2, round(settings.elite_fraction * settings.num_samples))
         observations = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (self.num_samples, *x.shape)), observation
+            lambda x: jnp.broadcast_to(x, (settings.num_samples, *x.shape)), observation
         )
         elites = mean = jnp.zeros((1, networks.space.size))
         std = jnp.ones_like(mean)
-        for i in range(self.num_iterations):
+        for i in range(settings.num_iterations):
             # Acting draws with the key itself and with 1 folded into it.
             noise = jax.random.normal(jax.random.fold_in(key, 2 + i), shape)
             samples = jnp.clip(mean + std * noise, -1.0, 1.0)
@@ -173,10 +196,3 @@ class QTOpt:
             mean = jnp.mean(elites, axis=0, keepdims=True)
             std = jnp.std(elites, axis=0, keepdims=True)
         return elites[0]
-
-    @property
-    def _networks(self) -> CriticNetworks:
-        settings = (self.network, self.spec, self.return_distribution)
-        networks = continuous_networks.build_critics(*settings)
-        off_policy.require_feed_forward(networks.critic)
-        return networks

@@ -17,10 +17,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer.agent import require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent, value_based
+from podracer.agents.common.actor_critic import ScheduledOptimizer
+from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -30,7 +31,6 @@ from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -39,7 +39,6 @@ from podracer.types import (
     TimeStep,
     Trajectory,
     bounded,
-    derived,
     static,
     struct,
 )
@@ -97,21 +96,52 @@ class R2D2:
         default=TorsoNetwork(MLP(hidden=(64,)), memory="lstm", memory_size=64)
     )
     """Recurrent network of the action values, without its heads."""
-    rollout_length: Derived[int] = derived()
-    """Timesteps between two stored recurrent states, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        num_actions, inputs = value_based.require_discrete(spec).num_actions, spec
+        if self.action_reward_inputs:
+            observation = recurrent.last_step_spec(spec.observation, num_actions)
+            inputs = dataclasses.replace(spec, observation=observation)
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
+        )
+        length = self.burn_in_length + self.unroll_length + self.n_step
+        agent = _R2D2(
+            self,
+            num_actions,
+            value_based.build_q_network(self.network, inputs, 1, dueling=True),
+            Buffer(self.replay, spec, length, context.rollout_length, every_step=True),
+            TargetNetworkOptimizer(optimizer, self.target_update_period),
+        )
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=agent.carry,
+            actor_params=value_based.actor_params(self.epsilon),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _R2D2:
+    settings: R2D2
+    num_actions: int
+    network: Network
+    buffer: Buffer
+    optimizer: TargetNetworkOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        state = off_policy.init_target_network_state(self._network.init(key), self._optimizer)
+        state = self.optimizer.init(self.network.init(key))
         stored = recurrent.stored_spec(_stored(self.carry(1)))
-        return LearnerState(state, self._buffer.init(num_envs, carry=stored))
+        return LearnerState(state, self.buffer.init(num_envs, carry=stored))
 
     def carry(self, num_envs: int) -> R2D2Carry:
         last_action = jnp.zeros(num_envs, jnp.int32)
         ranks = value_based.environment_ranks(num_envs)
-        return R2D2Carry(self._network.carry(num_envs), last_action, ranks)
-
-    actor_params = value_based.actor_params
+        return R2D2Carry(self.network.carry(num_envs), last_action, ranks)
 
     def act(
         self,
@@ -123,21 +153,23 @@ class R2D2:
     ) -> tuple[jax.Array, PyTree, R2D2Carry]:
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         last_action = carry.last_action[None]
-        q, memory = self._q_values(params.params, carry.memory, timesteps, last_action)
+        q, memory = self.q_values(params.params, carry.memory, timesteps, last_action)
         epsilon = jnp.zeros(())
         if explore:
-            epsilon = value_based.apex_epsilon(params.epsilon, self.apex_alpha, carry.rank)
+            epsilon = value_based.apex_epsilon(params.epsilon, self.settings.apex_alpha, carry.rank)
         action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
         return action, (), R2D2Carry(memory, action, carry.rank)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        recurrent.check_rollout(self.rollout_length, trajectory)
-        carry = _stored(trajectory.carry)
-        return off_policy.learn_with_target_network(self, state, trajectory, key, axis, carry)
+        recurrent.check_rollout(self.buffer.stride, trajectory)
+        update, carry = partial(self.optimizer.update, self.loss, axis), _stored(trajectory.carry)
+        return off_policy.learn_from_replay(
+            self.buffer, update, state, trajectory, key, axis, carry
+        )
 
-    def _loss(
+    def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Return the sum over a sequence of the halved squared errors, a mean over sequences.
@@ -145,44 +177,44 @@ class R2D2:
         Where timesteps of sequences are not valid, it is that of sequences without such.
         """
         del key
-        trajectory = sample.trajectory
-        q = self._unroll(params, trajectory)
-        target_q = self._unroll(target_params, trajectory)
+        settings, trajectory = self.settings, sample.trajectory
+        q = self.unroll(params, trajectory)
+        target_q = self.unroll(target_params, trajectory)
         next_values = value_based.select_action(target_q, jnp.argmax(q, axis=-1))
-        next_values = unsquash(next_values) if self.rescale_values else next_values
+        next_values = unsquash(next_values) if settings.rescale_values else next_values
 
         next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
-        start = self.burn_in_length
+        start = settings.burn_in_length
         targets = n_step_targets(
             next_values,
             next_steps.reward[start:],
-            self.discount * next_steps.discount[start:],
+            settings.discount * next_steps.discount[start:],
             valid[start:],
-            self.n_step,
+            settings.n_step,
         )
-        targets = squash(targets) if self.rescale_values else targets
+        targets = squash(targets) if settings.rescale_values else targets
 
-        learned = slice(start, start + self.unroll_length)
+        learned = slice(start, start + settings.unroll_length)
         action = trajectory.steps.action[learned]
-        predictions = value_based.select_action(q[: self.unroll_length], action)
+        predictions = value_based.select_action(q[: settings.unroll_length], action)
         mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
         loss = Mean(jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0)), jnp.mean(mask))
 
         size = jax.lax.stop_gradient(jnp.abs(td_error))
-        priorities = recurrent.sequence_priorities(size, mask, self.priority_eta)
+        priorities = recurrent.sequence_priorities(size, mask, settings.priority_eta)
         return loss, ({"loss": loss, "q": mean_of(predictions, mask)}, priorities)
 
-    def _unroll(self, params: Params, trajectory: Trajectory) -> jax.Array:
+    def unroll(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return action values `[unroll + n, N, A]` after the burn-in, which gets no gradient."""
         memory, last_action = trajectory.carry
         last_actions = jnp.concatenate([last_action[None], trajectory.steps.action])
         inputs = (trajectory.timesteps(), last_actions)
         return recurrent.unroll(
-            partial(self._q_values, params), memory, inputs, self.burn_in_length
+            partial(self.q_values, params), memory, inputs, self.settings.burn_in_length
         )
 
-    def _q_values(
+    def q_values(
         self, params: Params, memory: PyTree, timesteps: TimeStep, last_actions: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         """Return action values `[T, B, A]` of timesteps `[T, B, ...]`, and the last memory.
@@ -190,32 +222,12 @@ class R2D2:
         `last_actions`, i32 `[T, B]`, are those that led to the timesteps.
         """
         observation = timesteps.observation
-        if self.action_reward_inputs:
-            num_actions = value_based.require_discrete(self.spec).num_actions
-            one_hot = jax.nn.one_hot(last_actions, num_actions)
+        if self.settings.action_reward_inputs:
+            one_hot = jax.nn.one_hot(last_actions, self.num_actions)
             observation = recurrent.with_last_step(observation, timesteps, one_hot)
-        heads, memory = self._network.apply(params, memory, observation, timesteps.first)
+        heads, memory = self.network.apply(params, memory, observation, timesteps.first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
         return mask_logits(timesteps.observation, values), memory
-
-    @property
-    def _network(self) -> Network:
-        spec = require_spec(self.spec)
-        if self.action_reward_inputs:
-            num_actions = value_based.require_discrete(spec).num_actions
-            observation = recurrent.last_step_spec(spec.observation, num_actions)
-            spec = dataclasses.replace(spec, observation=observation)
-        return value_based.build_q_network(self.network, spec, 1, dueling=True)
-
-    @property
-    def _buffer(self) -> Buffer:
-        return recurrent.make_buffer(
-            self, self.replay, self.burn_in_length, self.unroll_length, self.n_step
-        )
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)
 
 
 def _stored(carry: R2D2Carry) -> tuple[PyTree, jax.Array]:

@@ -19,28 +19,35 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import continuous, continuous_networks
-from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous import (
+    ActorCriticState,
+    ActorParams,
+    Learner,
+    Parts,
+    Transition,
+)
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
+from podracer.agents.common.normalization import normalize_observation
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence
 from podracer.means import Mean, mean_of
+from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Replay
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
+    Trajectory,
     bounded,
-    derived,
     static,
     struct,
 )
@@ -51,14 +58,6 @@ class Actor(NamedTuple):
 
     policy: Params
     log_temperature: jax.Array  # f32 [], log alpha
-
-
-@struct
-class SACState(continuous.ActorCriticState):
-    """Learner state; only the critics have targets."""
-
-    params: Parts  # of `Actor` and the critics
-    target_params: tuple[Params, ...]  # of the critics
 
 
 @struct
@@ -96,92 +95,118 @@ class SAC:
     """Network of the policy and of each critic, without their heads; it may be recurrent."""
     recurrence: Recurrence = static(default=Recurrence())
     """Settings for a recurrent network."""
-    rollout_length: Derived[int] = derived()
-    """Timesteps between two stored recurrent states, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        networks = continuous_networks.build(
+            self.network, spec, self.return_distribution, self.recurrence, policy_outputs=2
+        )
+        buffer = continuous.build_buffer(
+            self.replay, spec, networks.recurrence, self.n_step, context.rollout_length
+        )
+        optimizer = continuous.build_optimizer(
+            self.optimizer, self.weight_decay, self.learning_rate
+        )
+        learner = Learner(
+            networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
+        )
+        agent = _SAC(self, networks, learner)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=networks.carry,
+            actor_params=continuous.actor_params,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _SAC:
+    settings: SAC
+    networks: ContinuousNetworks
+    learner: Learner
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        policy, critics = self._networks.init(key, self.num_critics)
-        actor = Actor(policy, jnp.log(jnp.float32(self.initial_temperature)))
-        params = Parts(actor, critics)
-        state = SACState(
-            params=params,
-            target_params=jax.tree.map(jnp.copy, critics),
-            optimizer_states=continuous.init_optimizers(self, params),
-            obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            frames=schedules.init_frames(),
-        )
-        return LearnerState(state, continuous.init_replay(self, num_envs))
-
-    carry = continuous.carry
-    actor_params = continuous.actor_params
+        policy, critics = self.networks.init(key, self.settings.num_critics)
+        actor = Actor(policy, jnp.log(jnp.float32(self.settings.initial_temperature)))
+        carry = self.networks.carry(1)
+        return self.learner.init(Parts(actor, critics), critics, num_envs, carry)
 
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        outputs, carry = continuous.policy_outputs(
-            self, params, params.actor.policy, carry, timestep
-        )
+        """Sample actions of the policy, or take its modes."""
+        timestep = normalize_observation(params.obs_moments, timestep)
+        outputs, carry = self.networks.policy_step(params.actor.policy, carry, timestep)
         policy = _distribution(outputs)
         if explore:
             action, _ = policy.sample(keys)
-            action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
+            random_frames = self.settings.random_frames
+            action = continuous.random_at_start(action, keys, params.frames, random_frames)
         else:
             action = policy.mode()
-        action = to_bounds(self._networks.space, action)
-        return action, (), continuous.with_last_action(carry, action)
+        action = to_bounds(self.networks.space, action)
+        return action, (), continuous_networks.with_last_action(carry, action)
 
-    learn = continuous.learn
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        return self.learner.learn(self.update, state, trajectory, key, axis)
 
-    def _update(
-        self, state: SACState, transition: Transition, key: jax.Array, axis: str | None
-    ) -> tuple[SACState, Metrics, jax.Array]:
+    def update(
+        self, state: ActorCriticState, transition: Transition, key: jax.Array, axis: str | None
+    ) -> tuple[ActorCriticState, Metrics, jax.Array]:
         """Update the critics, then actor and temperature by them, then the targets."""
         critic_key, actor_key = jax.random.split(key)
-        state, (metrics, priorities), norm = continuous.gradient_step(
-            self, "critics", self._critic_loss, state, transition, critic_key, axis
+        grads, (metrics, priorities) = global_grad(
+            self.critic_loss, state.params.critics, state, transition, critic_key, axis=axis
         )
-        state, actor_metrics, actor_norm = continuous.gradient_step(
-            self, "actor", self._actor_loss, state, transition, actor_key, axis
+        state = self.learner.step(state, Parts(None, grads))
+        actor_grads, actor_metrics = global_grad(
+            self.actor_loss, state.params.actor, state, transition, actor_key, axis=axis
         )
+        state = self.learner.step(state, Parts(actor_grads, None))
         target_params = optax.incremental_update(
-            state.params.critics, state.target_params, self.target_update_rate
+            state.params.critics, state.target_params, self.settings.target_update_rate
         )
+        norms = {
+            "gradient_norm": optax.tree.norm(grads),
+            "actor_gradient_norm": optax.tree.norm(actor_grads),
+        }
         state = dataclasses.replace(state, target_params=target_params)
-        norms = {"gradient_norm": norm, "actor_gradient_norm": actor_norm}
         return state, {**metrics, **actor_metrics, **norms}, priorities
 
-    def _critic_loss(
+    def critic_loss(
         self,
         critics: tuple[Params, ...],
-        state: SACState,
+        state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma (min Q'(s', a') - alpha log π(a'|s')), equations 3 and 5."""
-        actor, networks = state.params.actor, self._networks
+        actor, networks = state.params.actor, self.networks
         keys = jax.random.split(key, transition.mask.shape)
         next_obs = transition.next_timestep.observation
-        next_action, next_log_prob = self._policy(actor, next_obs).sample(keys)
+        next_action, next_log_prob = self.policy(actor, next_obs).sample(keys)
         next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
         penalty = jnp.exp(actor.log_temperature) * next_log_prob
-        return continuous.critic_loss(
-            self, critics, networks.min_over_critics(next_outputs), transition, penalty=penalty
-        )
+        return networks.loss(critics, next_outputs, transition, penalty=penalty)
 
-    def _actor_loss(
-        self, actor: Actor, state: SACState, transition: Transition, key: jax.Array
+    def actor_loss(
+        self, actor: Actor, state: ActorCriticState, transition: Transition, key: jax.Array
     ) -> tuple[Mean, Metrics]:
         """Sum the losses of policy and temperature, equations 9 and 18."""
         obs = transition.timestep.observation
         keys = jax.random.split(key, transition.mask.shape)
-        action, log_prob = self._policy(actor, obs).sample(keys)
-        min_q = jnp.min(self._networks.q_values(state.params.critics, obs, action), axis=0)
+        action, log_prob = self.policy(actor, obs).sample(keys)
+        min_q = jnp.min(self.networks.q_values(state.params.critics, obs, action), axis=0)
         temperature = jnp.exp(jax.lax.stop_gradient(actor.log_temperature))
         policy_loss = jnp.mean(transition.mask * (temperature * log_prob - min_q))
 
         # The temperature rises while the entropy is below its target.
-        target_entropy = self.target_entropy * self._networks.space.size
+        target_entropy = self.settings.target_entropy * self.networks.space.size
         excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
         temperature_loss = actor.log_temperature * jnp.mean(transition.mask * excess_entropy)
         share = jnp.mean(transition.mask)
@@ -191,14 +216,9 @@ class SAC:
             "temperature": temperature,
         }
 
-    def _policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
-        return _distribution(self._networks.policy(actor.policy, observation))
-
-    @property
-    def _networks(self) -> ContinuousNetworks:
-        return continuous_networks.build(
-            self.network, self.spec, self.return_distribution, self.recurrence, policy_outputs=2
-        )
+    def policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
+        """Return the distribution of actions."""
+        return _distribution(self.networks.policy(actor.policy, observation))
 
 
 def _distribution(outputs: jax.Array) -> SquashedNormal:

@@ -16,17 +16,29 @@ import jax
 import jax.numpy as jnp
 
 from podracer import networks
-from podracer.agent import require_spec
 from podracer.agents.common import recurrent
+from podracer.agents.common.off_policy import Transition
 from podracer.agents.common.recurrent import History, Recurrence
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
-from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, Params, PyTree
+from podracer.ops.distributions import from_bounds
+from podracer.types import (
+    ArraySpec,
+    Carry,
+    ConfigError,
+    Continuous,
+    EnvironmentSpec,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    struct,
+)
 
 
-def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
-    """Return the continuous action space; raise `ConfigError` if there is no spec or another."""
-    spec = require_spec(spec)
+def require_continuous(spec: EnvironmentSpec) -> Continuous:
+    """Return the continuous action space; raise `ConfigError` if there is another one."""
     if not isinstance(spec.action, Continuous):
         raise ConfigError(
             f"the agent needs continuous actions; {spec.name} has discrete ones: take PPO or DQN."
@@ -104,6 +116,60 @@ class CriticNetworks:
 
         return functools.reduce(smaller, list(outputs))
 
+    def loss(
+        self,
+        params: tuple[Params, ...],
+        next_outputs: jax.Array,
+        transition: Transition,
+        *,
+        penalty: float | jax.Array = 0.0,
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+        """Return the error from targets G + γ (X - penalty), and `(metrics, priorities [N])`.
+
+        X is the smallest value, or its distribution, of `next_outputs [critics, N, Z]`; the penalty
+        `[N]` is SAC's α log π(a'|s'). Errors of values are squared, a distribution has a loss of
+        its own. The loss is the sum over critics and the mean over valid samples with importance
+        weights.
+        """
+        next_outputs = self.min_over_critics(next_outputs)
+        returns, discounts = transition.n_step_return, transition.bootstrap_discount
+        outputs = self.q_outputs(params, transition.timestep.observation, transition.action)
+        if self.distribution is None:
+            target = returns + discounts * (self.mean(next_outputs) - penalty)
+            error = target[None] - self.mean(outputs)
+            losses, errors = 0.5 * error**2, jnp.abs(error)
+        else:
+            losses, errors = jax.vmap(self.distribution.loss, (0, None, None, None))(
+                outputs, next_outputs, returns - discounts * penalty, discounts
+            )
+        loss = mean_of(transition.weight * jnp.sum(losses, axis=0), transition.mask)
+        priorities = transition.mask * jnp.mean(errors, axis=0)
+        q = jnp.mean(self.mean(outputs), axis=0)
+        metrics = {"loss": loss, "q": mean_of(q, transition.mask)}
+        return loss, (metrics, jax.lax.stop_gradient(priorities))
+
+    def recurrent_inputs(self, timesteps: TimeStep, last_actions: jax.Array) -> PyTree:
+        """Return what recurrent networks see of timesteps `[T, B, ...]`, and actions before them.
+
+        Actions are in the units of the environment.
+        """
+        last_actions = from_bounds(self.space, last_actions)
+        return recurrent.with_last_step(timesteps.observation, timesteps, last_actions)
+
+
+@struct
+class MemoryCarry:
+    """Recurrent state of each environment, `[B, ...]`."""
+
+    memory: PyTree  # recurrent state of the policy
+    last_action: jax.Array  # f32 [B, size], 0 before the first one
+
+
+def with_last_action(carry: Carry, action: jax.Array) -> Carry:
+    """Return the carry after actions `[B, size]` in the units of the environment."""
+    is_memory = isinstance(carry, MemoryCarry)
+    return dataclasses.replace(carry, last_action=action) if is_memory else carry
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContinuousNetworks(CriticNetworks):
@@ -123,27 +189,47 @@ class ContinuousNetworks(CriticNetworks):
             return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
         return networks.outputs(self.actor, params, observation)["action"]
 
+    def carry(self, num_envs: int) -> MemoryCarry | tuple[()]:
+        """Return the policy's initial recurrent state, `()` if its network is feed-forward."""
+        if self.recurrence is None:
+            return ()
+        return MemoryCarry(self.actor.carry(num_envs), jnp.zeros((num_envs, self.space.size)))
+
+    def policy_step(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[jax.Array, Carry]:
+        """Return the policy's outputs `[B, n]` for normalized observations, and its new memory.
+
+        The last action in the carry is still the old one, see `with_last_action`.
+        """
+        if not isinstance(carry, MemoryCarry):
+            return self.policy(params, timestep.observation), carry
+        timesteps, last_actions = jax.tree.map(lambda x: x[None], (timestep, carry.last_action))
+        inputs = self.recurrent_inputs(timesteps, last_actions)
+        heads, memory = self.actor.apply(params, carry.memory, inputs, timesteps.first)
+        return heads["action"][0], dataclasses.replace(carry, memory=memory)
+
 
 def build_critics(
-    network: NetworkBuilder, spec: EnvironmentSpec | None, distribution: ReturnDistribution | None
+    network: NetworkBuilder, spec: EnvironmentSpec, distribution: ReturnDistribution | None
 ) -> CriticNetworks:
     """Build Q-networks that take observations and actions as they are."""
-    space, observation = require_continuous(spec), require_spec(spec).observation
-    inputs = {"action": ArraySpec((space.size,)), "observation": observation}
+    space = require_continuous(spec)
+    inputs = {"action": ArraySpec((space.size,)), "observation": spec.observation}
     heads = {"q": Head(1 if distribution is None else distribution.size)}
     return CriticNetworks(space, network.build(inputs, heads), distribution)
 
 
 def build(
     network: NetworkBuilder,
-    spec: EnvironmentSpec | None,
+    spec: EnvironmentSpec,
     distribution: ReturnDistribution | None,
     recurrence: Recurrence,
     *,
     policy_outputs: int,
 ) -> ContinuousNetworks:
     """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
-    space, spec = require_continuous(spec), require_spec(spec)
+    space = require_continuous(spec)
     policy = Head(policy_outputs * space.size, 0.01)
     actor = network.build(spec.observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):

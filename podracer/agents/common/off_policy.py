@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,12 @@ import optax
 
 from podracer import schedules
 from podracer.agent import require_spec
-from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
 from podracer.means import Mean, as_mean
 from podracer.mesh import check_divisible, global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Replay, Sample
-from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,
@@ -28,6 +28,7 @@ from podracer.types import (
     Params,
     TimeStep,
     Trajectory,
+    reset_on_warm_start,
     struct,
 )
 
@@ -36,17 +37,13 @@ from podracer.types import (
 class ReplayLearnerState:
     """Learner state of an agent that learns from a replay."""
 
-    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
+    frames: jax.Array = reset_on_warm_start()
+    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
 
 
-State = TypeVar("State", bound=ReplayLearnerState)
+State = TypeVar("State", bound=ReplayLearnerState | CountedState)
 # (state, sample, key) -> (new state, metrics, priorities f32 [N] of the sample)
 Update = Callable[[State, Sample, jax.Array], tuple[State, Metrics, jax.Array]]
-
-
-def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: int) -> Buffer:
-    """Return a buffer whose samples are `num_transitions` transitions long."""
-    return Buffer(replay, require_spec(spec), num_transitions + 1)
 
 
 def require_feed_forward(network: Network) -> Network:
@@ -120,88 +117,50 @@ def learn_from_replay(
 
 
 @struct
-class TargetNetworkState(ReplayLearnerState):
+class TargetNetworkState(CountedState):
     """Learner state of an agent whose target network is a periodic copy of its parameters."""
 
-    params: Params
     target_params: Params
-    optimizer_state: optax.OptState
     updates: jax.Array  # i32 []
 
 
-class TargetNetworkAgent(Protocol):
-    """Attributes of an agent that `learn_with_target_network` uses."""
+@dataclasses.dataclass(frozen=True)
+class TargetNetworkOptimizer:
+    """Optimizer of parameters that are copied to a target network after every `period`-th step."""
 
-    @property
-    def learning_rate(self) -> Schedule: ...
+    optimizer: ScheduledOptimizer
+    period: int
 
-    @property
-    def target_update_period(self) -> int: ...
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        """Unscaled, see `optimizers`."""
-        ...
-
-    @property
-    def _buffer(self) -> Buffer: ...
-
-    def _loss(
-        self, params: Any, target_params: Any, sample: Sample, key: jax.Array
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
-        """Return the loss and `(metrics, priorities)`."""
-        ...
-
-
-def init_target_network_state(
-    params: Params, optimizer: optax.GradientTransformation
-) -> TargetNetworkState:
-    """Return the state before the first update; the target network equals the parameters."""
-    return TargetNetworkState(
-        params=params,
-        target_params=jax.tree.map(jnp.copy, params),
-        optimizer_state=optimizer.init(params),
-        updates=jnp.int32(0),
-        frames=schedules.init_frames(),
-    )
-
-
-def learn_with_target_network(
-    agent: TargetNetworkAgent,
-    state: LearnerState,
-    trajectory: Trajectory,
-    key: jax.Array,
-    axis: str | None,
-    carry: Carry = (),
-) -> tuple[LearnerState, Metrics]:
-    """Add a rollout to the replay and take optimizer steps on samples, as `learn_from_replay`.
-
-    The parameters are copied to the target network after every `target_update_period`-th step.
-    """
+    def init(self, params: Params) -> TargetNetworkState:
+        """Return the state before the first step; the target network equals the parameters."""
+        return TargetNetworkState(
+            **vars(self.optimizer.init(params)),
+            target_params=jax.tree.map(jnp.copy, params),
+            updates=jnp.int32(0),
+        )
 
     def update(
-        state: TargetNetworkState, sample: Sample, key: jax.Array
+        self,
+        loss: Callable[..., tuple[Mean, tuple[Metrics, jax.Array]]],
+        axis: str | None,
+        state: TargetNetworkState,
+        sample: Sample,
+        key: jax.Array,
     ) -> tuple[TargetNetworkState, Metrics, jax.Array]:
-        grads, (metrics, priorities) = global_grad(
-            agent._loss, state.params, state.target_params, sample, key, axis=axis
-        )
-        learning_rate = schedules.value_at(agent.learning_rate, state.frames)
-        params, optimizer_state = take_step(
-            agent._optimizer, state.params, state.optimizer_state, grads, learning_rate
-        )
-        updates = state.updates + 1
-        state = dataclasses.replace(
-            state,
-            params=params,
-            target_params=optax.periodic_update(
-                params, state.target_params, updates, agent.target_update_period
-            ),
-            optimizer_state=optimizer_state,
-            updates=updates,
-        )
-        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+        """Take a step on a sample of a replay; return the state, metrics and priorities.
 
-    return learn_from_replay(agent._buffer, update, state, trajectory, key, axis, carry)
+        `loss(params, target_params, sample, key)` returns the loss and `(metrics, priorities)`.
+        """
+        grads, (metrics, priorities) = global_grad(
+            loss, state.params, state.target_params, sample, key, axis=axis
+        )
+        state, gradient_metrics = self.optimizer.step(state, grads)
+        updates = state.updates + 1
+        target_params = optax.periodic_update(
+            state.params, state.target_params, updates, self.period
+        )
+        state = dataclasses.replace(state, target_params=target_params, updates=updates)
+        return state, {**metrics, **gradient_metrics}, priorities
 
 
 # --- n-step transitions --------------------------------------------------------------------------
@@ -243,3 +202,28 @@ def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition
         mask=valid[0].astype(jnp.float32),
         weight=sample.weights,
     )
+
+
+# --- of agents that are not built yet -------------------------------------------------------------
+
+
+def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: int) -> Buffer:
+    """Return a buffer whose samples are `num_transitions` transitions long."""
+    return Buffer(replay, require_spec(spec), num_transitions + 1)
+
+
+def init_target_network_state(
+    params: Params, optimizer: optax.GradientTransformation
+) -> TargetNetworkState:
+    """Return the state of `TargetNetworkOptimizer.init`."""
+    return TargetNetworkOptimizer(ScheduledOptimizer(optimizer, 0.0), 1).init(params)
+
+
+def learn_with_target_network(
+    agent: Any, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+) -> tuple[LearnerState, Metrics]:
+    """Learn from the replay by steps of a `TargetNetworkOptimizer`."""
+    optimizer = ScheduledOptimizer(agent._optimizer, agent.learning_rate)
+    optimizer = TargetNetworkOptimizer(optimizer, agent.target_update_period)
+    update = partial(optimizer.update, agent._loss, axis)
+    return learn_from_replay(agent._buffer, update, state, trajectory, key, axis)

@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import require_rollout_length, require_spec
 from podracer.networks import LAST_STEP, Network
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Sample
 from podracer.types import (
     ArraySpec,
     Carry,
@@ -36,18 +35,6 @@ PRIORITY_ETA = 0.9  # of R2D2's section 2.3
 
 
 # --- replay --------------------------------------------------------------------------------------
-
-
-def make_buffer(
-    agent: Any, replay: Replay, burn_in_length: int, unroll_length: int, n_step: int
-) -> Buffer:
-    """Return a buffer of sequences for an agent's updates, which start where a rollout does.
-
-    Raises `ConfigError` where the agent has no rollout length.
-    """
-    rollout_length = require_rollout_length(agent)
-    length = burn_in_length + unroll_length + n_step
-    return Buffer(replay, require_spec(agent.spec), length, rollout_length, every_step=True)
 
 
 def check_rollout(rollout_length: int | None, trajectory: Trajectory) -> None:

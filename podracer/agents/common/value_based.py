@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import numpy as np
 
 from podracer.agent import require_spec
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.off_policy import TargetNetworkState
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_values import ActionValue, ImplicitQuantiles
 from podracer.ops.random import random_words, unit
@@ -48,7 +47,7 @@ def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
 
 def build_q_network(
     network: NetworkBuilder,
-    spec: EnvironmentSpec | None,
+    spec: EnvironmentSpec,
     size: int,
     *,
     dueling: bool,
@@ -67,7 +66,7 @@ def build_q_network(
     heads = {"advantage": head(num_actions * size)}
     if dueling:
         heads["value"] = head(size)
-    return network.build(require_spec(spec).observation, heads)
+    return network.build(spec.observation, heads)
 
 
 def require_for_rule(spec: EnvironmentSpec | None) -> EnvironmentSpec:
@@ -188,19 +187,12 @@ def apex_epsilon(epsilon: jax.Array, apex_alpha: float | jax.Array, rank: jax.Ar
     return epsilon ** (1.0 + apex_alpha * rank)
 
 
-class EpsilonGreedy(Protocol):
-    """Attributes of an agent that `actor_params`, which also serves as a method, uses."""
+def actor_params(epsilon: Schedule) -> Callable[[LearnerState], ActorParams]:
+    """Return a function for `Agent.actor_params`: the network's parameters and present epsilon."""
 
-    @property
-    def epsilon(self) -> Schedule: ...
+    def present_params(state: LearnerState) -> ActorParams:
+        shared: CountedState = state.shared
+        present = jnp.asarray(value_at(epsilon, shared.frames), jnp.float32)
+        return ActorParams(shared.params, present)
 
-
-def actor_params(agent: EpsilonGreedy, state: LearnerState) -> ActorParams:
-    """Return the parameters that `act` takes, from the learner's state."""
-    return exploring_params(agent.epsilon, state)
-
-
-def exploring_params(epsilon: Schedule, state: LearnerState) -> ActorParams:
-    """Return the parameters that `act` takes, with the present epsilon of a schedule."""
-    shared: CountedState | TargetNetworkState = state.shared
-    return ActorParams(shared.params, jnp.asarray(value_at(epsilon, shared.frames), jnp.float32))
+    return present_params
