@@ -14,6 +14,7 @@ from child import call, fingerprint, finish, records, start, wait_for_lines
 from test_selection import entry, stand
 
 import podracer
+from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.drivers import selection
 from podracer.drivers.anakin import AnakinConfig
@@ -309,7 +310,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 def test_the_program_calls_no_host_and_is_given_the_states():
     env = make("catch")
-    agent = dataclasses.replace(EXPERIMENT.agent, spec=env.spec)
+    agent = Blueprint(EXPERIMENT.agent, env.spec, Context(CONFIG.rollout_length))
     mesh = population_mesh(jax.devices()[:1], 4)
     parts = (agent, EXPERIMENT.pods, env, mesh, CONFIG, EXPERIMENT.exchange)
     states = abstract_states(*parts)
