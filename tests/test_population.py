@@ -406,9 +406,9 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     assert {each.pods for each in found} == {(0, 1), (2,)}
     means = [configuration.score.mean for configuration in found]
     assert means == sorted(means, reverse=True)
-    best_agent, best_state = podracer.load(run)
-    agent, state = podracer.load(run, pod=int(np.argmax(last)))
-    assert (best_agent, fingerprint(best_state)) == (agent, fingerprint(state))
+    best, chosen = load_run(run), load_run(run, pod=int(np.argmax(last)))
+    assert best.blueprint == chosen.blueprint
+    assert fingerprint(best.state.learner) == fingerprint(chosen.state.learner)
     returns = {
         line["updates"]: max(line["evaluation_return"])
         for line in pods
@@ -417,7 +417,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     state = load_run(run, checkpoint="best").state
     assert int(state.update) == max(returns, key=lambda update: (returns[update], update))
     again, state = podracer.load(run, pod=1)
-    assert again.learning_rate == 1e-2
+    assert load_run(run, pod=1).blueprint.settings.learning_rate == 1e-2
     assert state.shared.params is not None
     observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
     acted = [podracer.load_policy(run, pod=number)(observations) for number in (0, 1)]

@@ -263,9 +263,9 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert [each.title for each in drawn] == ["Pods", "learning_rate"]
     assert all(len(each.pods) == 4 * (2 * 3 + 1) for each in drawn)
     last = lineage[-1]["hyperparameter_learning_rate"]
-    agent, _, state, _ = load_run(whole, pod=2)
-    assert agent.learning_rate == last[2]
-    assert int(state.update) == 40
+    run = load_run(whole, pod=2)
+    assert run.blueprint.settings.learning_rate == last[2]
+    assert int(run.state.update) == 40
     found = sweep.configurations(whole)
     assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
     assert {each.hyperparameters[0].value for each in found} == set(last)
