@@ -87,6 +87,12 @@ def built(settings: Any, env: Any = WALK) -> Agent:
     return build_agent(Blueprint(settings, env.spec, Context(T)))
 
 
+def methods_of(agent: Agent) -> Any:
+    """The methods of an agent, also those that are not part of its contract."""
+    learn: Any = agent.learn
+    return learn.__self__
+
+
 def fresh(agent: Any) -> LearnerState:
     return agent.init(jax.random.key(0), B)
 
