@@ -15,6 +15,7 @@ import pytest
 from agents import blueprint
 from child import records
 from jax.flatten_util import ravel_pytree
+from runs import anakin_setup, train_anakin
 from walk import close, doubled
 
 import podracer
@@ -45,7 +46,6 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
-from runs import anakin_setup, train_anakin
 
 ENVS, T, K, LIFETIMES, STATES, ACTIONS = 2, 4, 2, 3, 6, 3
 B = LIFETIMES * ENVS

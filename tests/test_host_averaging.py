@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from agents import AGENTS, SMALL, environment_for
 from programs import collectives_by_computation
+from runs import sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
 from podracer.drivers.sebulba import check, driver, lower_update, sebulba
@@ -25,7 +26,6 @@ from podracer.io.checkpoint import fingerprint
 from podracer.mesh import make_mesh
 from podracer.schedules import Linear
 from podracer.types import ConfigError, LearnerState
-from runs import sebulba_setup, train_sebulba
 
 PEERS = ("all", "hypercube", "ring")
 

@@ -13,6 +13,7 @@ import pytest
 from agents import AGENTS, blueprint
 from child import records
 from programs import collectives_by_computation, request
+from runs import anakin_setup, train_anakin
 
 import podracer
 from podracer.agents.common.actor_critic import ParamsState
@@ -41,7 +42,6 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.tournament.config import Tournament, check_pods
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
-from runs import anakin_setup, train_anakin
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
 SMALL = LPG(

@@ -12,6 +12,7 @@ import pytest
 from agents import AGENTS, SMALL, environment_for
 from hosts import SPEC, CounterBatch, Counters, slow
 from programs import collectives_by_computation, optimized
+from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer import mesh
 from podracer.agent import Agent, Blueprint
@@ -51,7 +52,6 @@ from podracer.types import (
     NonFiniteError,
     struct,
 )
-from runs import actor_threads, sebulba_setup, train_sebulba
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts import CounterBatch, Counters
+from runs import actor_threads, sebulba_setup
 
 from podracer import envs
 from podracer.agents.impala import Impala
@@ -41,7 +42,6 @@ from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import EnvironmentFault
-from runs import actor_threads, sebulba_setup
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
 
