@@ -18,7 +18,7 @@ import mctx
 from harness import anakin, append, compare, elsewhere, here, parse, parser
 
 from podracer import envs
-from podracer.agent import Agent, Blueprint, Context, build_agent
+from podracer.agent import Agent, Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, rainbow
@@ -120,7 +120,7 @@ def search(options: Any) -> None:
     env = envs.make("cartpole")
     for simulations in (16, 64):
         settings = MuZero(num_simulations=simulations, replay=REPLAY)
-        agent = build_agent(Blueprint(settings, env.spec))
+        agent = Blueprint(settings, env.spec).build()
         keys = jax.random.split(jax.random.key(0), ENVS)
         params = agent.init(jax.random.key(0), ENVS).shared.params
         timestep = init_actor(agent, env, keys).timestep

@@ -16,7 +16,6 @@ import jax
 from harness import parse
 from records import append, read
 
-from podracer.agent import build_agent
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.export.decision import make_decision
@@ -76,7 +75,7 @@ def measure(recipe: str, format: str, policy: str) -> dict[str, Any]:
     blueprint, env = build(experiment)
     num_envs = experiment.driver.num_envs
     # Compiled, so that the replay buffer is never made.
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     shared = jax.jit(lambda: agent.init(jax.random.key(0), num_envs).shared)()
     state = LearnerState(shared)
     row: dict[str, Any] = {"recipe": recipe, "format": format, "policy": policy}

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from podracer.agent import build_agent
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
@@ -159,7 +158,7 @@ class Run:
         begin: Begin | None = None,
     ) -> None:
         self.experiment, self.setup, self.begin = experiment, setup, begin
-        self.agent, self.env, self.mesh = build_agent(setup.agent), setup.env, setup.mesh
+        self.agent, self.env, self.mesh = setup.agent.build(), setup.env, setup.mesh
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
         self.recorder = Recorder(experiment, setup.env)
         self.is_main = jax.process_index() == 0

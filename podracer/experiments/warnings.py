@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.torso import flattened_images
@@ -14,7 +14,7 @@ from podracer.experiments.torso import flattened_images
 
 def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     """Yield the sentences on an experiment and the blueprint of its agent."""
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
     if possible != experiment.evaluations:
         room = max(1, experiment.num_updates // experiment.evaluations)

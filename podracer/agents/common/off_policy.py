@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import require_spec
 from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
 from podracer.means import Mean, as_mean
 from podracer.mesh import check_divisible, global_grad, num_shards
@@ -207,9 +206,9 @@ def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition
 # --- of agents that are not built yet -------------------------------------------------------------
 
 
-def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: int) -> Buffer:
+def make_buffer(replay: Replay, spec: EnvironmentSpec, num_transitions: int) -> Buffer:
     """Return a buffer whose samples are `num_transitions` transitions long."""
-    return Buffer(replay, require_spec(spec), num_transitions + 1)
+    return Buffer(replay, spec, num_transitions + 1)
 
 
 def init_target_network_state(
