@@ -180,6 +180,7 @@ class Context:
 DEFAULT_CONTEXT = Context()
 
 
+@runtime_checkable
 class Settings(Protocol):
     """Frozen pytree of an agent's settings."""
 

@@ -95,7 +95,7 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
     check_divisible("num_envs", config.num_envs, num_devices)
     check_environment(env)
     share = config.num_envs // num_devices
-    check_agent(blueprint, num_envs=share, length=config.rollout_length, num_devices=num_devices)
+    check_agent(blueprint, num_envs=share, num_devices=num_devices)
     built = blueprint.build()
     if config.fused and not isinstance(built.learn, Fused):
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
+from podracer.agent import Settings
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.exchange import check_period
 from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hyperparameters
@@ -36,7 +37,7 @@ class Experiment:
     environment: str | Environment | HostEnvironments
     """Environment to train in; `podracer list environments` names them. With another one than
     the recipe's its target return is dropped; one of the host implies Sebulba."""
-    agent: Any
+    agent: Settings
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""

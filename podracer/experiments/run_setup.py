@@ -64,14 +64,12 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     if isinstance(env, str):
         env = make_environment(env, experiment)
     settings = over_run(experiment.agent, experiment.num_steps)
-    data = None
-    if isinstance(settings, ReadsFile):
-        data = settings.read(_content(settings))
+    data = settings.read(_content(settings)) if isinstance(settings, ReadsFile) else None
     context = Context(experiment.driver.rollout_length, data)
     return Blueprint(settings, check_spec(env), context), env
 
 
-def _content(settings: Any) -> bytes:
+def _content(settings: ReadsFile) -> bytes:
     try:
         return read_limited(user_path(settings.data_file), LARGE_FILE)
     except (OSError, CheckpointError) as error:

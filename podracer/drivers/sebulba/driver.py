@@ -60,8 +60,8 @@ def check(
             f"--average-every {config.average_every} is never reached in a run of {num_updates} "
             "updates: take a smaller one, or more --frames."
         )
-    num_learners, length = (hosts or split).mesh.shape[DATA], config.rollout_length
-    check_agent(blueprint, num_envs=batch_size, length=length, num_devices=num_learners)
+    num_learners = (hosts or split).mesh.shape[DATA]
+    check_agent(blueprint, num_envs=batch_size, num_devices=num_learners)
     check_policy(blueprint.build(), "take --arch anakin")
     if config.updates_per_batch > 1 and uses_host_memory(blueprint, batch_size):
         raise ConfigError(
