@@ -99,7 +99,6 @@ AGENTS = {
     "r2d2": R2D2(
         network=RECURRENT,
         replay=dataclasses.replace(REPLAY, prioritized=True),
-        rollout_length=8,
         burn_in_length=4,
         unroll_length=8,
         n_step=2,
@@ -124,7 +123,6 @@ AGENTS = {
         random_frames=400,
         normalize_observations=True,
         recurrence=RECURRENCE,
-        rollout_length=8,
     ),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
     "td3-lstm": td3(
@@ -133,7 +131,6 @@ AGENTS = {
         random_frames=400,
         n_step=2,
         recurrence=RECURRENCE,
-        rollout_length=8,
     ),
     "fast_td3": td3(
         network=TorsoNetwork(MLP((16,), residual_blocks=1)),
@@ -242,7 +239,6 @@ PROBE_AGENTS = {
         replay=dataclasses.replace(PROBE_REPLAY, prioritized=True, batch_size=32),
         epsilon=0.05,
         apex_alpha=1.0,
-        rollout_length=8,
         burn_in_length=4,
         unroll_length=8,
         n_step=2,
@@ -289,7 +285,6 @@ RECURRENT_PROBE_AGENTS = {
         network=RECURRENT_TANH,
         replay=dataclasses.replace(PROBE_REPLAY, batch_size=32),
         recurrence=Recurrence(burn_in_length=4, unroll_length=8, head_size=16),
-        rollout_length=8,
     )
     for name in ("td3", "sac")
 }

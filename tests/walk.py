@@ -87,6 +87,11 @@ def built(settings: Any, env: Any = WALK) -> Agent:
     return build_agent(Blueprint(settings, env.spec, Context(T)))
 
 
+def parts(agent: Agent) -> Any:
+    """The settings, networks and so on that the functions of an agent of the library belong to."""
+    return agent.init.__self__  # type: ignore[attr-defined]
+
+
 def fresh(agent: Any) -> LearnerState:
     return agent.init(jax.random.key(0), B)
 
