@@ -23,7 +23,7 @@ from walk import (
     enter,
     fresh,
     learn,
-    parts,
+    methods_of,
     with_rewards,
 )
 
@@ -352,7 +352,7 @@ def test_rainbow_on_atari_is_that_of_its_paper():
     assert (replay.warmup, replay.capacity, replay.batch_size) == (20_000, 1_000_000, 32)
     assert (replay.priority_exponent, replay.importance_exponent) == (0.5, Linear(0.4, 1.0, 50e6))
     screens = ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
-    network = parts(agent.build(EnvironmentSpec("atari", screens, Discrete(6)))).network
+    network = methods_of(agent.build(EnvironmentSpec("atari", screens, Discrete(6)))).network
     trunk = jax.eval_shape(network.init, jax.random.key(0))["shared"]
     convolutions, dense = trunk.layers
     assert (len(convolutions), len(dense)) == (3, 0)
@@ -417,7 +417,7 @@ def test_td3_moves_policy_and_targets_every_second_time():
 def drawn(agent, env):
     """A fresh learner's state, and transitions of a rollout with importance weights."""
     state, trajectory = begin(agent, env)
-    shared, learner = state.shared, parts(agent).learner
+    shared, learner = state.shared, methods_of(agent).learner
 
     @jax.jit
     def draw(replay):
@@ -439,7 +439,7 @@ def test_categorical_critics_learn_the_smaller_target_distribution(name):
     shared, transition = drawn(agent, env)
     mask = np.random.default_rng(1).integers(2, size=32).astype(np.float32)
     transition = dataclasses.replace(transition, mask=jnp.asarray(mask))
-    agent, key = parts(agent), jax.random.key(5)
+    agent, key = methods_of(agent), jax.random.key(5)
     networks = agent.networks
     next_obs, penalty = transition.next_timestep.observation, np.zeros(32)
     if name == "sac-c51":
@@ -491,7 +491,7 @@ def test_two_devices_update_as_one_does():
     def update(devices):
         return jax.jit(
             jax.shard_map(
-                lambda *args: parts(agent).update(*args, jax.random.key(0), DATA)[::2],
+                lambda *args: methods_of(agent).update(*args, jax.random.key(0), DATA)[::2],
                 mesh=make_mesh(find_devices(devices)),
                 in_specs=(REPLICATED, SHARDED),
                 out_specs=(REPLICATED, SHARDED),
@@ -509,7 +509,7 @@ def test_matrices_decay_and_nothing_else_does():
     agent = built(settings, BOXED)
     shared = jax.eval_shape(lambda: fresh(agent)).shared
     params = jax.tree.map(lambda x: jnp.full(x.shape, 3.0), shared.params)
-    optimizer = parts(agent).learner.optimizer.optimizer
+    optimizer = methods_of(agent).learner.optimizer.optimizer
     for part in params:
         updates, _ = optimizer.update(
             jax.tree.map(jnp.zeros_like, part), optimizer.init(part), part
@@ -520,7 +520,7 @@ def test_matrices_decay_and_nothing_else_does():
 
     stacked = TorsoNetwork(ResNet(channels=(4,), blocks=3, hidden=8, layer_norm=True))
     spec = EnvironmentSpec("images", ArraySpec((4, 4, 1), jnp.uint8), BOX)
-    agent = parts(dataclasses.replace(settings, network=stacked).build(spec))
+    agent = methods_of(dataclasses.replace(settings, network=stacked).build(spec))
     critic = agent.networks.init(jax.random.key(0), 1)[1][0]
     zeros = jax.tree.map(jnp.zeros_like, critic)
     updates, _ = optimizer.update(zeros, optimizer.init(critic), critic)
@@ -549,7 +549,7 @@ def test_the_policy_follows_the_updated_critics(name):
     agent, env = agent_and_env(name, random_frames=0)
     shared, transition = drawn(agent, env)
     key = jax.random.key(5)
-    agent = parts(agent)
+    agent = methods_of(agent)
     new, _, _ = jax.jit(agent.update, static_argnums=3)(shared, transition, key, None)
     actor_key = (jax.random.split(key)[1],) if name == "sac" else ()
 
@@ -627,13 +627,13 @@ def test_stored_memories_are_those_of_acting():
     stored = r2d2._stored(trajectory.carry)
     assert np.abs(jax.tree.leaves(stored[0])[0]).max() > 0.01
     assert np.asarray(stored[1]).any()
-    buffer = parts(agent).buffer
+    buffer = methods_of(agent).buffer
     memory = buffer.add(state.local, trajectory.steps, stored)
     sample = buffer.sample(memory, jax.random.key(0), 32)
     params = state.shared.params
 
     q, carry = [], trajectory.carry  # one step at a time, as in acting
-    step = jax.jit(parts(agent).q_values)
+    step = jax.jit(methods_of(agent).q_values)
     for t in range(8):
         timestep = jax.tree.map(lambda x, t=t: x[t : t + 1], trajectory.steps.timestep)
         values, after = step(params, carry.memory, timestep, carry.last_action[None])
@@ -641,7 +641,7 @@ def test_stored_memories_are_those_of_acting():
         action = trajectory.steps.action[t]
         carry = dataclasses.replace(carry, memory=after, last_action=action)
     agent, _ = agent_and_env("r2d2", burn_in_length=0)
-    got = jax.jit(parts(agent).unroll)(params, sample.trajectory)
+    got = jax.jit(methods_of(agent).unroll)(params, sample.trajectory)
     close(got, jnp.stack(q)[:, sample.rows], 1e-5)
 
 
@@ -656,7 +656,7 @@ def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
         other = dataclasses.replace(timesteps, reward=rewards)
         memory = jax.tree.map(jnp.zeros_like, carry.memory)
         # Of single timesteps, so that only their own inputs can matter.
-        one = lambda x, a: parts(agent).q_values(params, memory, _add_axis(x), a[None])[0][0]  # noqa: E731
+        one = lambda x, a: methods_of(agent).q_values(params, memory, _add_axis(x), a[None])[0][0]  # noqa: E731
         return np.asarray(jax.jit(jax.vmap(one))(other, actions))
 
     q = values(agent, last_actions, timesteps.reward)
@@ -670,7 +670,7 @@ def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
     blind, _ = agent_and_env("r2d2", action_reward_inputs=False)
     assert jax.eval_shape(learn, blind, *begin(blind, env))
     for other, inputs in ((agent, 8 + 3 + 1), (blind, 8)):
-        trunk = jax.eval_shape(parts(other).network.init, jax.random.key(0))["shared"]
+        trunk = jax.eval_shape(methods_of(other).network.init, jax.random.key(0))["shared"]
         assert trunk.layers[-1][0].weight.shape == (2, 8)  # they go past the torso
         assert trunk.cell.weight_ih.shape[1] == inputs
 

@@ -16,10 +16,12 @@ import numpy as np
 import optax
 import pytest
 from agents import AGENTS as SMALL_AGENTS
+from agents import blueprint
 from test_off_policy import AGENTS as REPLAY_AGENTS
 from walk import WALK, network
 
 import podracer
+from podracer.agent import build_agent
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
@@ -119,7 +121,7 @@ def values_of(metrics):
 
 @functools.cache
 def learned(name, length, kind):
-    agent = dataclasses.replace(ON_POLICY[name], spec=WALK.spec)
+    agent = build_agent(blueprint(ON_POLICY[name], WALK.spec))
     state = agent.init(jax.random.key(0), COLUMNS)
     trajectory = trajectory_of(agent, agent.actor_params(state), twins(length)[kind])
     state, metrics = jax.jit(agent.learn, static_argnums=3)(

@@ -229,7 +229,7 @@ def test_what_a_run_leaves(finished):
     assert result.metrics["updates"] == 40
     agent, state = podracer.load(run)
     assert fingerprint(state) == fingerprint(result.state)
-    assert agent == result.agent
+    assert (agent.name, agent.spec) == (result.agent.name, result.agent.spec)
     assert not (run / "crash.json").exists()
 
 
@@ -393,9 +393,9 @@ def test_a_policy_is_exported_in_another_environment(finished, tmp_path):
 def test_an_evaluation_can_be_repeated(finished):
     from podracer.evaluate import make_evaluator
 
-    agent, env, state, _ = load_run(finished.run_dir)
-    evaluate = make_evaluator(agent, env, 8)
-    again = evaluate(agent.actor_params(state.learner), state.key, state.update)
+    run = load_run(finished.run_dir)
+    evaluate, state = make_evaluator(run.agent, run.env, 8), run.state
+    again = evaluate(run.agent.actor_params(state.learner), state.key, state.update)
     assert np.array_equal(again.returns, finished.evaluation.returns)
     assert again.unfinished == 0
     assert set(again.lengths) == {9}

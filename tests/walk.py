@@ -87,9 +87,10 @@ def built(settings: Any, env: Any = WALK) -> Agent:
     return build_agent(Blueprint(settings, env.spec, Context(T)))
 
 
-def parts(agent: Agent) -> Any:
-    """The settings, networks and so on that the functions of an agent of the library belong to."""
-    return agent.init.__self__  # type: ignore[attr-defined]
+def methods_of(agent: Agent) -> Any:
+    """The methods of an agent, also those that are not part of its contract."""
+    learn: Any = agent.learn
+    return learn.__self__
 
 
 def fresh(agent: Any) -> LearnerState:

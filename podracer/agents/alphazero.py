@@ -93,12 +93,12 @@ class AlphaZero:
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
+        value_based.require_discrete(spec)
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
                 f"state: take --environment model:{spec.name}."
             )
-        value_based.require_discrete(spec)
         model = spec.extension
         network = off_policy.require_feed_forward(
             actor_critic.build_network(self.network, model.spec)
