@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 
 import podracer
 from podracer import envs
+from podracer.agent import Context, ReadsFile
 from podracer.agents.a2c import A2C
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
 from podracer.agents.disco import rule_file as disco_file
@@ -81,9 +82,12 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
     return jax.lax.scan(update, start, jnp.arange(updates, dtype=jnp.uint32))[1]
 
 
-def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
+def lives(settings: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
     """Return the same for several students `[lives, updates]`, one after another."""
-    agent = dataclasses.replace(agent, spec=env.spec)
+    data = None
+    if isinstance(settings, ReadsFile):
+        data = settings.read(Path(settings.data_file).read_bytes())
+    agent = settings.build(env.spec, Context(options.rollout, data))
     one = partial(life, agent, env, options.envs, options.rollout, options.updates)
     keys = jax.random.split(jax.random.key(options.seed), options.lives)
     return np.asarray(jax.jit(partial(jax.lax.map, one))(keys))
@@ -110,19 +114,13 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def student(file: Path, network: Any, **settings: Any) -> LPGStudent | Disco:
-    """Return an agent that the rule of a file trains."""
-    content = file.read_bytes()
-    if is_disco_rule(content):
-        return disco_student(content, network, **settings)
-    rule, params = read_rule(file)
-    return lpg_student(rule, network, rule_file=str(file), rule_params=params, **settings)
+    """Return an agent that the rule of a file trains.
 
-
-def disco_student(content: bytes, network: Any, **settings: Any) -> Disco:
-    """Return a student of a DiscoRL rule, of the size with which `DiscoDiscovery` has learned it.
-
-    Its replay is the smallest there is, of three rollouts of 64 environments.
+    One of a DiscoRL rule has the size with which `DiscoDiscovery` has learned it, and the smallest
+    replay there is, of three rollouts of 64 environments.
     """
+    if not is_disco_rule(file.read_bytes()):
+        return lpg_student(read_rule(file)[0], network, rule_file=str(file), **settings)
     like = DiscoDiscovery()
     settings = {"learning_rate": like.student_learning_rate} | settings
     return Disco(
@@ -131,10 +129,10 @@ def disco_student(content: bytes, network: Any, **settings: Any) -> Disco:
         support_max=like.support_max,
         support_size=like.support_size,
         model_size=like.model_size,
-        rollout_length=20,
         replay=Replay(capacity=3 * 64 * 20, batch_size=64, warmup=0),
+        rule_file=str(file),
         **settings,
-    ).with_data(content)
+    )
 
 
 def _initial(file: Path, seed: int) -> Path:

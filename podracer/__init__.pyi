@@ -97,5 +97,6 @@ from podracer.types import PodracerError as PodracerError
 from podracer.types import TimeStep as TimeStep
 from podracer.types import Trajectory as Trajectory
 from podracer.types import bounded as bounded
+from podracer.types import reset_on_warm_start as reset_on_warm_start
 from podracer.types import static as static
 from podracer.types import struct as struct

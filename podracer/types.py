@@ -61,6 +61,15 @@ def derived(*, leaf: bool = False) -> Any:
     return dataclasses.field(default=None, metadata={"static": not leaf, "derived": True})
 
 
+def reset_on_warm_start() -> Any:
+    """Declare a field of a learner's state that begins anew where a run takes another's weights.
+
+    It stays an array, or a tree of them. Counters of frames and what belongs to one environment
+    are such fields.
+    """
+    return dataclasses.field(metadata={"reset_on_warm_start": True})
+
+
 def flag(name: str) -> Any:
     """Annotate a field with the name of its flag, `Annotated[float, flag("optimizer-epsilon")]`.
 
@@ -69,7 +78,9 @@ def flag(name: str) -> Any:
     return tyro.conf.arg(name=name)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(static, reset_on_warm_start, dataclasses.field)
+)
 def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree; `static()` fields are structure, not leaves."""
     cls = dataclasses.dataclass(frozen=True)(cls)

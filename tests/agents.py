@@ -44,27 +44,23 @@ REPLAY = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
 def student_of_untrained_rule():
     """A student whose rule has learned nothing yet; its file is the same for all test processes."""
     rule = UpdateRule(units=8, embedding=4, predictions=4)
-    params = rule.init(jax.random.key(0))
     path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
-    path.write_bytes(encode_rule(rule, params, {}))
-    return lpg_student(rule, SMALL, rule_file=str(path), rule_params=params)
+    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
+    return lpg_student(rule, SMALL, rule_file=str(path))
 
 
 def student_of_random_disco_rule():
     """A student of a rule with random weights; its file is the same for all test processes."""
-    content = disco.file_of(disco.random_rule())
     path = Path(tempfile.gettempdir()) / f"podracer-test-disco-{os.getuid()}.npz"
-    path.write_bytes(content)
-    agent = Disco(
+    path.write_bytes(disco.file_of(disco.random_rule()))
+    return Disco(
         network=SMALL,
         replay=REPLAY,
         support_max=3.0,
         support_size=11,
         model_size=4,
-        rollout_length=8,
         rule_file=str(path),
     )
-    return agent.with_data(content)
 
 
 AGENTS = {

@@ -17,6 +17,7 @@ import pytest
 from walk import WALK, close, slow
 
 import podracer
+from podracer.agent import Blueprint, Context
 from podracer.agents.common.lifetimes import to_experience
 from podracer.agents.disco import Disco
 from podracer.agents.disco.network import StudentParams
@@ -33,6 +34,7 @@ from podracer.experiments.serialization import from_json, to_json
 from podracer.io.npz import digest_of
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.transforms import evenly_spaced
 from podracer.replay import Replay, Sample
 from podracer.types import (
     ArraySpec,
@@ -57,8 +59,6 @@ STUDENT = Disco(
     support_size=disco.BINS,
     model_size=disco.MODEL_SIZE,
     network=TorsoNetwork(MLP(())),
-    rollout_length=disco.T + 1,
-    spec=SPEC,
 )
 
 
@@ -66,11 +66,17 @@ STUDENT = Disco(
 
 
 @pytest.fixture(params=["random", pytest.param("disco_103", marks=needs_file)])
-def case(request: Any) -> tuple[Disco, dict[str, Any]]:
+def case(request: Any) -> tuple[Any, dict[str, Any]]:
     """A student of a rule, and what the published code computes for it."""
     is_random = request.param == "random"
     content = disco.file_of(disco.random_rule()) if is_random else PUBLISHED.read_bytes()
-    return STUDENT.with_data(content), GOLDEN[request.param]
+    return built(content), GOLDEN[request.param]
+
+
+def built(content: bytes) -> Any:
+    """The functions of a student of the rule in a file, those of its built agent and others."""
+    context = Context(disco.T + 1, STUDENT.read(content))
+    return STUDENT.build(SPEC, context).init.__self__  # type: ignore[attr-defined]
 
 
 def sample_of(number: int) -> Sample:
@@ -144,9 +150,10 @@ def with_layers(params: StudentParams, layers: dict[str, dict[str, np.ndarray]])
     )
 
 
-def initial_state(agent: Disco) -> Any:
+def initial_state(agent: Any) -> Any:
     shared = agent.init(jax.random.key(0), 1).shared
-    params = with_layers(shared.params, disco.random_student(agent.predictions))
+    predictions = shared.rule.prediction.bias.size
+    params = with_layers(shared.params, disco.random_student(predictions))
     return dataclasses.replace(shared, params=params, target_params=params)
 
 
@@ -160,11 +167,12 @@ def test_targets_are_those_of_the_published_code(case):
     @jax.jit
     def targets_of(state: Any, trajectory: Trajectory) -> Any:
         data = to_experience(trajectory, trajectory.steps.extras["policy"])
-        outputs = agent._network.apply(state.params, (), data.observation, data.first)
-        support = agent._students(state.rule, 0.0).support
+        outputs = agent.network.apply(state.params, (), data.observation, data.first)
+        support = evenly_spaced(-disco.MAX_VALUE, disco.MAX_VALUE, disco.BINS)
         values = estimate_values(outputs, outputs, data, support, 0.997, 0.95)
         mean, square = jnp.mean(values.advantages), jnp.mean(values.advantages**2)
-        values = values.normalized(state.moments.update(mean, square))
+        moments, _ = state.moments.update([jnp.ones(()), mean, square])
+        values = values.normalized(moments)
         targets, _ = apply_rule(state.rule, state.memory, data, outputs, outputs, values)
         return values.targets, targets
 
@@ -178,7 +186,7 @@ def test_updates_are_those_of_the_published_code(case):
     """Losses, parameters and their targets, moments and the lifetime's memory of three updates."""
     agent, want = case
     state, losses = initial_state(agent), []
-    update = jax.jit(partial(agent._update, axis=None))
+    update = jax.jit(partial(agent.update, axis=None))
     for number in range(disco.UPDATES):
         state, metrics, _ = update(state, sample_of(number), jax.random.key(0))
         losses.append(metrics["loss"])
@@ -197,8 +205,8 @@ def test_updates_are_those_of_the_published_code(case):
 
 
 @pytest.fixture(scope="module")
-def student() -> Disco:
-    return STUDENT.with_data(disco.file_of(disco.random_rule()))
+def student() -> Any:
+    return built(disco.file_of(disco.random_rule()))
 
 
 def with_time_outs(sample: Sample) -> Sample:
@@ -229,7 +237,7 @@ def changed_at_time_outs(sample: Sample) -> Sample:
 
 def test_what_happens_at_a_time_out_teaches_nothing(student):
     """Neither the student nor the memory and the moments of its lifetime."""
-    update = jax.jit(partial(student._update, axis=None))
+    update = jax.jit(partial(student.update, axis=None))
     state, sample = initial_state(student), with_time_outs(sample_of(0))
     state, _, _ = update(state, sample, jax.random.key(0))  # else the memory is without effect
     want, _, _ = update(state, sample, jax.random.key(0))
@@ -259,7 +267,7 @@ def test_an_update_does_not_depend_on_the_number_of_devices(student, devices):
     specs = Sample(Trajectory(time_major, spec, (), ()), spec, spec, spec)
 
     def update(sample: Sample, axis: str | None) -> Any:
-        return student._update(state, sample, jax.random.key(0), axis=axis)[0]
+        return student.update(state, sample, jax.random.key(0), axis=axis)[0]
 
     sharded = jax.shard_map(
         partial(update, axis="data"),
@@ -274,23 +282,25 @@ def test_an_update_does_not_depend_on_the_number_of_devices(student, devices):
 @pytest.mark.parametrize("memory", ["none", slow("gru"), slow("lstm")])
 def test_the_agent_keeps_the_contract(student, memory):
     network = TorsoNetwork(MLP((8,)), memory=memory, memory_size=4)
-    agent = dataclasses.replace(student, network=network, spec=WALK.spec, rollout_length=8)
-    check_agent(agent, num_envs=4, length=8)
+    settings = dataclasses.replace(STUDENT, network=network)
+    context = Context(8, student.rule_params)
+    check_agent(Blueprint(settings, WALK.spec, context), num_envs=4, length=8)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rollout_length": None}, "has no `rollout_length`"),
         ({"rollout_length": 1}, "transitions within a rollout: make it longer"),
-        ({"rule_params": None}, "has no `rule_params`"),
-        ({"predictions": None}, "give it a rule"),
+        ({"data": None}, "Disco has no rule: give `build` a Context"),
         ({"replay": Replay(prioritized=True)}, "samples its replay uniformly"),
     ],
 )
 def test_what_cannot_be_is_refused(student, change, message):
+    context = {"rollout_length": disco.T + 1, "data": student.rule_params}
+    context |= {name: value for name, value in change.items() if name in context}
+    settings = {name: value for name, value in change.items() if name not in context}
     with pytest.raises(ConfigError, match=message):
-        check_agent(dataclasses.replace(student, **change), length=disco.T + 1)
+        dataclasses.replace(STUDENT, **settings).build(SPEC, Context(**context))
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -367,9 +377,9 @@ def test_a_rule_of_lpg_is_not_one_of_disco(tmp_path):
 
 @needs_file
 def test_the_published_file_is_read():
-    agent = Disco().with_data(PUBLISHED.read_bytes())
-    assert agent.predictions == 600
-    assert sum(x.size for x in jax.tree.leaves(agent.rule_params)) == 754_778
+    params = Disco().read(PUBLISHED.read_bytes())
+    assert params.prediction.bias.size == 600
+    assert sum(x.size for x in jax.tree.leaves(params)) == 754_778
 
 
 @needs_file

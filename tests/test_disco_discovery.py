@@ -12,19 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import blueprint
 from child import records
 from jax.flatten_util import ravel_pytree
 from runs import anakin_setup, train_anakin
 from walk import close, doubled
 
 import podracer
-from podracer.agents.common import meta_training
+from podracer.agent import Context
 from podracer.agents.common.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
-from podracer.agents.common.meta_objective import MetaBatch
+from podracer.agents.common.meta_training import MetaBatch
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
-from podracer.agents.disco.agent import DiscoState
+from podracer.agents.disco.learning import StudentState, build_optimizer
 from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
-from podracer.agents.disco.students import StudentState, build_optimizer
+from podracer.agents.disco.student import DiscoState
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
@@ -53,7 +54,6 @@ SMALL = DiscoDiscovery(
     learning_rate=1e-2,
     critic_learning_rate=0.1,
     inner_updates=K,
-    rollout_length=T,
     rule=SIZE,
     support_max=2.0,
     support_size=5,
@@ -67,7 +67,7 @@ SPEC = EnvironmentSpec(
     Discrete(ACTIONS),
     extension=TaskGroups(ENVS, 100, ("one", "two")),
 )
-AGENT = dataclasses.replace(SMALL, spec=SPEC)
+AGENT: Any = blueprint(SMALL, SPEC, T).build().init.__self__  # type: ignore[attr-defined]
 WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
 
 
@@ -99,7 +99,7 @@ def random_batch() -> tuple[Any, MetaBatch]:
         )
 
     students: StudentState = state.local.students
-    moments = students.moments.update(jnp.float32(0.1), jnp.float32(1.0))
+    moments, _ = students.moments.update([jnp.float32(x) for x in (1.0, 0.1, 1.0)])
     adam = students.optimizer_state[0]  # after some updates its steps are more than a sign
     adam = adam._replace(
         count=adam.count + 5,
@@ -136,23 +136,22 @@ def random_batch() -> tuple[Any, MetaBatch]:
 def test_a_student_learns_as_one_of_disco_does():
     """Its update, with the state that the rule keeps, is that of `Disco` from the same rollout."""
     rule, batch = random_batch()
-    agent = dataclasses.replace(AGENT, student_learning_rate=0.01)
     disco = Disco(
         learning_rate=0.01,
-        discount=agent.discount,
-        support_max=agent.support_max,
-        support_size=agent.support_size,
-        model_size=agent.model_size,
+        discount=SMALL.discount,
+        support_max=SMALL.support_max,
+        support_size=SMALL.support_size,
+        model_size=SMALL.model_size,
         network=Table(),
-        predictions=SIZE.predictions,
-        rollout_length=T + 1,
-        spec=EnvironmentSpec("states", STATE, Discrete(ACTIONS)),
     )
+    spec = EnvironmentSpec("states", STATE, Discrete(ACTIONS))
+    single: Any = disco.build(spec, Context(T + 1, rule)).init.__self__  # type: ignore[attr-defined]
     data = jax.tree.map(lambda x: x[0], to_rollouts(batch.window))
-    students = dataclasses.replace(agent._students, optimizer=build_optimizer())
+    settings = dataclasses.replace(SMALL, student_learning_rate=0.01)
+    students = dataclasses.replace(AGENT.students, settings=settings, optimizer=build_optimizer())
     logits = students.policy(batch.students.params, data.observation, data.first)
     got, _ = jax.jit(students.update)(rule, batch.students, data)
-    update = jax.jit(partial(disco._update, axis=None))
+    update = jax.jit(partial(single.update, axis=None))
     for lifetime in range(LIFETIMES):
         own = slice(lifetime * ENVS, (lifetime + 1) * ENVS)
         before = jax.tree.map(lambda x, i=lifetime: x[i], batch.students)
@@ -198,10 +197,10 @@ def meta_loss(batch: MetaBatch, rule: Any) -> jax.Array:
     students, aux = batch.students, []
     for k in range(K):
         data = jax.tree.map(lambda x, k=k: x[k], to_rollouts(batch.window))
-        students, regularizers = AGENT._students.update(rule, students, data)
+        students, regularizers = AGENT.students.update(rule, students, data)
         aux.append(regularizers)
     data, advantages = to_rollout((batch.rollout, batch.advantages))
-    return meta_training.build(AGENT).objective.loss(
+    return AGENT.meta_loss(
         students,
         jax.tree.map(lambda *x: jnp.stack(x), *aux),
         data,
@@ -215,7 +214,7 @@ def test_the_meta_gradient_equals_finite_differences():
     """In random directions, and for single parameters of each of the rule's layers."""
     with jax.enable_x64(True):  # finite differences lose half of all digits
         rule, batch = jax.tree.map(doubled, random_batch())
-        grads, loss, *_ = jax.jit(meta_training.build(AGENT).objective.grad)(rule, batch)
+        grads, loss, *_ = jax.jit(AGENT.meta_grad)(rule, batch)
         value = jax.jit(partial(meta_loss, batch))
         np.testing.assert_allclose(loss, value(rule), rtol=1e-10)
         flat, unravel = ravel_pytree(rule)
@@ -238,7 +237,7 @@ def test_the_meta_gradient_equals_finite_differences():
 @pytest.mark.parametrize("gradient", [0.0, 1e-9, 1e-6, 1e-3])
 def test_small_gradients_of_students_do_not_decide_the_meta_gradient(gradient):
     """Adam's step is a function of its gradient whose slope grows as that becomes small."""
-    optimizer = AGENT._students.optimizer
+    optimizer = AGENT.students.optimizer
 
     def step(gradient):
         return optimizer.update(gradient, optimizer.init(jnp.float32(0)))[0]
@@ -263,17 +262,15 @@ def test_a_new_rule_comes_back_from_its_file():
 
 
 def test_the_agent_keeps_the_contract():
-    agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
-    check_agent(agent, num_envs=2 * ENVS, length=T)
+    check_agent(blueprint(SMALL, make(WORLDS).spec, T), num_envs=2 * ENVS, length=T)
 
 
 def test_what_cannot_be_is_refused_before_any_compile():
     with pytest.raises(ConfigError, match="take lifetimes:catch"):
-        check_agent(dataclasses.replace(SMALL, spec=make("catch").spec), length=T)
-    memory = TorsoNetwork(MLP((4,)), memory="gru")
-    spec = make("lifetimes:catch,envs=2").spec
+        check_agent(blueprint(SMALL, make("catch").spec, T), length=T)
+    memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
     with pytest.raises(ConfigError, match="need a feed-forward network"):
-        check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
+        check_agent(blueprint(memory, make("lifetimes:catch,envs=2").spec, T), length=T)
 
 
 DRIVER = AnakinConfig(4 * ENVS, T, 1)
@@ -283,7 +280,7 @@ DRIVER = AnakinConfig(4 * ENVS, T, 1)
 def test_students_learn_at_once_and_the_rule_when_its_window_is_full():
     """A window of one rollout, as a longer one takes longer to compile."""
     env, mesh = make(WORLDS), make_mesh(jax.devices()[:1])
-    agent = dataclasses.replace(SMALL, inner_updates=1, spec=env.spec)
+    agent = blueprint(dataclasses.replace(SMALL, inner_updates=1), env.spec, T)
     state = init_state(agent, env, mesh, DRIVER, jax.random.key(7))
     states = [jax.tree.map(np.array, state.learner)]
     progress = anakin(agent, env, mesh, DRIVER, state, num_updates=2, boundary=lambda _: True)
@@ -369,7 +366,7 @@ def test_resumed_equals_uninterrupted_and_the_rule_trains_others(tmp_path, capsy
 def test_the_rule_is_drawn():
     from matplotlib.figure import Figure
 
-    agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
-    figure = Figure()
-    agent.draw(agent.init(jax.random.key(0), 2 * ENVS), figure)
+    agent, figure = blueprint(SMALL, make(WORLDS).spec, T).build(), Figure()
+    assert agent.rule is not None
+    agent.rule.draw(agent.init(jax.random.key(0), 2 * ENVS), figure)
     assert [axes.get_xlabel() for axes in figure.axes] == ["return", "return"]

@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS
+from agents import AGENTS, blueprint
 from child import records
 from programs import collectives_by_computation, request
 from runs import anakin_setup, train_anakin
 
 import podracer
-from podracer.agents.common import meta_training
 from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.lifetimes import (
     Experience,
@@ -24,7 +23,7 @@ from podracer.agents.common.lifetimes import (
     to_rollout,
     to_rollouts,
 )
-from podracer.agents.common.meta_objective import MetaBatch
+from podracer.agents.common.meta_training import CRITIC_OPTIMIZER, MetaBatch
 from podracer.agents.lpg import LPG, UpdateRule
 from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
@@ -41,7 +40,7 @@ from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
-from podracer.tournament.config import Tournament
+from podracer.tournament.config import Tournament, check_pods
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
@@ -50,7 +49,6 @@ SMALL = LPG(
     student_learning_rate=10.0,
     critic_learning_rate=0.1,
     inner_updates=K,
-    rollout_length=T,
     rule=UpdateRule(units=4, embedding=3, predictions=3),
 )
 COUNT = ArraySpec((), np.int32)
@@ -67,16 +65,21 @@ def test_a_rule_does_not_learn_by_self_play():
     """It sees neither a discount of -1 nor whose turn it is."""
     spec = EnvironmentSpec("board", ArraySpec((4,)), Discrete(3), takes_turns=True)
     lifetimes = dataclasses.replace(SPEC, name="board", takes_turns=True)
-    students = [dataclasses.replace(AGENTS[name], spec=spec) for name in ("lpg_student", "disco")]
-    for agent in (*students, dataclasses.replace(SMALL, spec=lifetimes)):
+    students = [blueprint(AGENTS[name], spec) for name in ("lpg_student", "disco")]
+    for agent in (*students, blueprint(SMALL, lifetimes, T)):
         with pytest.raises(ConfigError, match="cannot learn by self-play, as in board"):
-            agent.init(jax.random.key(0), LIVES * ENVS)
+            agent.build()
+
+
+def training_of(settings):
+    """The meta-training of an agent, whose methods the built agent holds."""
+    return blueprint(settings, SPEC, T).build().init.__self__
 
 
 @functools.cache
 def judged():
     """Learners, and a window and a rollout of them with all that can happen in it."""
-    agent, key = dataclasses.replace(SMALL, spec=SPEC), jax.random.key(0)
+    agent, key = training_of(SMALL), jax.random.key(0)
     state = agent.init(key, LIVES * ENVS)
 
     def some(key, *lead):
@@ -119,7 +122,7 @@ def test_a_window_comes_back_in_order():
 @functools.cache
 def rule_grad():
     """Compiled once for all tests."""
-    return jax.jit(meta_training.build(judged()[0]).objective.grad)
+    return jax.jit(judged()[0].meta_grad)
 
 
 def objective(agent, batch, rule):
@@ -127,15 +130,13 @@ def objective(agent, batch, rule):
     learners = batch.students
     aux = []
     for k in range(K):
-        learners, more = agent._students.update(
+        learners, more = agent.students.update(
             rule, learners, jax.tree.map(lambda x, k=k: x[k], to_rollouts(batch.window))
         )
         aux.append(more)
     aux = jax.tree.map(lambda *x: jnp.stack(x), *aux)
     data, advantages = to_rollout((batch.rollout, batch.advantages))
-    return meta_training.build(agent).objective.loss(
-        learners, aux, data, advantages, batch.is_whole.astype(jnp.float32)
-    )
+    return agent.meta_loss(learners, aux, data, advantages, batch.is_whole.astype(jnp.float32))
 
 
 @pytest.mark.slow
@@ -174,7 +175,8 @@ def rollout_of():
     """A rollout `[T, B, ...]`, and what learners that prefer something say of it."""
     agent, rule, batch, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
-    return agent, rule, batch, data, agent._students.outputs(batch.students.params, data)
+    outputs = agent.students.outputs(batch.students.params, data.observation, data.first)
+    return agent, rule, batch, data, outputs
 
 
 def log_softmax(x):
@@ -184,7 +186,7 @@ def log_softmax(x):
 
 def test_learners_descend_on_the_formula():
     agent, rule, _, data, outputs = rollout_of()
-    targets = agent.rule.apply(rule, data, outputs, 0.9)
+    targets = agent.settings.rule.apply(rule, data, outputs, 0.9)
     log_pi, log_y = log_softmax(outputs.policy[:-1]), log_softmax(outputs.prediction[:-1])
     chosen = np.take_along_axis(log_pi, np.asarray(data.action)[..., None], -1)[..., 0]
     divergence = (np.exp(log_y) * (log_y - np.log(targets.prediction))).sum(-1)
@@ -213,11 +215,11 @@ def test_learners_do_as_they_are_told():
 
 def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
-    trained = meta_training.build(agent).critics
-    critics = jax.vmap(trained.init)(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
-    critics = ParamsState({"value": values}, critics.optimizer_state)
-    after, got = trained.update(critics, data)
+    params = {"value": values}
+    critics = ParamsState(params, jax.vmap(CRITIC_OPTIMIZER.init)(params))
+    after, got = jax.vmap(agent.update_critic)(critics, group_by_lifetime(data, ENVS))
+    got = to_rollout(got)
     state, B = np.asarray(data.observation), LIVES * ENVS
     v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
     want, ahead = np.zeros((T, B)), np.zeros(B)
@@ -240,7 +242,6 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
 
 def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     """Each term of its objective with its sign and weight, of numbers made by hand."""
-    objective = meta_training.build(dataclasses.replace(SMALL, spec=SPEC)).objective
 
     class FixedStudents:
         def policy_objective(self, students, data, advantages):
@@ -255,8 +256,8 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
         "policy_target": jnp.asarray([[1.0, 9.0], [3.0, 9.0]]),
         "prediction_target": jnp.asarray([[4.0, 9.0], [6.0, 9.0]]),
     }
-    meta_objective = dataclasses.replace(objective, students=FixedStudents())
-    got = meta_objective.loss((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
+    agent = dataclasses.replace(training_of(SMALL), students=FixedStudents())
+    got = agent.meta_loss((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
     want = -2.0 - 0.05 * 2.0 - 1e-3 * 3.0 + 5e-3 * 2.0 + 1e-3 * 5.0
     assert float(got) == pytest.approx(want / 2)
 
@@ -266,10 +267,10 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
 def test_memory_is_traded_without_changing_the_gradient(key, how):
     agent, _, batch, _ = judged()
     batch = dataclasses.replace(batch, is_whole=jnp.ones(LIVES, bool))
-    other = dataclasses.replace(agent, **how)
+    other = training_of(dataclasses.replace(SMALL, **how))
     shared = agent.init(key, LIVES * ENVS).shared
-    want = jax.jit(partial(meta_training.build(agent).update_rule, axis=None))(shared, batch)
-    got = jax.jit(partial(meta_training.build(other).update_rule, axis=None))(shared, batch)
+    want = jax.jit(partial(agent.update_rule, axis=None))(shared, batch)
+    got = jax.jit(partial(other.update_rule, axis=None))(shared, batch)
     for a, b in zip(jax.tree.leaves(want.metrics), jax.tree.leaves(got.metrics), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     for a, b in zip(jax.tree.leaves(want.rule), jax.tree.leaves(got.rule), strict=True):
@@ -308,11 +309,11 @@ def test_nothing_behind_an_end_is_seen_from_before_it(end):
     two = dataclasses.replace(
         one, reward=one.reward.at[after:].add(5.0), action=(one.action.at[after:].add(1)) % 3
     )
-    outputs = agent._students.outputs(batch.students.params, data)
+    outputs = agent.students.outputs(batch.students.params, data.observation, data.first)
     later = outputs.prediction.at[after + (end == "time-out") :].add(1.0)
     other = dataclasses.replace(outputs, prediction=later)
-    first = agent.rule.apply(rule, one, outputs, 0.9)
-    second = agent.rule.apply(rule, two, other, 0.9)
+    first = agent.settings.rule.apply(rule, one, outputs, 0.9)
+    second = agent.settings.rule.apply(rule, two, other, 0.9)
     assert np.array_equal(first.policy[:2], second.policy[:2])
     assert np.array_equal(first.prediction[:2], second.prediction[:2])
     assert not np.allclose(first.policy[2:], second.policy[2:])
@@ -456,20 +457,20 @@ def test_a_rule_learns_to_teach(tmp_path):
 
 
 def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
-    with pytest.raises(ConfigError, match="take lifetimes:catch"):
-        check_agent(dataclasses.replace(SMALL, spec=make("catch").spec), length=T)
     spec = make(WORLDS).spec
+    memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
+    refused = [
+        (SMALL, make("catch").spec, "take lifetimes:catch"),
+        (SMALL, make("lifetimes:catch,envs=2,steps=23").spec, "too short .* 4: take steps=24"),
+        (memory, make("lifetimes:catch,envs=2").spec, "need a feed-forward network"),
+    ]
+    for settings, other_spec, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            check_agent(blueprint(settings, other_spec, T), length=T)
     with pytest.raises(ConfigError, match="no multiple of 2"):
-        check_agent(dataclasses.replace(SMALL, spec=spec), num_envs=3, length=T)
-    short = make("lifetimes:catch,envs=2,steps=23").spec
-    with pytest.raises(ConfigError, match="too short for 2 updates of 4: take steps=24"):
-        check_agent(dataclasses.replace(SMALL, spec=short), length=T)
+        check_agent(blueprint(SMALL, spec, T), num_envs=3, length=T)
     with pytest.raises(ConfigError, match="rollout_length is 4, but a rollout has 7"):
-        check_agent(dataclasses.replace(SMALL, spec=spec), length=7)
-    memory = TorsoNetwork(MLP((4,)), memory="gru")
-    spec = make("lifetimes:catch,envs=2").spec
-    with pytest.raises(ConfigError, match="need a feed-forward network"):
-        check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
+        check_agent(blueprint(SMALL, spec, T), length=7)
     with pytest.raises(ConfigError, match="act elsewhere: take --evaluations 0"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "a", evaluations=1)
     driver = SebulbaConfig(LIVES * ENVS, T, 5)
@@ -478,9 +479,7 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     with pytest.raises(ConfigError, match="not in a population"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "c", pods=(Pod(0), Pod(1)))
     with pytest.raises(ConfigError, match="LPG has no policy"):
-        Tournament((EXPERIMENT,)).check()
-    with pytest.raises(ConfigError, match="has no `rollout_length`"):
-        check_agent(dataclasses.replace(SMALL, spec=spec, rollout_length=None), length=T)
+        check_pods(Tournament((EXPERIMENT,)), ())
     with pytest.raises(ConfigError, match="there is no rule at"):
         recipes.with_update_rule(recipes.find("catch"), str(tmp_path / "none.npz"))
 
@@ -500,8 +499,8 @@ def test_a_rule_of_another_shape_is_refused(tmp_path):
     path.unlink()
     with pytest.raises(ConfigError, match="which cannot be read: No such file"):
         build(experiment)
-    with pytest.raises(ConfigError, match="has no `rule_params`"):
-        check_agent(dataclasses.replace(agent, spec=make("catch").spec))
+    with pytest.raises(ConfigError, match="LPGStudent has no rule: give `build` a Context"):
+        agent.build(make("catch").spec)
 
 
 def test_a_run_under_a_rule_keeps_the_digest_of_its_file(tmp_path):

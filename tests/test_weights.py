@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import AGENTS, blueprint, environment_for
 from child import call, records
 
 import podracer
+from podracer.agent import DEFAULT_CONTEXT, Agent, Rule, build_agent
 from podracer.agents.dqn import DQN
 from podracer.agents.lpg import LPG, UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
@@ -20,15 +22,24 @@ from podracer.agents.lpg.student import lpg_student
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
+from podracer.envs import make
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Recorder, Totals
 from podracer.experiments.run_setup import make_run_setup
-from podracer.experiments.weights import Weights, describe_begin
+from podracer.experiments.weights import Weights, describe_begin, reset_paths
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.schema import leaves_by_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.schedules import Linear, init_frames
-from podracer.types import CheckpointError, ConfigError, LearnerState, bounded, static, struct
+from podracer.types import (
+    CheckpointError,
+    ConfigError,
+    LearnerState,
+    bounded,
+    reset_on_warm_start,
+    struct,
+)
 
 STEPS = 16 * 8
 NETWORK = TorsoNetwork(MLP((16,)))
@@ -182,48 +193,64 @@ def test_every_pod_of_a_sweep_begins_with_them_and_another_with_its_best(first, 
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
-@struct
-class Tabular:
-    """An agent of one's own, which keeps its state in a dictionary; acts without learning."""
+def idle(spec, init, learn, rule=None):
+    """An agent of one's own, which acts without looking."""
 
-    pace: float = bounded(1.0)
-    spec: podracer.EnvironmentSpec | None = static(default=None)
-
-    def init(self, key, num_envs):
-        return LearnerState({"sum": jnp.zeros(3), "frames": init_frames()})
-
-    def carry(self, num_envs):
-        return ()
-
-    def actor_params(self, state):
-        return ()
-
-    def act(self, params, carry, timestep, keys, explore):
+    def act(params, carry, timestep, keys, explore):
         return jnp.zeros(timestep.reward.shape, jnp.int32), (), ()
 
-    def learn(self, state, trajectory, key, axis):
-        old, steps = state.shared, trajectory.steps.timestep.reward.size
-        new = {"sum": old["sum"] + self.pace, "frames": old["frames"] + jnp.uint32(steps)}
-        return LearnerState(new), {}
+    return Agent(
+        name="Own", spec=spec, init=lambda key, num_envs: LearnerState(init), act=act, learn=learn,
+        actor_params=lambda state: (), rule=rule,
+    )  # fmt: skip
 
 
 @struct
-class Stateless(Tabular):
+class OwnState:
+    """A state of one's own: what begins anew is declared, whatever the others are called."""
+
+    rule: jax.Array
+    num_rollouts: jax.Array
+    metrics: dict[str, jax.Array]
+    clock: jax.Array = reset_on_warm_start()
+
+
+@struct
+class OwnLearner:
+    """An agent of one's own, which learns a rule."""
+
+    pace: float = bounded(1.0)
+
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        def learn(state, trajectory, key, axis):
+            old, steps = state.shared, trajectory.steps.timestep.reward.size
+            new = OwnState(
+                rule=old.rule + self.pace,
+                num_rollouts=old.num_rollouts + self.pace,
+                metrics={"frames": old.metrics["frames"] + self.pace},
+                clock=old.clock + jnp.uint32(steps),
+            )
+            return LearnerState(new), {}
+
+        state = OwnState(jnp.zeros(3), jnp.zeros(()), {"frames": jnp.zeros(())}, init_frames())
+        rule = Rule(lambda state, about: b"", lambda state, figure: None)
+        return idle(spec, state, learn, rule)
+
+
+@struct
+class Stateless:
     """An agent that has nothing to learn."""
 
-    def init(self, key, num_envs):
-        return LearnerState(())
-
-    def learn(self, state, trajectory, key, axis):
-        return state, {}
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        return idle(spec, (), lambda state, trajectory, key, axis: (state, {}))
 
 
 @struct
-class Scalar(Stateless):
+class Scalar:
     """An agent whose state is one array."""
 
-    def init(self, key, num_envs):
-        return LearnerState(jnp.zeros(()))
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        return idle(spec, jnp.zeros(()), lambda state, trajectory, key, axis: (state, {}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,18 +274,20 @@ class Line:
 
 
 def test_classes_of_ones_own_need_neither_the_same_recipe_nor_the_same_environment(tmp_path):
+    """What they declare begins anew, and nothing else, though it is called as in LPG's state."""
     own = dataclasses.replace(
-        EXPERIMENT, agent=Tabular(), environment=podracer.auto_reset(Line()), recipe="own",
+        EXPERIMENT, agent=OwnLearner(), environment=podracer.auto_reset(Line()), recipe="own",
         evaluations=0,
     )  # fmt: skip
     run = podracer.train(own, run_dir=tmp_path / "first").run_dir
     other = dataclasses.replace(
-        own, agent=Tabular(0.0), environment=podracer.auto_reset(Line("place")), recipe="finetune",
-        frames=5 * STEPS,
+        own, agent=OwnLearner(0.0), environment=podracer.auto_reset(Line("place")),
+        recipe="finetune", frames=5 * STEPS,
     )  # fmt: skip
     shared = podracer.train(other, weights=run, run_dir=tmp_path / "second").state.shared
-    assert shared["sum"].tolist() == [10.0] * 3
-    assert int(shared["frames"]) == 5 * STEPS
+    assert shared.rule.tolist() == [10.0] * 3
+    assert (float(shared.num_rollouts), float(shared.metrics["frames"])) == (10.0, 10.0)
+    assert int(shared.clock) == 5 * STEPS
 
 
 def test_the_state_of_an_agent_may_be_empty_or_one_array(tmp_path):
@@ -294,7 +323,7 @@ def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
 
 
 def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
-    agent = LPG(inner_updates=3, rollout_length=4, rule=UpdateRule(4, 3, 3))
+    agent = LPG(inner_updates=3, rule=UpdateRule(4, 3, 3))
     experiment = Experiment(
         recipe="test",
         environment="lifetimes:worlds:small,envs=2,steps=40",
@@ -312,6 +341,15 @@ def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
     assert int(shared.num_rollouts) == 0
     assert "reward_medium" in shared.metrics
+
+
+def test_agents_declare_their_frames():
+    for name in ("ppo", "stacx", "dqn", "sac", "disco", "lpg_student"):
+        agent = build_agent(blueprint(AGENTS[name], make(environment_for(name)).spec))
+        state = jax.eval_shape(lambda agent=agent: agent.init(jax.random.key(0), 16).shared)
+        frames = [path for path in leaves_by_path(state) if path.endswith("frames")]
+        assert len(frames) == 1
+        assert set(frames) <= set(reset_paths(state))
 
 
 @pytest.mark.parametrize(

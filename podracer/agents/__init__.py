@@ -3,12 +3,12 @@
 from podracer.agents.a2c import A2C as A2C
 from podracer.agents.alphazero import AlphaZero as AlphaZero
 from podracer.agents.ddpg import DDPG as DDPG
-from podracer.agents.disco.agent import Disco as Disco
 from podracer.agents.disco.discovery import DiscoDiscovery as DiscoDiscovery
+from podracer.agents.disco.student import Disco as Disco
 from podracer.agents.dqn import DQN as DQN
 from podracer.agents.frodo import Frodo as Frodo
 from podracer.agents.impala import Impala as Impala
-from podracer.agents.lpg.agent import LPG as LPG
+from podracer.agents.lpg.discovery import LPG as LPG
 from podracer.agents.lpg.student import LPGStudent as LPGStudent
 from podracer.agents.muzero import MuZero as MuZero
 from podracer.agents.ppo import PPO as PPO

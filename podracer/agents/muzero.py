@@ -17,6 +17,7 @@ the samples.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Literal
 
@@ -24,11 +25,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agent import require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, planning
+from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
+from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.search_actions import SearchActions, search_actions
+from podracer.agents.common.search_actions import search_actions
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
@@ -98,31 +101,66 @@ class MuZero:
     """Widths of the fully connected hidden layers of the prediction network f."""
     replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
     """Replay buffer."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        actions = search_actions(spec, self.max_considered_actions)
+        model = build_model(
+            self.network,
+            spec.observation,
+            actions,
+            latent_size=self.latent_size,
+            dynamics_hidden=self.dynamics_hidden,
+            dynamics_blocks=self.dynamics_blocks,
+            prediction_hidden=self.prediction_hidden,
+            support_max=self.support_max,
+            support_size=self.support_size,
+        )
+        method = self.optimizer.build(self.max_gradient_norm)
+        method = optax.chain(method, optax.add_decayed_weights(self.weight_decay))
+        # What the search found is known of the timesteps of a sample but of the last.
+        num_transitions = self.unroll_steps + self.n_step + (self.bootstrap == "search")
+        agent = _MuZero(
+            self,
+            model,
+            Buffer(self.replay, spec, num_transitions + 1),
+            TargetNetworkOptimizer(
+                ScheduledOptimizer(method, self.learning_rate), self.target_update_period
+            ),
+            planning.next_discount(spec, self.discount),
+        )
+        return Agent(
+            name=type(self).__name__, spec=spec, init=agent.init, act=agent.act, learn=agent.learn
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _MuZero:
+    settings: MuZero
+    model: Model
+    buffer: Buffer
+    optimizer: TargetNetworkOptimizer
+    next_discount: float | jax.Array  # of the value of the next state in the search
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        params = self._model.init(key)
-        state = off_policy.init_target_network_state(params, self._optimizer)
-        return LearnerState(state, self._buffer.init(num_envs, extras=self._actions.extras))
-
-    def carry(self, num_envs: int) -> Carry:
-        return ()
-
-    def actor_params(self, state: LearnerState) -> ModelParams:
-        return state.shared.params
+        """Return new parameters and an empty replay."""
+        state = self.optimizer.init(self.model.init(key))
+        return LearnerState(state, self.buffer.init(num_envs, extras=self.model.actions.extras))
 
     def act(
         self, params: ModelParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        search = partial(self._search, params, explore)
+        """Search for each environment; extras are what the search found."""
+        search = partial(self.search, params, explore)
         action, extras = jax.vmap(search)(timestep.observation, keys)
         return action, extras, carry
 
-    def _search(
+    def search(
         self, params: ModelParams, explore: bool, observation: PyTree, key: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         """Search for one environment, so that its random numbers depend on its key alone."""
-        observation, model = jax.tree.map(lambda x: x[None], observation), self._model
+        settings, model = self.settings, self.model
+        observation = jax.tree.map(lambda x: x[None], observation)
         key = key if explore else jax.random.key(0)  # the best action ignores its key
         # Another key than those that mctx splits it into, 0 and 1.
         root = model.root(params, observation, jax.random.fold_in(key, 2))
@@ -130,20 +168,25 @@ class MuZero:
             params,
             key,
             root,
-            partial(model.step, planning.next_discount(require_spec(self.spec), self.discount)),
+            partial(model.step, self.next_discount),
             observation,
-            num_simulations=self.num_simulations,
-            max_considered_actions=self.max_considered_actions,
-            min_value_range=self.min_value_range,
+            num_simulations=settings.num_simulations,
+            max_considered_actions=settings.max_considered_actions,
+            min_value_range=settings.min_value_range,
             explore=explore,
         )
         _, samples = root.embedding
         extras = {"policy": policy, "value": value, **jax.tree.map(lambda x: x[0], samples)}
-        return self._actions.to_actions(index[None], samples)[0], extras
+        return model.actions.to_actions(index[None], samples)[0], extras
 
-    learn = off_policy.learn_with_target_network
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Add a rollout to the replay, and take optimizer steps on samples."""
+        update = partial(self.optimizer.update, self.loss, axis)
+        return off_policy.learn_from_replay(self.buffer, update, state, trajectory, key, axis)
 
-    def _loss(
+    def loss(
         self, params: ModelParams, target_params: ModelParams, sample: Sample, key: jax.Array
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Unroll the model for K steps along each sampled sequence, and sum its losses.
@@ -153,27 +196,28 @@ class MuZero:
         equation 1). The losses of the K steps are divided by K, so that their sum does not depend
         on K. Samples that begin at an episode's end count in no mean.
         """
+        settings, model = self.settings, self.model
+        K, n = settings.unroll_steps, settings.n_step
         trajectory = planning.reanalyze(
-            partial(self._search, jax.lax.stop_gradient(params), True),
+            partial(self.search, jax.lax.stop_gradient(params), True),
             sample.trajectory,
             key,
-            fraction=self.reanalyze_fraction,
+            fraction=settings.reanalyze_fraction,
             # With policy targets; then, where these are used, with values to bootstrap from.
-            num_timesteps=self.unroll_steps + 1 + self.n_step * (self.bootstrap == "search"),
+            num_timesteps=K + 1 + n * (settings.bootstrap == "search"),
         )
         steps, next_steps, valid = trajectory.steps, trajectory.next_timesteps(), trajectory.valid()
-        model = self._model
-        value_targets = self._value_targets(target_params, trajectory)
+        value_targets = self.value_targets(target_params, trajectory)
 
         def prediction_loss(
             k: int, state: jax.Array, alive: jax.Array, observed: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             policy, value_logits = model.prediction(params, state)
             searched = jax.tree.map(lambda x: x[k], steps.extras)
-            log_probs = self._actions.log_probs(policy, searched)
+            log_probs = model.actions.log_probs(policy, searched)
             policy_loss = -alive * valid[k] * jnp.sum(searched["policy"] * log_probs, axis=-1)
             value_loss = model.cross_entropy(value_logits, alive * value_targets[k])
-            return policy_loss + observed * self.value_cost * value_loss, value_logits
+            return policy_loss + observed * settings.value_cost * value_loss, value_logits
 
         # Two masks [N] along the unroll. `alive`: the episode has not ended before this step.
         # A terminal leads to an absorbing state: its reward and value targets are 0, and it has no
@@ -185,15 +229,15 @@ class MuZero:
             params, jax.tree.map(lambda x: x[0], steps.timestep.observation)
         )
         losses, root_value_logits = prediction_loss(0, state, alive, observed)
-        for k in range(self.unroll_steps):
+        for k in range(K):
             state, reward_logits = model.dynamics(params, state, steps.action[k])
             reward_target = alive * next_steps.reward[k]
             observed = observed * jnp.where(valid[k], 1.0, 1.0 - alive)
             alive = alive * (valid[k] & (next_steps.discount[k] != 0))
             reward_loss = observed * model.cross_entropy(reward_logits, reward_target)
-            losses += reward_loss / self.unroll_steps
+            losses += reward_loss / K
             step_loss, _ = prediction_loss(k + 1, state, alive, observed)
-            losses += step_loss / self.unroll_steps
+            losses += step_loss / K
             state = scale_gradient(state, 0.5)  # appendix G: the dynamics are used K times
 
         loss = Mean(jnp.mean(sample.weights * losses), jnp.mean(valid[0], dtype=jnp.float32))
@@ -201,44 +245,16 @@ class MuZero:
         priorities = jax.lax.stop_gradient(valid[0] * jnp.abs(root_value - value_targets[0]))
         return loss, ({"loss": loss, "value": mean_of(root_value, valid[0])}, priorities)
 
-    def _value_targets(self, target_params: ModelParams, trajectory: Trajectory) -> jax.Array:
+    def value_targets(self, target_params: ModelParams, trajectory: Trajectory) -> jax.Array:
         """Return n-step targets `[K + 1, N]`."""
+        settings, n = self.settings, self.settings.n_step
         timesteps, next_steps = trajectory.timesteps(), trajectory.next_timesteps()
-        T = self.unroll_steps + self.n_step
-        if self.bootstrap == "search":
+        if settings.bootstrap == "search":
             values: jax.Array = trajectory.steps.extras["value"]
         else:
-            values = jax.vmap(partial(self._model.value, target_params))(timesteps.observation)
+            values = jax.vmap(partial(self.model.value, target_params))(timesteps.observation)
         rewards, discounts, valid = (
-            x[:T] for x in (next_steps.reward, next_steps.discount, trajectory.valid())
+            x[: settings.unroll_steps + n]
+            for x in (next_steps.reward, next_steps.discount, trajectory.valid())
         )
-        return n_step_targets(values, rewards, self.discount * discounts, valid, self.n_step)
-
-    @property
-    def _model(self) -> Model:
-        return build_model(
-            self.network,
-            require_spec(self.spec).observation,
-            self._actions,
-            latent_size=self.latent_size,
-            dynamics_hidden=self.dynamics_hidden,
-            dynamics_blocks=self.dynamics_blocks,
-            prediction_hidden=self.prediction_hidden,
-            support_max=self.support_max,
-            support_size=self.support_size,
-        )
-
-    @property
-    def _actions(self) -> SearchActions:
-        return search_actions(self.spec, self.max_considered_actions)
-
-    @property
-    def _buffer(self) -> Buffer:
-        # What the search found is known of the timesteps of a sample but of the last.
-        num_transitions = self.unroll_steps + self.n_step + (self.bootstrap == "search")
-        return off_policy.make_buffer(self.replay, self.spec, num_transitions)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        method = self.optimizer.build(self.max_gradient_norm)
-        return optax.chain(method, optax.add_decayed_weights(self.weight_decay))
+        return n_step_targets(values, rewards, settings.discount * discounts, valid, n)

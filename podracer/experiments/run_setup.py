@@ -67,8 +67,6 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     data = None
     if isinstance(settings, ReadsFile):
         data = settings.read(_content(settings))
-    elif hasattr(settings, "with_data"):
-        settings = settings.with_data(_content(settings))
     context = Context(experiment.driver.rollout_length, data)
     return Blueprint(settings, check_spec(env), context), env
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import Blueprint, build_agent
 from podracer.drivers.common import TrainState
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals
@@ -28,17 +27,14 @@ from podracer.types import CheckpointError, ConfigError
 Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
 """Function that returns the first state of a new run, in place of `RunSetup.init`."""
 
-_FRAMES = (".frames", "['frames']")  # of an agent's own class, or of its dictionary
-_OF_FILE = ".rule."  # of a student: what it read from its `data_file`
-_OF_LIFETIMES = (".num_rollouts", ".metrics[")  # of a rule that is learned
-
 
 class Weights:
     """First state of a run, whose learner is that of another run's checkpoint.
 
-    It has the other's parameters, targets, optimizer and statistics. The frames that schedules
-    count, environments, lifetimes, replay and random numbers begin anew, and an update rule that
-    is not learned is that of the new run's file.
+    It has the other's parameters, targets, optimizer and statistics. Environments, lifetimes,
+    replay and random numbers begin anew, and so do the fields of the learner's state that are
+    declared by `types.reset_on_warm_start`: the frames that schedules count, and an update rule
+    that is not learned, which is that of the new run's file.
 
     Args:
         run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
@@ -70,9 +66,12 @@ class Weights:
             "id": identity.get("id", ""),
             "updates": restored.step,
         }
-        self._shared = _without_new(setup.agent, self._shared)
-        shared = leaves_by_path(setup.abstract_state.learner.shared)
-        new = _without_new(setup.agent, shared)
+        shared = setup.abstract_state.learner.shared
+        reset = tuple(reset_paths(shared))
+        self._shared, new = (
+            {name: leaf for name, leaf in leaves.items() if not _is_within(name, reset)}
+            for leaves in (self._shared, leaves_by_path(shared))
+        )
         _check_same(directory, self._shared, new, len(experiment.pods))
 
     def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
@@ -131,17 +130,25 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
     return weights
 
 
-def _without_new(agent: Blueprint, leaves: dict[str, Any]) -> dict[str, Any]:
-    """Return the leaves of the learner's shared state that do not begin anew."""
-    learns_rule = build_agent(agent).rule is not None
-    prefixes = _OF_LIFETIMES if learns_rule else ()
-    if not learns_rule and hasattr(type(agent.settings), "data_file"):
-        prefixes = (_OF_FILE,)
-    return {
-        name: leaf
-        for name, leaf in leaves.items()
-        if not (name in _FRAMES or name.startswith(prefixes))
+def reset_paths(tree: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the fields that `types.reset_on_warm_start` declared, within a state."""
+    declared = {
+        field.name
+        for field in (dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ())
+        if field.metadata.get("reset_on_warm_start")
     }
+    children = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)
+    for keys, child in children:
+        name = path + jax.tree_util.keystr(keys)
+        if keys and getattr(keys[0], "name", None) in declared:
+            yield name
+        elif keys:
+            yield from reset_paths(child, name)
+
+
+def _is_within(name: str, paths: Sequence[str]) -> bool:
+    """Return whether a leaf is one of the parts of a state with these paths, or within one."""
+    return any(name == path or name.startswith((path + ".", path + "[")) for path in paths)
 
 
 def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: int) -> None:

@@ -29,6 +29,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    reset_on_warm_start,
     struct,
 )
 
@@ -47,7 +48,8 @@ class ParamsState:
 class CountedState(ParamsState):
     """Parameters, the state of their optimizer, and how many frames they have learned from."""
 
-    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
+    frames: jax.Array = reset_on_warm_start()
+    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
 
 
 State = TypeVar("State", bound=CountedState)

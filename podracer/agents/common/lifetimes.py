@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import require_spec
 from podracer.agents.common.recurrent import check_rollout
 from podracer.environment import TaskGroups
-from podracer.networks import Network
+from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
     ConfigError,
@@ -56,20 +55,21 @@ def to_experience(trajectory: Trajectory, behavior: PyTree = ()) -> Experience:
     )
 
 
-def task_groups(
-    spec: EnvironmentSpec | None, inner_updates: int, rollout_length: int
-) -> TaskGroups:
-    """Return the groups of an environment, or raise `ConfigError` if they teach no rule.
+def student_spec(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """Return what a student sees of an environment of lifetimes: one task.
 
-    A rule is learned from windows of `inner_updates` rollouts and the next one.
+    Raises `ConfigError` for another environment.
     """
-    spec = require_spec(spec)
-    groups = spec.extension
-    if not isinstance(groups, TaskGroups):
+    if not isinstance(spec.extension, TaskGroups):
         raise ConfigError(
             f"a rule is learned from students' lifetimes: take lifetimes:{spec.name} as "
             "--environment."
         )
+    return dataclasses.replace(spec, observation=spec.observation["observation"], extension=None)
+
+
+def check_windows(groups: TaskGroups, inner_updates: int, rollout_length: int) -> None:
+    """Raise `ConfigError` where lifetimes are too short for windows of K rollouts and the next."""
     # Two windows: in shorter lifetimes no window is whole, and nothing is ever learned.
     minimum = 2 * (inner_updates + 1) * rollout_length
     if groups.num_steps < minimum:
@@ -77,7 +77,6 @@ def task_groups(
             f"lifetimes of {groups.num_steps} steps are too short for {inner_updates} "
             f"updates of {rollout_length}: take steps={minimum} or more."
         )
-    return groups
 
 
 def num_lifetimes(groups: TaskGroups, num_envs: int, lifetime_groups: int) -> int:
@@ -92,7 +91,7 @@ def num_lifetimes(groups: TaskGroups, num_envs: int, lifetime_groups: int) -> in
 
 
 def lifetime_experience(
-    trajectory: Trajectory, groups: TaskGroups, rollout_length: int | None
+    trajectory: Trajectory, groups: TaskGroups, rollout_length: int
 ) -> tuple[Experience, jax.Array, jax.Array]:
     """Return the students' experience, and the number and the task of each lifetime at its end.
 
@@ -105,17 +104,6 @@ def lifetime_experience(
 
 
 # --- functions of L students ---------------------------------------------------------------------
-
-
-def apply_by_lifetime(
-    network: Network, params: Params, observation: PyTree, first: jax.Array
-) -> dict[str, jax.Array]:
-    """Return the heads of L networks, each applied to its own of B environments, `[T, B, n]`."""
-
-    def apply(params: Params, observation: PyTree, first: jax.Array) -> dict[str, jax.Array]:
-        return network.apply(params, (), observation, first)[0]
-
-    return map_lifetimes(apply, params, (observation, first))
 
 
 def map_lifetimes(function: Callable[..., PyTree], params: Params, inputs: PyTree) -> Any:
@@ -133,6 +121,14 @@ def map_lifetimes(function: Callable[..., PyTree], params: Params, inputs: PyTre
 def lifetime_means(x: jax.Array, lifetimes: int) -> jax.Array:
     """Return means over all steps `[T, B, ...]` of each lifetime, `[L, ...]`."""
     return jnp.mean(x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), axis=(0, 2))
+
+
+def policy_gradient(
+    logits: jax.Array, data: Experience, advantages: jax.Array, lifetimes: int
+) -> jax.Array:
+    """Return the mean of advantages `[T, B]` times log-probabilities of each lifetime, `[L]`."""
+    log_prob = Categorical(logits[:-1]).log_prob(data.action)
+    return lifetime_means(advantages * log_prob, lifetimes)
 
 
 # --- windows of K rollouts -----------------------------------------------------------------------

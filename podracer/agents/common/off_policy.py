@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -12,22 +11,21 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import require_spec
 from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
 from podracer.means import Mean, as_mean
 from podracer.mesh import check_divisible, global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Buffer, Sample
 from podracer.types import (
     Carry,
     ConfigError,
-    EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
     TimeStep,
     Trajectory,
+    reset_on_warm_start,
     struct,
 )
 
@@ -36,7 +34,8 @@ from podracer.types import (
 class ReplayLearnerState:
     """Learner state of an agent that learns from a replay."""
 
-    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
+    frames: jax.Array = reset_on_warm_start()
+    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
 
 
 State = TypeVar("State", bound=ReplayLearnerState | CountedState)
@@ -200,28 +199,3 @@ def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition
         mask=valid[0].astype(jnp.float32),
         weight=sample.weights,
     )
-
-
-# --- of agents that are not built yet -------------------------------------------------------------
-
-
-def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: int) -> Buffer:
-    """Return a buffer whose samples are `num_transitions` transitions long."""
-    return Buffer(replay, require_spec(spec), num_transitions + 1)
-
-
-def init_target_network_state(
-    params: Params, optimizer: optax.GradientTransformation
-) -> TargetNetworkState:
-    """Return the state of `TargetNetworkOptimizer.init`."""
-    return TargetNetworkOptimizer(ScheduledOptimizer(optimizer, 0.0), 1).init(params)
-
-
-def learn_with_target_network(
-    agent: Any, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-) -> tuple[LearnerState, Metrics]:
-    """Learn from the replay by steps of a `TargetNetworkOptimizer`."""
-    optimizer = ScheduledOptimizer(agent._optimizer, agent.learning_rate)
-    optimizer = TargetNetworkOptimizer(optimizer, agent.target_update_period)
-    update = partial(optimizer.update, agent._loss, axis)
-    return learn_from_replay(agent._buffer, update, state, trajectory, key, axis)

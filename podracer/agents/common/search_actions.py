@@ -14,7 +14,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import require_spec
 from podracer.agents.common.value_based import require_discrete
 from podracer.ops import distributions
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec
@@ -74,9 +73,7 @@ class SearchActions:
         return distributions.policy(self.space, policy[:, None]).log_prob(samples["samples"])
 
 
-def search_actions(spec: EnvironmentSpec | None, num_samples: int) -> SearchActions:
+def search_actions(spec: EnvironmentSpec, num_samples: int) -> SearchActions:
     """Return the actions of an environment; raise `ConfigError` if they are several at once."""
-    space = require_spec(spec).action
-    return SearchActions(
-        space if isinstance(space, Continuous) else require_discrete(spec), num_samples
-    )
+    space = spec.action if isinstance(spec.action, Continuous) else require_discrete(spec)
+    return SearchActions(space, num_samples)

@@ -17,29 +17,49 @@ the rule.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common import meta_training
-from podracer.agents.common.meta_objective import MetaCosts
-from podracer.agents.common.meta_training import student_spec
+from podracer.agents.common.lifetimes import (
+    Experience,
+    lifetime_means,
+    map_lifetimes,
+    policy_gradient,
+    student_spec,
+)
+from podracer.agents.common.meta_training import MetaCosts, MetaSettings
+from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.figures import draw_targets
-from podracer.agents.disco.network import build_network
+from podracer.agents.disco.learning import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
+from podracer.agents.disco.network import Outputs, StudentNetwork, StudentParams, build_network
 from podracer.agents.disco.new_rule import RuleSize
+from podracer.agents.disco.rule import RuleParams, apply_rule, remember
 from podracer.agents.disco.rule_file import encode_rule
-from podracer.agents.disco.students import DiscoStudents, build_optimizer
-from podracer.networks import NetworkBuilder, Table
+from podracer.agents.disco.values import Values, estimate_values, masked_powers
+from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
-from podracer.schedules import Schedule
 from podracer.types import (
     ConfigError,
-    Derived,
     EnvironmentSpec,
     LearnerState,
+    Metrics,
+    Params,
+    PyTree,
     bounded,
-    derived,
     static,
     struct,
 )
@@ -49,23 +69,15 @@ if TYPE_CHECKING:
 
 
 @struct
-class DiscoDiscovery:
+class DiscoDiscovery(MetaSettings):
     """Discovers a rule of DiscoRL's structure for students with discrete actions."""
 
-    learning_rate: Schedule = bounded(1e-3)
-    """Learning rate of the update rule (Adam)."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma of students and critics, in [0, 1]."""
-    gae_lambda: float = bounded(0.95, high=1.0)
-    """Lambda of the generalized advantages in the meta-objective, in [0, 1]."""
     trace_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of the students' Retrace, in [0, 1]."""
     student_learning_rate: float = bounded(0.05)
     """Learning rate of the students (Adam)."""
     value_cost: float = bounded(0.2)
     """Weight of the action values' loss in a student's loss."""
-    critic_learning_rate: float = bounded(0.03)
-    """Learning rate of the critics (Adam), whose values give the advantages."""
     policy_entropy_cost: float = bounded(0.01)
     """Weight of the students' policy entropy in the meta-objective."""
     prediction_entropy_cost: float = bounded(1e-3)
@@ -73,14 +85,6 @@ class DiscoDiscovery:
     target_divergence_cost: float = bounded(1e-2)
     """Weight of the divergence of the policy's targets from the policy of the target parameters, a
     penalty in the meta-objective."""
-    max_gradient_norm: float = bounded(0.5, low=1e-6)
-    """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
-    inner_updates: int = static(default=5, low=1)
-    """Number K of a student's updates that the meta-gradient goes back through."""
-    lifetime_groups: int = static(default=1, low=1)
-    """Number of groups of lifetimes that are differentiated in turn: more groups, less memory."""
-    recompute: bool = static(default=False)
-    """Compute inner activations again in the backward pass: less memory, a third more time."""
     rule: RuleSize = static(default=RuleSize())
     """Size of the update rule."""
     support_max: float = static(default=3.0, low=1e-6)
@@ -89,57 +93,140 @@ class DiscoDiscovery:
     """Number of the students' atoms for values, from minus to plus the support's largest value."""
     model_size: int = static(default=16, low=1)
     """Units of the students' model, and of the hidden layer of each of its outputs."""
-    network: NetworkBuilder = static(default=Table())
-    """Network of the students, before their model, and of the critics."""
-    rollout_length: Derived[int] = derived()
-    """Environment steps T before each update of a student, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = meta_training.init
-    carry = meta_training.carry
-    actor_params = meta_training.actor_params
-    act = meta_training.act
-    learn = meta_training.learn
-
-    def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
-        """Return the rule in the published format, which has no place for `about`."""
-        return encode_rule(state.shared.rule)
-
-    def draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
-
-    # --- parts -----------------------------------------------------------------------------------
-
-    @property
-    def _students(self) -> DiscoStudents:
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment of lifetimes."""
         network = build_network(
             self.network,
-            student_spec(self),
+            student_spec(spec),
             predictions=self.rule.predictions,
             support_size=self.support_size,
             model_size=self.model_size,
         )
         if jax.tree.leaves(network.torso.carry(1)):
             raise ConfigError("students of a rule that is discovered need a feed-forward network.")
-        return DiscoStudents(
-            network,
-            # Adam's step has a derivative of up to 1e4 with this constant within its root. With
-            # 1e-12 gradients near 0, as of states that are seldom seen, decided the meta-gradient.
-            build_optimizer(root_epsilon=1e-8),
-            evenly_spaced(-self.support_max, self.support_max, self.support_size),
-            learning_rate=self.student_learning_rate,
-            discount=self.discount,
-            trace_lambda=self.trace_lambda,
-            value_cost=self.value_cost,
-            memory_units=self.rule.lifetime_units,
-        )
-
-    @property
-    def _costs(self) -> MetaCosts:
-        return MetaCosts(
+        # Adam's step has a derivative of up to 1e4 with this constant within its root. With 1e-12
+        # gradients near 0, as of states that are seldom seen, decided the meta-gradient.
+        students = _Students(self, network, build_optimizer(root_epsilon=1e-8))
+        costs = MetaCosts(
             entropies={
                 "policy_entropy": self.policy_entropy_cost,
                 "prediction_entropy": self.prediction_entropy_cost,
             },
             targets={"target_divergence": self.target_divergence_cost},
         )
+        rule = Rule(_export, self._draw)
+        return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
+
+    def _draw(self, state: LearnerState, figure: Figure) -> None:
+        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
+
+
+def _export(state: LearnerState, about: Mapping[str, Any]) -> bytes:
+    """Return the rule in the published format, which has no place for `about`."""
+    return encode_rule(state.shared.rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Students:
+    """Students that the rule trains, one for each lifetime, see `meta_training.Students`.
+
+    Each learns from its newest rollout, which its own policy made, without a replay.
+    """
+
+    settings: DiscoDiscovery
+    network: StudentNetwork
+    optimizer: optax.GradientTransformation
+
+    def init(self, key: jax.Array) -> StudentState:
+        """Return an untrained student."""
+        memory_units = self.settings.rule.lifetime_units
+        return init_student(self.network, self.optimizer, memory_units, key)
+
+    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
+        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
+
+        def logits(params: StudentParams, observation: PyTree, first: jax.Array) -> jax.Array:
+            return self.network.policy(params, (), observation, first)[0]
+
+        return map_lifetimes(logits, params, (observation, first))
+
+    def outputs(self, params: Params, data: Experience) -> Outputs:
+        """Return each student's outputs on its own timesteps, `[T+1, B, ...]`."""
+
+        def apply(params: StudentParams, observation: PyTree, first: jax.Array) -> Outputs:
+            return self.network.apply(params, (), observation, first)
+
+        return map_lifetimes(apply, params, (data.observation, data.first))
+
+    def update(
+        self, rule: RuleParams, students: StudentState, data: Experience
+    ) -> tuple[StudentState, Metrics]:
+        """Return the students after one update by the rule, and the rule's regularizers `[L]`.
+
+        All that the rule reads and its targets stay functions of rule and students, through which
+        meta-gradients are taken; the students' own gradients take the targets as constants.
+        """
+        settings, lifetimes = self.settings, students.moments.mean.shape[0]
+        support = evenly_spaced(-settings.support_max, settings.support_max, settings.support_size)
+        outputs, pullback = jax.vjp(partial(self.outputs, data=data), students.params)
+        target_outputs = self.outputs(students.target_params, data)
+        data = dataclasses.replace(data, behavior=outputs.policy[:-1])
+        values = estimate_values(
+            outputs, target_outputs, data, support, settings.discount, settings.trace_lambda
+        )
+        mask = data.valid.astype(jnp.float32)
+        means = [lifetime_means(x, lifetimes) for x in masked_powers(values.advantages, mask)]
+        moments, share = students.moments.update(means)
+        # The rule is applied to all environments at once, each with what its student knows.
+        share, env_moments, memory = jax.tree.map(
+            lambda x: jnp.repeat(x, mask.shape[1] // lifetimes, axis=0),
+            (share, moments, students.memory),
+        )
+        weights = mask / share[None]
+        normalize = jax.vmap(Values.normalized, in_axes=(1, 0), out_axes=1)
+        targets, memory_inputs = apply_rule(
+            rule, memory, data, outputs, target_outputs, normalize(values, env_moments)
+        )
+        output_grads, _ = jax.grad(student_loss, has_aux=True)(
+            outputs, outputs.policy[1:], targets, values.targets, data, weights, support,
+            settings.value_cost,
+        )  # fmt: skip
+        (grads,) = pullback(output_grads)
+        # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
+        grads = jax.tree.map(lambda g: lifetimes * g, grads)
+        memory_input = lifetime_means(weights[..., None] * memory_inputs, lifetimes)
+        step = jax.vmap(partial(descend, self.optimizer, settings.student_learning_rate))
+        students = dataclasses.replace(
+            step(students, grads),
+            moments=moments,
+            memory=remember(rule, students.memory, memory_input),
+        )
+        target_policy = Categorical(target_outputs.policy[:-1])
+        divergence = target_policy.divergence(Categorical(targets.policy))
+        return students, {
+            **_entropies(outputs, data, lifetimes),
+            "target_divergence": lifetime_means(data.valid * divergence, lifetimes),
+        }
+
+    def policy_objective(
+        self, students: StudentState, data: Experience, advantages: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Return the policy-gradient objective and the entropies of each student, `[L]` each."""
+        lifetimes = students.memory[0].shape[0]
+        outputs = self.outputs(students.params, data)
+        objective = policy_gradient(outputs.policy, data, advantages, lifetimes)
+        return objective, _entropies(outputs, data, lifetimes)
+
+
+def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+    """Return mean entropies of policy and of both predictions over each lifetime's steps, `[L]`."""
+    before = jax.tree.map(lambda x: x[:-1], outputs)
+    of_action = Categorical(gather_action(before.action_prediction, data.action))
+    prediction = Categorical(before.prediction).entropy() + of_action.entropy()
+    return {
+        "policy_entropy": lifetime_means(
+            data.valid * Categorical(before.policy).entropy(), lifetimes
+        ),
+        "prediction_entropy": lifetime_means(data.valid * prediction, lifetimes),
+    }

@@ -55,7 +55,9 @@ def targets_over_returns(
     support = jnp.asarray([-1.0, 0.0, 1.0])
     values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
     advantages = values.advantages
-    moments = init_moments().update(jnp.mean(advantages), jnp.mean(advantages**2))
+    moments, _ = init_moments().update(
+        [jnp.ones(()), jnp.mean(advantages), jnp.mean(advantages**2)]
+    )
     memory = init_memory(jnp.asarray(params.lifetime.hidden).shape[0])
     values = values.normalized(moments)
     targets, _ = apply_rule(params, memory, data, outputs, outputs, values)

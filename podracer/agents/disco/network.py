@@ -95,7 +95,7 @@ class StudentNetwork:
 
 def build_network(
     network: NetworkBuilder,
-    spec: EnvironmentSpec | None,
+    spec: EnvironmentSpec,
     *,
     predictions: int,
     support_size: int,

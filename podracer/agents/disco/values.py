@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,19 @@ class AdvantageMoments:
     mean_square: jax.Array  # f32 []
     decay_product: jax.Array  # f32 [], 1 at first: corrects for that beginning, as in Adam
 
-    def update(self, mean: jax.Array, mean_square: jax.Array) -> AdvantageMoments:
-        """Return the moments after another batch."""
-        return AdvantageMoments(
-            _DECAY * self.mean + (1.0 - _DECAY) * mean,
-            _DECAY * self.mean_square + (1.0 - _DECAY) * mean_square,
+    def update(self, means: Sequence[jax.Array]) -> tuple[AdvantageMoments, jax.Array]:
+        """Return the moments after another batch, and the share of its valid transitions.
+
+        `means` over all transitions are those of `masked_powers`.
+        """
+        share, mean, mean_square = means
+        share = jnp.maximum(share, 1e-8)
+        moments = AdvantageMoments(
+            _DECAY * self.mean + (1.0 - _DECAY) * (mean / share),
+            _DECAY * self.mean_square + (1.0 - _DECAY) * (mean_square / share),
             _DECAY * self.decay_product,
         )
+        return moments, share
 
     def normalize(self, x: jax.Array) -> jax.Array:
         """Return values with the mean subtracted and divided by the standard deviation."""
@@ -45,6 +52,12 @@ class AdvantageMoments:
 def init_moments() -> AdvantageMoments:
     """Return the moments before the first batch."""
     return AdvantageMoments(jnp.float32(0), jnp.float32(0), jnp.float32(1))
+
+
+def masked_powers(advantages: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
+    """Return what moments are updated with means of: the mask, masked advantages, their squares."""
+    advantages = mask * advantages
+    return mask, advantages, advantages**2
 
 
 @struct

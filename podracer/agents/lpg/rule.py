@@ -8,7 +8,6 @@ Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
@@ -18,10 +17,11 @@ import optax
 
 from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.meta import apply_linear, backward_lstm
-from podracer.networks import Head, Network
+from podracer.agents.common.value_based import require_discrete, require_for_rule
+from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
-from podracer.types import Params, static, struct
+from podracer.types import EnvironmentSpec, PyTree, static, struct
 
 
 @struct
@@ -108,9 +108,11 @@ def _embed(params: RuleParams, prediction: jax.Array) -> jax.Array:
 # --- updates of a student with the targets -------------------------------------------------------
 
 
-def student_heads(num_actions: int, predictions: int) -> dict[str, Head]:
-    """Return the heads of a student's network, nearly uniform at first."""
-    return {"policy": Head(num_actions, 0.01), "prediction": Head(predictions, 0.01)}
+def build_network(network: NetworkBuilder, spec: EnvironmentSpec, rule: UpdateRule) -> Network:
+    """Return a student's network, whose policy and prediction are nearly uniform at first."""
+    num_actions = require_discrete(require_for_rule(spec)).num_actions
+    heads = {"policy": Head(num_actions, 0.01), "prediction": Head(rule.predictions, 0.01)}
+    return network.build(spec.observation, heads)
 
 
 def student_optimizer(kind: Literal["sgd", "adam"]) -> optax.GradientTransformation:
@@ -121,10 +123,9 @@ def student_optimizer(kind: Literal["sgd", "adam"]) -> optax.GradientTransformat
     return optax.scale_by_adam(eps_root=1e-12)
 
 
-def student_outputs(network: Network, data: Experience, params: Params) -> Outputs:
-    """Return the outputs of a student's network on all timesteps of its experience."""
-    heads, _ = network.apply(params, data.carry, data.observation, data.first)
-    return Outputs(mask_logits(data.observation, heads["policy"]), heads["prediction"])
+def to_outputs(observation: PyTree, heads: dict[str, jax.Array]) -> Outputs:
+    """Return a student's outputs from the heads of its network, without masked actions."""
+    return Outputs(mask_logits(observation, heads["policy"]), heads["prediction"])
 
 
 def student_loss(
@@ -139,23 +140,3 @@ def student_loss(
     log_y = jax.nn.log_softmax(outputs.prediction[:-1])
     divergence = jnp.sum(jnp.exp(log_y) * (log_y - jnp.log(targets.prediction + 1e-8)), axis=-1)
     return jnp.mean(mask * (prediction_cost * divergence - targets.policy * log_prob))
-
-
-def student_grads(
-    rule: UpdateRule,
-    rule_params: RuleParams,
-    forward: Callable[[Params], Outputs],
-    params: Params,
-    data: Experience,
-    discount: jax.Array | float,
-    prediction_cost: jax.Array | float,
-) -> tuple[Params, tuple[Outputs, Targets]]:
-    """Return the gradient of a student's loss, and the outputs and targets behind it.
-
-    The student's gradient takes the targets as constants, but they stay a function of the rule's
-    parameters and of the student's, through which meta-gradients are taken.
-    """
-    outputs, pullback = jax.vjp(forward, params)
-    targets = rule.apply(rule_params, data, outputs, discount)
-    (grads,) = pullback(jax.grad(student_loss)(outputs, targets, data, prediction_cost))
-    return grads, (outputs, targets)

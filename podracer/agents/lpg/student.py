@@ -8,23 +8,23 @@ Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic, value_based
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer, count_frames
 from podracer.agents.common.lifetimes import to_experience
 from podracer.agents.lpg.rule import (
+    Outputs,
     RuleParams,
     UpdateRule,
-    student_grads,
-    student_heads,
+    build_network,
+    student_loss,
     student_optimizer,
-    student_outputs,
+    to_outputs,
 )
 from podracer.agents.lpg.rule_file import decode_rule
 from podracer.io.npz import check_digest
@@ -37,7 +37,6 @@ from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -46,17 +45,18 @@ from podracer.types import (
     TimeStep,
     Trajectory,
     bounded,
-    derived,
+    reset_on_warm_start,
     static,
     struct,
 )
 
 
 @struct
-class StudentState(actor_critic.CountedState):
-    """Parameters of the student and the state of their optimizer; the rule's parameters."""
+class StudentState(CountedState):
+    """Parameters of the student and the state of their optimizer; the rule."""
 
-    rule: RuleParams
+    rule: RuleParams = reset_on_warm_start()
+    """Parameters of the update rule, which never change."""
 
 
 @struct
@@ -75,19 +75,18 @@ class LPGStudent:
     """SHA-256 of that file in hexadecimal; another content is refused. Empty accepts any."""
     rule: UpdateRule = static(default=UpdateRule())
     """Network of the update rule, the same as in its file."""
-    rule_params: Derived[RuleParams] = derived(leaf=True)
-    """Parameters of the update rule, read from its file."""
     optimizer: Literal["sgd", "adam"] = static(default="adam")
     """Optimizer of the network."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and the prediction."""
-    spec: EnvironmentSpec | None = static(default=None)
 
     @property
     def data_file(self) -> str:
+        """Path of the rule's file."""
         return self.rule_file
 
-    def with_data(self, content: bytes) -> LPGStudent:
+    def read(self, content: bytes) -> RuleParams:
+        """Return the parameters of the rule in the content of the file."""
         check_digest(content, self.rule_digest, self.rule_file)
         rule, params = decode_rule(content, self.rule_file)
         if rule != self.rule:
@@ -95,58 +94,76 @@ class LPGStudent:
                 f"{self.rule_file} holds {rule}, but the agent expects {self.rule}: set its `rule` "
                 "so."
             )
-        return dataclasses.replace(self, rule_params=params)
+        return params
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment; the context's data are the rule."""
+        if context.data is None:
+            raise ConfigError(
+                "LPGStudent has no rule: give `build` a Context whose `data` are the parameters of "
+                "one, as `read` returns them."
+            )
+        network = build_network(self.network, spec, self.rule)
+        optimizer = ScheduledOptimizer(student_optimizer(self.optimizer), self.learning_rate)
+        agent = _LPGStudent(self, network, optimizer, context.data)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=network.carry,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _LPGStudent:
+    settings: LPGStudent
+    network: Network
+    optimizer: ScheduledOptimizer
+    rule_params: RuleParams
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        if self.rule_params is None:
-            raise ConfigError("LPGStudent has no `rule_params`: give it those of an update rule.")
-        params = self._network.init(key)
+        """Return new parameters, and the rule's."""
         rule = jax.tree.map(jnp.asarray, self.rule_params)
-        optimizer_state = self._optimizer.init(params)
-        return LearnerState(StudentState(params, optimizer_state, schedules.init_frames(), rule))
-
-    carry = actor_critic.carry
-    actor_params = actor_critic.actor_params
+        learner = self.optimizer.init(self.network.init(key))
+        return LearnerState(StudentState(**vars(learner), rule=rule))
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
+        """Sample actions; there are no extras."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        heads, carry = self._network.apply(params, carry, observation, timestep.first[None])
+        heads, carry = self.network.apply(params, carry, observation, timestep.first[None])
         policy = Categorical(mask_logits(timestep.observation, heads["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        shared, data = state.shared, to_experience(trajectory)
-        grads, (outputs, targets) = student_grads(
-            self.rule, shared.rule, partial(student_outputs, self._network, data),
-            shared.params, data, self.discount, self.prediction_cost,
-        )  # fmt: skip
+        """Take one step towards the targets that the rule gives to the rollout."""
+        settings, data = self.settings, to_experience(trajectory)
+        shared: StudentState = state.shared
+
+        def forward(params: Params) -> Outputs:
+            heads, _ = self.network.apply(params, data.carry, data.observation, data.first)
+            return to_outputs(data.observation, heads)
+
+        outputs, pullback = jax.vjp(forward, shared.params)
+        targets = settings.rule.apply(shared.rule, data, outputs, settings.discount)
+        output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
+        (grads,) = pullback(output_grads)
         grads, share = global_mean((grads, schedules.valid_share(trajectory)), axis)
-        shared, metrics = actor_critic.optimizer_step(self, shared, grads)
+        shared, metrics = self.optimizer.step(shared, grads)
         num_frames = schedules.frames_of(data.valid, share, axis)
-        shared = actor_critic.count_frames(shared, num_frames)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
-        return LearnerState(shared), {
+        return LearnerState(count_frames(shared, num_frames)), {
             **metrics,
             "entropy": mean_of(policy.entropy(), data.valid),
             "prediction_entropy": mean_of(prediction.entropy(), data.valid),
             "policy_target": mean_of(targets.policy, data.valid),
             "policy_target_size": mean_of(jnp.abs(targets.policy), data.valid),
         }
-
-    @property
-    def _network(self) -> Network:
-        spec = value_based.require_for_rule(self.spec)
-        num_actions = value_based.require_discrete(spec).num_actions
-        heads = student_heads(num_actions, self.rule.predictions)
-        return self.network.build(spec.observation, heads)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return student_optimizer(self.optimizer)
 
 
 def lpg_student(rule: UpdateRule, network: Table | TorsoNetwork, **settings: Any) -> LPGStudent:

@@ -51,7 +51,7 @@ def _disco(experiment: Experiment, path: str, content: bytes) -> Disco:
         replay = dataclasses.replace(replay, capacity=capacity)
         old = Disco(learning_rate=old.learning_rate, network=old.network, replay=replay)
     agent = dataclasses.replace(old, rule_file=path, rule_digest=digest_of(content))
-    agent.with_data(content)  # raises where the file is damaged
+    agent.read(content)  # raises where the file is damaged
     return agent
 
 

@@ -24,16 +24,25 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from podracer import schedules
-from podracer.agent import require_rollout_length, require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent
 from podracer.agents.common.lifetimes import to_experience
+from podracer.agents.disco.learning import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
 from podracer.agents.disco.network import Outputs, StudentNetwork, build_network
-from podracer.agents.disco.rule import RuleParams
+from podracer.agents.disco.rule import RuleParams, apply_rule, remember
 from podracer.agents.disco.rule_file import decode_rule
-from podracer.agents.disco.students import DiscoStudents, StudentState, build_optimizer
+from podracer.agents.disco.values import estimate_values, masked_powers
 from podracer.io.npz import check_digest
+from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
@@ -43,7 +52,6 @@ from podracer.types import (
     ArraySpec,
     Carry,
     ConfigError,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -52,7 +60,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
     bounded,
-    derived,
+    reset_on_warm_start,
     static,
     struct,
 )
@@ -62,7 +70,8 @@ from podracer.types import (
 class DiscoState(StudentState, off_policy.ReplayLearnerState):
     """Learner state: that of a student, and the rule."""
 
-    rule: RuleParams
+    rule: RuleParams = reset_on_warm_start()
+    """Parameters of the update rule, which never change."""
 
 
 @struct
@@ -87,20 +96,14 @@ class Disco:
     """File of the update rule, such as `disco_103.npz`."""
     rule_digest: str = static(default="")
     """SHA-256 of that file in hexadecimal; another content is refused. Empty accepts any."""
-    rule_params: Derived[RuleParams] = derived(leaf=True)
-    """Parameters of the update rule, read from its file."""
-    predictions: Derived[int] = derived()
-    """Categories of the student's predictions y and z, those of the rule."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(512, 512))))
     """Network before the policy, the predictions and the model."""
     replay: Replay = static(default=Replay(capacity=1024 * 29, batch_size=64, warmup=64 * 29))
     """Replay buffer; a sample is the timesteps of a rollout and the transitions between them."""
-    rollout_length: Derived[int] = derived()
-    """Timesteps of a rollout, taken from the driver."""
-    spec: EnvironmentSpec | None = static(default=None)
 
     @property
     def data_file(self) -> str:
+        """Path of the rule's file."""
         if not self.rule_file:
             raise ConfigError(
                 "Disco needs the file of a discovered rule: --update-rule disco_103.npz, which "
@@ -108,94 +111,19 @@ class Disco:
             )
         return self.rule_file
 
-    def with_data(self, content: bytes) -> Disco:
+    def read(self, content: bytes) -> RuleParams:
+        """Return the parameters of the rule in the content of the file."""
         check_digest(content, self.rule_digest, self.rule_file)
-        params = decode_rule(content, self.rule_file)
-        predictions = params.prediction.bias.size
-        return dataclasses.replace(self, rule_params=params, predictions=predictions)
+        return decode_rule(content, self.rule_file)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        if self.rule_params is None:
-            raise ConfigError("Disco has no `rule_params`: give it those of a rule.")
-        state = DiscoState(
-            frames=schedules.init_frames(),
-            rule=jax.tree.map(jnp.asarray, self.rule_params),
-            **vars(self._students(self.rule_params, learning_rate=0.0).init(key)),
-        )
-        carry = recurrent.stored_spec(self.carry(1))
-        extras = {"policy": ArraySpec((self._network.num_actions,))}
-        return LearnerState(state, self._buffer.init(num_envs, extras=extras, carry=carry))
-
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.torso.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared.params
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        logits, carry = self._network.policy(params, carry, observation, timestep.first[None])
-        policy = Categorical(logits[0])
-        action = policy.sample(keys) if explore else policy.mode()
-        return action, {"policy": logits[0]}, carry
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        recurrent.check_rollout(self.rollout_length, trajectory)
-        update = partial(self._update, axis=axis)
-        carry = trajectory.carry
-        return off_policy.learn_from_replay(
-            self._buffer, update, state, trajectory, key, axis, carry
-        )
-
-    # --- one update ------------------------------------------------------------------------------
-
-    def _update(
-        self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
-    ) -> tuple[DiscoState, Metrics, jax.Array]:
-        del key
-        behavior = sample.trajectory.steps.extras["policy"]
-        data = to_experience(sample.trajectory, behavior)
-
-        def forward(params: Params) -> Outputs:
-            return self._network.apply(params, data.carry, data.observation, data.first)
-
-        students = self._students(state.rule, schedules.value_at(self.learning_rate, state.frames))
-        state, metrics, _ = students.step(state.rule, state, data, forward, axis)
-        return state, metrics, sample.weights
-
-    # --- parts -----------------------------------------------------------------------------------
-
-    def _students(self, rule: RuleParams, learning_rate: float | jax.Array) -> DiscoStudents:
-        return DiscoStudents(
-            self._network,
-            build_optimizer(),
-            evenly_spaced(-self.support_max, self.support_max, self.support_size),
-            learning_rate=learning_rate,
-            discount=self.discount,
-            trace_lambda=self.trace_lambda,
-            value_cost=self.value_cost,
-            memory_units=rule.lifetime.hidden.shape[0],
-        )
-
-    @property
-    def _network(self) -> StudentNetwork:
-        if self.predictions is None:
-            raise ConfigError("Disco has no `predictions`: give it a rule, see `with_data`.")
-        return build_network(
-            self.network,
-            self.spec,
-            predictions=self.predictions,
-            support_size=self.support_size,
-            model_size=self.model_size,
-        )
-
-    @property
-    def _buffer(self) -> Buffer:
-        length, spec = require_rollout_length(self), require_spec(self.spec)
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment; the context's data are the rule."""
+        rule, length = context.data, context.rollout_length
+        if rule is None:
+            raise ConfigError(
+                "Disco has no rule: give `build` a Context whose `data` are the parameters of one, "
+                "as `read` returns them."
+            )
         if length < 2:
             raise ConfigError(
                 "Disco learns from transitions within a rollout: make it longer, with "
@@ -203,4 +131,101 @@ class Disco:
             )
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
-        return Buffer(self.replay, spec, length, stride=length, every_step=True)
+        network = build_network(
+            self.network,
+            spec,
+            predictions=rule.prediction.bias.size,
+            support_size=self.support_size,
+            model_size=self.model_size,
+        )
+        buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
+        agent = _Disco(self, network, build_optimizer(), buffer, rule)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=network.torso.carry,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Disco:
+    settings: Disco
+    network: StudentNetwork
+    optimizer: optax.GradientTransformation
+    buffer: Buffer
+    rule_params: RuleParams
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return new parameters, the rule, and an empty replay."""
+        memory_units = self.rule_params.lifetime.hidden.shape[0]
+        state = DiscoState(
+            frames=schedules.init_frames(),
+            rule=jax.tree.map(jnp.asarray, self.rule_params),
+            **vars(init_student(self.network, self.optimizer, memory_units, key)),
+        )
+        carry = recurrent.stored_spec(self.network.torso.carry(1))
+        extras = {"policy": ArraySpec((self.network.num_actions,))}
+        return LearnerState(state, self.buffer.init(num_envs, extras=extras, carry=carry))
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        """Sample actions; extras are the logits of the `policy`."""
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        logits, carry = self.network.policy(params, carry, observation, timestep.first[None])
+        policy = Categorical(logits[0])
+        action = policy.sample(keys) if explore else policy.mode()
+        return action, {"policy": logits[0]}, carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Add the rollout to the replay, and update on samples of rollouts."""
+        recurrent.check_rollout(self.buffer.length, trajectory)
+        update = partial(self.update, axis=axis)
+        carry = trajectory.carry
+        return off_policy.learn_from_replay(
+            self.buffer, update, state, trajectory, key, axis, carry
+        )
+
+    def update(
+        self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
+    ) -> tuple[DiscoState, Metrics, jax.Array]:
+        """Return the state after one step towards the rule's targets."""
+        del key
+        settings, behavior = self.settings, sample.trajectory.steps.extras["policy"]
+        data = to_experience(sample.trajectory, behavior)
+        support = evenly_spaced(-settings.support_max, settings.support_max, settings.support_size)
+
+        def forward(params: Params) -> Outputs:
+            return self.network.apply(params, data.carry, data.observation, data.first)
+
+        outputs, pullback = jax.vjp(forward, state.params)
+        target_outputs = forward(state.target_params)
+        values = estimate_values(
+            outputs, target_outputs, data, support, settings.discount, settings.trace_lambda
+        )
+        mask = data.valid.astype(jnp.float32)
+        means = global_mean([jnp.mean(x) for x in masked_powers(values.advantages, mask)], axis)
+        moments, share = state.moments.update(means)
+        weights = mask / share  # for means over valid transitions
+        targets, memory_inputs = apply_rule(
+            state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
+        )
+        output_grads, metrics = jax.grad(student_loss, has_aux=True)(
+            outputs, outputs.policy[1:], targets, values.targets, data, weights, support,
+            settings.value_cost,
+        )  # fmt: skip
+        (grads,) = pullback(output_grads)
+        memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
+        grads, memory_input = global_mean((grads, memory_input), axis)
+        rate = schedules.value_at(settings.learning_rate, state.frames)
+        state = dataclasses.replace(
+            descend(self.optimizer, rate, state, grads),
+            moments=moments,
+            memory=remember(state.rule, state.memory, memory_input),
+        )
+        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, sample.weights
