@@ -705,7 +705,7 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     an end or a cut change no gradient."""
     agent, _ = agent_and_env("muzero", n_step=1, unroll_steps=3)
     state = jax.jit(fresh, static_argnums=0)(agent)
-    loss = jax.jit(partial(global_grad, agent._loss, axis=None))
+    loss = jax.jit(partial(global_grad, methods_of(agent).loss, axis=None))
 
     def sample(discount, last, reward, policy):
         drawn = sample_of(reward, discount, last)
@@ -740,15 +740,16 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
 def test_value_targets_bootstrap_from_the_search_or_the_target_network(bootstrap):
     """Rewards 1, 2, 4, ...: the targets of the first two timesteps by hand, n = 2, K = 1."""
     agent, _ = agent_and_env("muzero", n_step=2, unroll_steps=1, discount=0.5, bootstrap=bootstrap)
-    length = agent._buffer.length
+    methods = methods_of(agent)
+    length = methods.buffer.length
     assert length == (5 if bootstrap == "search" else 4)
     drawn = sample_of([9, 1, 2, 4, 8][:length], [1] * length, [0] * length).trajectory
     searched = 10 * jnp.arange(1.0, length)[:, None]
     steps = dataclasses.replace(drawn.steps, extras={"value": searched})
     params = jax.jit(fresh, static_argnums=0)(agent).shared.params
-    got = jax.jit(agent._value_targets)(params, dataclasses.replace(drawn, steps=steps))
+    got = jax.jit(methods.value_targets)(params, dataclasses.replace(drawn, steps=steps))
     observation = drawn.timesteps().observation
-    network = jax.jit(jax.vmap(partial(agent._model.value, params)))(observation)
+    network = jax.jit(jax.vmap(partial(methods.model.value, params)))(observation)
     values = searched if bootstrap == "search" else network
     expected = [1 + 0.5 * 2 + 0.25 * values[2], 2 + 0.5 * 4 + 0.25 * values[3]]
     close(got, jnp.stack(expected))
