@@ -43,8 +43,7 @@ def remove_markers():
 
 
 def without_markers(text):
-    """Return a text with `X` in place of each `Annotated[X, ...]`, and of `Derived[X]` likewise."""
-    text = re.sub(r"\bDerived\[(\w+)\]", r"\1 | None", text)
+    """Return a text with `X` in place of each `Annotated[X, ...]`."""
     while start := re.search(r"\bAnnotated\[", text):
         depth, ends = 0, []  # of the type and of the whole
         for place in range(start.end(), len(text)):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,6 @@ EnvState = PyTree
 Metrics = Mapping[str, Any]  # of scalar arrays, or `means.Mean`s
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1  # of an int32
-Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
 
 def static(
@@ -51,14 +50,6 @@ def bounded(default: Any, low: float | int = 0.0, high: float | int = math.inf) 
     below 2^31. `check_ranges` checks it.
     """
     return dataclasses.field(default=default, metadata={"range": (low, high)})
-
-
-def derived(*, leaf: bool = False) -> Any:
-    """Declare a field that the setup of an experiment fills in, as it does `spec`; None before.
-
-    Configuration files leave it out. With `leaf` it holds arrays, else it is static.
-    """
-    return dataclasses.field(default=None, metadata={"static": not leaf, "derived": True})
 
 
 def reset_on_warm_start() -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from walk import methods_of, slow
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.agents.common.planning import next_discount
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
@@ -208,7 +208,7 @@ def test_muzero_plans_for_two_players():
 
         @jax.jit
         def discount(settings: MuZero, spec: EnvironmentSpec = spec) -> jax.Array:
-            agent = build_agent(Blueprint(settings, spec))
+            agent = Blueprint(settings, spec).build()
             params = agent.actor_params(agent.init(jax.random.key(0), 1))
             index, embedding = jnp.zeros(1, jnp.int32), (jnp.zeros((1, 4)), {})
             arguments = params, jax.random.key(0), index, embedding

@@ -17,7 +17,6 @@ from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
 from jax import lax
 from walk import BOX, WALK, Walk
 
-from podracer.agent import build_agent
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
@@ -254,7 +253,7 @@ def test_an_unknown_primitive_is_named():
 
 def build(settings, spec):
     """An agent, untrained but for larger weights, and its state without a replay buffer."""
-    agent = build_agent(blueprint(settings, spec))
+    agent = blueprint(settings, spec).build()
     shared = jax.jit(lambda: agent.init(jax.random.key(1), 16).shared)()
     return agent, LearnerState(jax.tree.map(lambda x: x * 3 if jnp.ndim(x) == 2 else x, shared))
 

@@ -12,7 +12,7 @@ import pytest
 from agents import AGENTS, CONTINUOUS, SMALL, blueprint
 from walk import WALK, B, T, Walk, close, slow
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.lpg import LPG
@@ -145,7 +145,7 @@ def test_all_other_agents_refuse_in_one_sentence():
     agents = {**AGENTS, "lpg": LPG(network=SMALL)}
     for name, spec in specs.items():
         with pytest.raises(ConfigError) as caught:
-            build_agent(blueprint(agents[name], spec)).init(jax.random.key(0), 64)
+            blueprint(agents[name], spec).build().init(jax.random.key(0), 64)
         needs_continuous = name in CONTINUOUS and name != "muzero-sampled"
         words = "continuous actions" if needs_continuous else "one discrete action at a time"
         assert words in str(caught.value), name

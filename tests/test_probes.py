@@ -24,7 +24,7 @@ from agents import (
 )
 from walk import methods_of
 
-from podracer.agent import Agent, build_agent
+from podracer.agent import Agent
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.ddpg import DDPG
@@ -53,7 +53,7 @@ def train(settings: Any, probe: str, updates: int = 200) -> tuple[Agent, Learner
     agent = blueprint(settings, env.spec, config.rollout_length)
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     *_, progress = anakin(agent, env, mesh, config, state, num_updates=updates)
-    return build_agent(agent), progress.state.learner, progress.metrics["episode_return"]
+    return agent.build(), progress.state.learner, progress.metrics["episode_return"]
 
 
 def judge(

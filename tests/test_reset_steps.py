@@ -21,7 +21,6 @@ from test_off_policy import AGENTS as REPLAY_AGENTS
 from walk import WALK, network
 
 import podracer
-from podracer.agent import build_agent
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
@@ -121,7 +120,7 @@ def values_of(metrics):
 
 @functools.cache
 def learned(name, length, kind):
-    agent = build_agent(blueprint(ON_POLICY[name], WALK.spec))
+    agent = blueprint(ON_POLICY[name], WALK.spec).build()
     state = agent.init(jax.random.key(0), COLUMNS)
     trajectory = trajectory_of(agent, agent.actor_params(state), twins(length)[kind])
     state, metrics = jax.jit(agent.learn, static_argnums=3)(

@@ -10,7 +10,6 @@ import pytest
 from agents import AGENTS, blueprint, environment_for
 
 import podracer
-from podracer.agent import build_agent
 from podracer.rollout import init_actor, rollout
 from podracer.types import ConfigError
 
@@ -49,8 +48,8 @@ class Learner:
             settings = dataclasses.replace(settings, action_reward_inputs=False)
         self.env, self.T = env, LENGTHS.get(name, 8)
         self.blueprint = blueprint(settings, env.spec, self.T)
-        self.agent = build_agent(self.blueprint)
-        self.learn = jax.jit(lambda plan, *args: build_agent(plan).learn(*args, None))
+        self.agent = self.blueprint.build()
+        self.learn = jax.jit(lambda plan, *args: plan.build().learn(*args, None))
 
     def train(self, in_environment, in_agent):
         env = Rewarded(self.env, in_environment)

@@ -18,7 +18,6 @@ from agents import AGENTS, blueprint
 from walk import Walk
 
 import podracer
-from podracer.agent import build_agent
 from podracer.experiments import recipes
 from podracer.experiments.loading import reopen
 from podracer.io.models import Decision
@@ -36,7 +35,7 @@ OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32
 def model_of(name: str, agent: str, seed: int = 0, **changes) -> Model:
     """A model of an untrained agent, which prefers other actions for every seed."""
     settings = dataclasses.replace(AGENTS[agent], **changes)
-    built = build_agent(blueprint(settings, Walk(Discrete(3)).spec))
+    built = blueprint(settings, Walk(Discrete(3)).spec).build()
     state = built.init(jax.random.key(seed), 1)
     shared = jax.tree.map(lambda x: x * 30 if x.ndim == 2 else x, state.shared)
     policy = Policy(built, dataclasses.replace(state, shared=shared))

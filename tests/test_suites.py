@@ -307,7 +307,7 @@ def test_only_the_few_starts_are_computed():
 @pytest.mark.slow
 def test_masks_keep_impossible_actions_from_being_chosen():
     """Every agent that knows masks chooses only what is possible, exploring or not."""
-    from podracer.agent import Blueprint, Context, build_agent
+    from podracer.agent import Blueprint, Context
     from podracer.agents.a2c import A2C
     from podracer.agents.dqn import DQN
     from podracer.agents.muzero import MuZero
@@ -331,7 +331,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
     seen = {"x": jax.random.normal(jax.random.key(1), (64, 3)), ACTION_MASK: mask}
     timestep = TimeStep(seen, ones, ones, ones > 0, ones < 0)
     for settings in agents:
-        agent = build_agent(Blueprint(settings, spec, Context(20)))
+        agent = Blueprint(settings, spec, Context(20)).build()
         init = jax.jit(lambda key, agent=agent: agent.actor_params(agent.init(key, 64)))
         params = init(jax.random.key(0))
         for explore in (False, True):

@@ -107,9 +107,7 @@ class AlphaZero:
             self.optimizer.build(self.max_gradient_norm), self.learning_rate
         )
         agent = _AlphaZero(self, model, network, optimizer)
-        return Agent(
-            name=type(self).__name__, spec=spec, init=agent.init, act=agent.act, learn=agent.learn
-        )
+        return Agent(spec=spec, init=agent.init, act=agent.act, learn=agent.learn)
 
 
 @dataclasses.dataclass(frozen=True)

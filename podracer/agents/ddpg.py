@@ -118,13 +118,16 @@ class DDPG:
         )
         agent = _DDPG(self, networks, learner)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             carry=networks.carry,
             actor_params=continuous.actor_params,
+            warmup=self.replay.warmup,
+            unlearned_timesteps=recurrent.unlearned_timesteps(
+                networks.carry, self.recurrence.unroll_length, context
+            ),
         )
 
 

@@ -130,7 +130,11 @@ class MuZero:
             planning.next_discount(spec, self.discount),
         )
         return Agent(
-            name=type(self).__name__, spec=spec, init=agent.init, act=agent.act, learn=agent.learn
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            warmup=self.replay.warmup,
         )
 
 

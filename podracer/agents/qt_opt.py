@@ -98,12 +98,12 @@ class QTOpt:
         )
         agent = _QTOpt(self, networks, learner)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             actor_params=agent.actor_params,
+            warmup=self.replay.warmup,
         )
 
 

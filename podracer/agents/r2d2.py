@@ -115,13 +115,16 @@ class R2D2:
             TargetNetworkOptimizer(optimizer, self.target_update_period),
         )
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             carry=agent.carry,
             actor_params=value_based.actor_params(self.epsilon),
+            warmup=self.replay.warmup,
+            unlearned_timesteps=recurrent.unlearned_timesteps(
+                agent.carry, self.unroll_length, context
+            ),
         )
 
 

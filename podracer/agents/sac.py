@@ -112,13 +112,16 @@ class SAC:
         )
         agent = _SAC(self, networks, learner)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             carry=networks.carry,
             actor_params=continuous.actor_params,
+            warmup=self.replay.warmup,
+            unlearned_timesteps=recurrent.unlearned_timesteps(
+                networks.carry, self.recurrence.unroll_length, context
+            ),
         )
 
 

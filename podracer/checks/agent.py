@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Agent, Blueprint, build_agent, policy_params
+from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import describe_error
 from podracer.environment import action_struct
 from podracer.io.sinks import group
@@ -38,52 +38,42 @@ _REDUCTIONS |= {"ppermute", "all_to_all"}
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # of a tree that JAX takes
 
 
-def check_fields(agent: Any) -> None:
-    """Raise `ConfigError` if an object is no agent that can be made for an environment."""
-    if isinstance(agent, type):
-        raise ConfigError(f"{agent.__name__} is a class: pass an instance, {agent.__name__}().")
-    name = type(agent).__name__
-    is_built = callable(getattr(agent, "build", None))
-    methods = ("build",) if is_built else ("init", "carry", "actor_params", "act", "learn")
-    missing = [m for m in methods if not callable(getattr(agent, m, None))]
-    if missing:
-        raise ConfigError(f"{name} is not an agent: it lacks {', '.join(missing)}.")
-    if jax.tree_util.all_leaves([agent]) or not dataclasses.is_dataclass(agent):
-        raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
-    if not is_built and "spec" not in (field.name for field in dataclasses.fields(agent)):
+def check_fields(settings: Any) -> None:
+    """Raise `ConfigError` if an object is no settings that build an agent."""
+    if isinstance(settings, type):
+        name = settings.__name__
+        raise ConfigError(f"{name} is a class: pass an instance, {name}().")
+    name = type(settings).__name__
+    if not callable(getattr(settings, "build", None)):
         raise ConfigError(
-            f"{name} has no field `spec`, which is filled in with the environment's: add "
-            "spec: podracer.EnvironmentSpec | None = podracer.static(default=None)."
+            f"{name} builds no agent: it lacks a method build(spec, context) that returns a "
+            "podracer.Agent."
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(agent):
+    if jax.tree_util.all_leaves([settings]) or not dataclasses.is_dataclass(settings):
+        raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(settings):
         if not isinstance(leaf, _NUMBERS):
             field = f"{name}{jax.tree_util.keystr(path)}"
             raise ConfigError(f"{field} is a {_kind(leaf)}: declare it with podracer.static.")
 
 
-def check_agent(
-    agent: Any, *, num_envs: int = 256, length: int | None = None, num_devices: int = 1
-) -> None:
-    """Raise `ConfigError` that names the method if an agent breaks the contract of `Agent`.
+def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 1) -> None:
+    """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
 
-    The agent is built for an environment: its `spec` is that of the environment. It is traced with
-    `num_envs` environments and rollouts of `length` steps on each of `num_devices` devices: by
-    default of the agent's own `rollout_length`, or 16. Nothing is computed.
+    It is traced with `num_envs` environments and rollouts of the context's length on each of
+    `num_devices` devices. Nothing is computed.
     """
-    settings = agent.settings if isinstance(agent, Blueprint) else agent
+    settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)
-    if not isinstance(agent, Blueprint):
-        if length is None:
-            length = int(getattr(agent, "rollout_length", None) or 16)
-            if hasattr(agent, "rollout_length"):
-                agent = dataclasses.replace(agent, rollout_length=length)
-    elif length is None:
-        length = agent.context.rollout_length
-    built = build_agent(agent)
-    name = built.name
+    name = blueprint.name
+    with _explain(f"{name}.build failed"):
+        built = settings.build(blueprint.spec, blueprint.context)
+    if not isinstance(built, Agent):
+        raise ConfigError(f"{name}.build must return a podracer.Agent, not {_kind(built)}.")
+    built = dataclasses.replace(built, name=name)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    # The agent itself is an argument: its float leaves must not steer Python control flow.
-    state = _trace(name, "init", lambda a, k: build_agent(a).init(k, num_envs), agent, key)
+    # The settings are an argument: their float leaves must not steer Python control flow.
+    state = _trace(name, "init", lambda b, k: b.build().init(k, num_envs), blueprint, key)
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
@@ -92,16 +82,18 @@ def check_agent(
                 f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
                 f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
             )
-    trajectory = _check_act(agent, built, state, num_envs, length)
+    trajectory = _check_act(blueprint, built, state, num_envs, length)
 
-    def learn(agent: Any, state: Any, trajectory: Any, key: Any) -> tuple[LearnerState, Metrics]:
-        result: Any = build_agent(agent).learn(state, trajectory, key, None)
+    def learn(
+        blueprint: Blueprint, state: Any, trajectory: Any, key: Any
+    ) -> tuple[LearnerState, Metrics]:
+        result: Any = blueprint.build().learn(state, trajectory, key, None)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise ConfigError(f"{name}.learn must return the pair (state, metrics).")
         _check_metrics(f"{name}.learn", result[1])
         return result
 
-    new_state, _ = _trace(name, "learn", learn, agent, state, trajectory, key)
+    new_state, _ = _trace(name, "learn", learn, blueprint, state, trajectory, key)
     if not isinstance(new_state, LearnerState):
         raise ConfigError(f"{name}.learn must return a LearnerState first, not {_kind(new_state)}.")
     _check_kept(f"{name}.learn", "state", state, new_state)
@@ -109,9 +101,9 @@ def check_agent(
         _check_reduces(built, state, trajectory, key, num_devices)
 
 
-def _is_of_library(agent: Any) -> bool:
+def _is_of_library(settings: Any) -> bool:
     """Return whether tests have checked an agent already: to trace a search again is slow."""
-    return type(agent).__module__.startswith("podracer.")
+    return type(settings).__module__.startswith("podracer.")
 
 
 def _check_reduces(
@@ -202,29 +194,26 @@ def _differing_in_loop(body: Jaxpr, inputs: list[bool], end: int, num_carry: int
 
 
 def _check_act(
-    agent: Any, built: Agent, state: LearnerState, num_envs: int, length: int
+    blueprint: Blueprint, built: Agent, state: LearnerState, num_envs: int, length: int
 ) -> Trajectory:
     """Check how an agent acts, explores or not; return the abstract trajectory of a rollout."""
     name, learns_rule = built.name, built.rule is not None
-    carry = _trace(name, "carry", lambda a: build_agent(a).carry(num_envs), agent)
+    carry = _trace(name, "carry", lambda b: b.build().carry(num_envs), blueprint)
     _check_rows(f"{name}.carry", "carry", carry, num_envs)
     params = _trace(
         name,
         "actor_params",
-        lambda a, s: (
-            build_agent(a).actor_params(s) if learns_rule else policy_params(build_agent(a), s)
-        ),
+        lambda a, s: a.build().actor_params(s) if learns_rule else policy_params(a.build(), s),
         agent,
         state,
     )
     timestep = jax.eval_shape(lambda: _blank_timestep(built.spec, num_envs))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
     inputs = (params, carry, timestep, keys)
-    action, extras, new_carry = _act(agent, built, num_envs, inputs, explore=True)
+    action, extras, new_carry = _act(blueprint, built, num_envs, inputs, explore=True)
     # Nobody evaluates a meta-learner.
-    settings = agent.settings if isinstance(agent, Blueprint) else agent
-    if not learns_rule and not _is_of_library(settings):
-        _act(agent, built, num_envs, inputs, explore=False)
+    if not learns_rule and not _is_of_library(blueprint.settings):
+        _act(blueprint, built, num_envs, inputs, explore=False)
     _check_rows(f"{name}.act", "extras", extras, num_envs)
     step = Step(timestep, action, extras)
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), step)
@@ -232,7 +221,7 @@ def _check_act(
 
 
 def _act(
-    agent: Any,
+    blueprint: Blueprint,
     built: Agent,
     num_envs: int,
     inputs: tuple[Params, Carry, TimeStep, Any],
@@ -245,8 +234,8 @@ def _act(
     result = _trace(
         built.name,
         method,
-        lambda a, p, c, t, k: build_agent(a).act(p, c, t, k, explore),
-        agent,
+        lambda b, p, c, t, k: b.build().act(p, c, t, k, explore),
+        blueprint,
         *inputs,
     )
     if not (isinstance(result, tuple) and len(result) == 3):
@@ -266,8 +255,7 @@ def _act(
     return result
 
 
-def _blank_timestep(spec: EnvironmentSpec | None, num_envs: int) -> TimeStep:
-    assert spec is not None
+def _blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:
     return TimeStep(
         observation=jax.tree.map(
             lambda leaf: jnp.zeros((num_envs, *leaf.shape), leaf.dtype), spec.observation

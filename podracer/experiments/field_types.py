@@ -46,8 +46,6 @@ def check_types(config: Any) -> None:
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
-        if field.name == "spec" or field.metadata.get("derived"):
-            continue
         is_plain = isinstance(value, bool | int | float | str | tuple | list | dict | None)
         is_plain |= isinstance(value, type) and field.name != "environment"
         if field.name in ("agent", "environment") and not is_plain:  # which have their own checks

@@ -141,12 +141,12 @@ class Disco:
         buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
         agent = _Disco(self, network, build_optimizer(), buffer, rule)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             carry=network.torso.carry,
+            warmup=self.replay.warmup,
         )
 
 

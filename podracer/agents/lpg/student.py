@@ -107,7 +107,6 @@ class LPGStudent:
         optimizer = ScheduledOptimizer(student_optimizer(self.optimizer), self.learning_rate)
         agent = _LPGStudent(self, network, optimizer, context.data)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,
