@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import WALK, close, slow
+from walk import built, close, methods_of, slow
 
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer
@@ -42,7 +42,7 @@ SOFT = Munchausen(temperature=0.5, weight=0.8, clip=-0.6)
 
 
 def agent_with(value: Any, **fields: Any) -> DQN:
-    return DQN(network=TorsoNetwork(MLP((8,), "tanh")), value=value, spec=WALK.spec, **fields)
+    return DQN(network=TorsoNetwork(MLP((8,), "tanh")), value=value, **fields)
 
 
 # --- Munchausen targets --------------------------------------------------------------------------
@@ -73,22 +73,23 @@ def transition_of(count: int) -> off_policy.Transition:
     )
 
 
-def targets_of(agent: DQN) -> tuple[Any, ...]:
+def targets_of(settings: DQN) -> tuple[Any, ...]:
     """Returns and bootstrap outputs of transitions, and what they are made of."""
-    online, target = (random_params(agent._network, seed) for seed in (1, 2))
+    agent = methods_of(built(settings))
+    online, target = (random_params(agent.network, seed) for seed in (1, 2))
     transition = transition_of(16)
 
     @jax.jit
     def compute(online: Any, target: Any, transition: Any) -> tuple[Any, ...]:
-        draws = value_based.draws_of_learning(agent.value, False, jax.random.key(2), 16)
-        outputs = agent._outputs(online, transition.timestep, draws[0])
-        got = agent._targets(online, target, transition, outputs, draws)
-        after = agent._outputs(target, transition.next_timestep, draws[1])
-        if agent.double:
-            policies = outputs, agent._outputs(online, transition.next_timestep, draws[2])
+        draws = value_based.draws_of_learning(settings.value, False, jax.random.key(2), 16)
+        outputs = agent.outputs(online, transition.timestep, draws[0])
+        got = agent.targets(online, target, transition, outputs, draws)
+        after = agent.outputs(target, transition.next_timestep, draws[1])
+        if settings.double:
+            policies = outputs, agent.outputs(online, transition.next_timestep, draws[2])
         else:
-            policies = agent._outputs(target, transition.timestep, draws[2]), after
-        return got, after, *map(agent.value.mean, policies)
+            policies = agent.outputs(target, transition.timestep, draws[2]), after
+        return got, after, *map(settings.value.mean, policies)
 
     got, after, q, next_q = compute(online, target, transition)
     return got, transition, after, q, next_q
@@ -325,8 +326,8 @@ def test_beyond_the_rainbow_on_atari_is_that_of_its_paper():
     assert (replay.capacity, replay.batch_size, replay.warmup) == (2**20, 256, 200_000)
     assert (replay.priority_exponent, replay.importance_exponent) == (0.2, 0.2)  # as in their code
     screens = ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
-    agent = dataclasses.replace(agent, spec=EnvironmentSpec("atari", screens, Discrete(6)))
-    trunk = jax.eval_shape(agent._network.init, jax.random.key(0))["shared"]
+    network = methods_of(agent.build(EnvironmentSpec("atari", screens, Discrete(6)))).network
+    trunk = jax.eval_shape(network.init, jax.random.key(0))["shared"]
     stages, dense = trunk.layers
     assert [stage[0].weight.shape[-1] for stage in stages] == [32, 64, 64]
     assert [conv.spectral for conv in stages[0]] == [False, True, True, True, True]

@@ -15,7 +15,6 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from walk import ACTIONS, BOX, B, T, Walk, begin, built, doubled, methods_of, network, slow
 
-from podracer.agents.common import continuous
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.qt_opt import QTOpt
@@ -110,7 +109,7 @@ def drawn(agent: Any, env: Any, buffer: Buffer) -> tuple[Any, Sample]:
     with ends of both kinds and importance weights."""
     state, trajectory = begin(agent, env)
     carry = trajectory.carry
-    if isinstance(agent, R2D2):
+    if agent.name == "R2D2":
         carry = (carry.memory, carry.last_action)
     rng = np.random.default_rng(0)
 
@@ -143,7 +142,7 @@ def muzero(network: TorsoNetwork, **fields: Any) -> MuZero:
 
 RESNET = TorsoNetwork(ResNet(channels=(4,), blocks=1))
 REANALYZED = {"reanalyze_fraction": 0.5, "bootstrap": "search"}
-RECURRENT = {"rollout_length": T, "burn_in_length": 3, "unroll_length": 6, "n_step": 2}
+RECURRENT = {"burn_in_length": 3, "unroll_length": 6, "n_step": 2}
 TARGET_NETWORK_AGENTS = {
     "muzero": (muzero(network()), DISCRETE),
     "muzero-reanalyze": (muzero(network(), **REANALYZED), DISCRETE),
@@ -160,15 +159,14 @@ TARGET_NETWORK_AGENTS = {
 
 @pytest.mark.parametrize("name", [x if x == "r2d2-gru" else slow(x) for x in TARGET_NETWORK_AGENTS])
 def test_losses_with_a_target_network(name, key):
-    agent, env = TARGET_NETWORK_AGENTS[name]
-    agent = dataclasses.replace(agent, spec=env.spec)
-    drawing = drawn(agent, env, agent._buffer)
+    agent = built(*TARGET_NETWORK_AGENTS[name])
+    drawing = drawn(agent, TARGET_NETWORK_AGENTS[name][1], methods_of(agent).buffer)
     with jax.enable_x64(True):
         learner, sample = jax.tree.map(doubled, drawing)
         params, target_params = changed(learner.params), changed(learner.params, 0.2)
 
         def loss(params: Any) -> jax.Array:
-            return agent._loss(params, target_params, sample, key)[0].total
+            return methods_of(agent).loss(params, target_params, sample, key)[0].total
 
         assert_gradient_equals_differences(loss, params)
 
@@ -178,16 +176,17 @@ def test_losses_with_a_target_network(name, key):
 )
 def test_the_loss_of_critics_whose_actions_the_cross_entropy_method_finds(distribution, key):
     settings = {"return_distribution": distribution, "num_samples": 12, "n_step": 3}
-    agent = QTOpt(network=network(), replay=REPLAY, spec=CONTINUOUS.spec, **settings)
-    drawing = drawn(agent, CONTINUOUS, continuous.make_buffer(agent))
+    agent = built(QTOpt(network=network(), replay=REPLAY, **settings), CONTINUOUS)
+    learner_of_critics = methods_of(agent).learner
+    drawing = drawn(agent, CONTINUOUS, learner_of_critics.buffer)
     with jax.enable_x64(True):
         learner, sample = jax.tree.map(doubled, drawing)
-        transition = continuous.normalized_transition(agent, sample, None)
+        transition = learner_of_critics.transition(sample, None)
         critics = changed(learner.params.critics)
         learner = dataclasses.replace(learner, target_params=changed(critics, 0.2))
 
         def loss(critics: Any) -> jax.Array:
-            return agent._critic_loss(critics, learner, transition, key)[0].total
+            return methods_of(agent).critic_loss(critics, learner, transition, key)[0].total
 
         assert_gradient_equals_differences(loss, critics)
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import SMALL
+from agents import SMALL, blueprint
+from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 from podracer.agents.dqn import DQN
 from podracer.drivers import population
@@ -26,7 +27,6 @@ from podracer.plan.memory import _host_bytes, anakin_memory
 from podracer.plan.plan import _memory_lines
 from podracer.replay import Replay
 from podracer.types import ConfigError
-from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 ON_HOST = Replay(
     480, batch_size=16, updates_per_rollout=2, warmup=100, prioritized=True, storage="host"
@@ -97,7 +97,7 @@ def test_the_programs_for_a_gpu_touch_the_ring_in_slices_only():
     """Anything else than a slice, an update of one, or passing it on would be a copy, or computed
     on the host."""
     env, mesh, config = make("catch"), make_mesh(jax.devices()[:1]), AnakinConfig(16, 7, 2)
-    agent = dataclasses.replace(HOST, spec=env.spec)
+    agent = blueprint(HOST, env.spec)
     state = abstract_state(agent, env, mesh, config)
     trace = make_chunk(env, mesh, config).trace(agent, state, abstract_request(mesh))
     text = trace.lower(lowering_platforms=("cuda",)).as_text()
@@ -128,7 +128,7 @@ def test_a_new_state_is_where_a_restored_one_is():
 def test_a_plan_and_a_run_count_both_memories(monkeypatch):
     env, config = make("catch"), AnakinConfig(16, 8, 1)
     mesh: Any = make_mesh(jax.devices()[:1])
-    agent = dataclasses.replace(HOST, spec=env.spec)
+    agent = blueprint(HOST, env.spec)
     state, ring = abstract_state(agent, env, mesh, config), 16 * 30 * 50 * 4
     memory = anakin_memory(agent, env, config, "gpu", devices=2)
     local = memory.parts["replay and other state of environments"]
@@ -152,7 +152,7 @@ def test_a_plan_and_a_run_count_both_memories(monkeypatch):
 @pytest.mark.parametrize(("platform", "times"), [("cpu", 2), ("gpu", 1)])
 def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, monkeypatch):
     env, devices = make("catch"), np.array([SimpleNamespace(platform=platform)])
-    agent: Any = dataclasses.replace(DEVICE, spec=env.spec)
+    agent = blueprint(DEVICE, env.spec)
     state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
     mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
     monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**40)
@@ -170,7 +170,7 @@ def test_what_a_replay_in_host_memory_cannot_do_is_said_before_anything_is_compi
     with pytest.raises(ConfigError, match="updates_per_batch is 2, but a replay in host memory"):
         sebulba_setup(HOST, env, num_envs=8, updates_per_batch=2)
     env = make("catch")
-    agent = dataclasses.replace(HOST, spec=env.spec)
+    agent = blueprint(HOST, env.spec)
     mesh = population.population_mesh(jax.devices()[:1], 2)
     with pytest.raises(ConfigError, match="take --storage device, or a tournament"):
         population.init_states(agent, [Pod(0), Pod(1)], env, mesh, AnakinConfig(16, 8, 2))

@@ -16,6 +16,7 @@ import scipy.stats
 from agents import PROBE_AGENTS
 from walk import B, Walk, begin, close, learn
 
+from podracer.agent import Blueprint
 from podracer.agents import muzero
 from podracer.agents.common import planning
 from podracer.agents.common.muzero_model import Model, ModelParams
@@ -75,16 +76,16 @@ class Screen(Walk):
         return jnp.stack([picture, picture[::-1]], axis=-1)
 
 
-def model_and_params(
-    agent: MuZero, observation: Any = SCREEN, action: Any = DISCRETE
-) -> tuple[Model, ModelParams]:
-    """The model of an agent, and random parameters: its own take seconds to compile."""
-    spec = EnvironmentSpec("screen", observation, action)
-    model, rng = dataclasses.replace(agent, spec=spec)._model, np.random.default_rng(0)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return model, jax.tree.map(
-        lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype), shapes
-    )
+def functions_of(settings: MuZero, observation: Any = SCREEN, action: Any = DISCRETE) -> Any:
+    """The functions of a built agent, those that it holds and others."""
+    agent = settings.build(EnvironmentSpec("screen", observation, action))
+    return agent.init.__self__  # type: ignore[attr-defined]
+
+
+def random_params(model: Model) -> ModelParams:
+    """Random parameters: a model's own take seconds to compile."""
+    rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype), shapes)
 
 
 def screens() -> jax.Array:
@@ -123,7 +124,8 @@ def scaled(planes: np.ndarray) -> np.ndarray:
 
 def test_hidden_states_are_planes_between_0_and_1_and_the_action_is_planes_beside_them():
     """One step of the model by hand: action planes, two residual blocks, scaling, heads."""
-    model, params = model_and_params(CONVOLUTIONAL)
+    model = functions_of(CONVOLUTIONAL).model
+    params = random_params(model)
     state = jax.jit(model.representation)(params, screens())
     assert state.shape == (N, 2, 2, 6)  # two stages halve 6 x 5
     action = jnp.arange(N) % ACTIONS
@@ -152,19 +154,20 @@ def test_numbers_beside_an_image_are_planes_of_it():
     cnn = TorsoNetwork(CNN((4,), (3,), (1,), layer_norm=True))
     agent = dataclasses.replace(CONVOLUTIONAL, network=cnn)
     seen = {"board": SCREEN, ACTION_MASK: ArraySpec((ACTIONS,), np.bool_)}
-    model, params = model_and_params(agent, seen)
+    model = functions_of(agent, seen).model
+    params = random_params(model)
     weight = params.representation.convolutions[0].layer.weight
     assert weight.shape == (3, 3, 2 + ACTIONS, 4)
     mask = jnp.asarray(np.eye(N, ACTIONS), bool)
     state = jax.jit(model.representation)(params, {"board": screens(), ACTION_MASK: mask})
     assert state.shape == (N, 4, 3, 4)
-    check_agent(dataclasses.replace(agent, spec=EnvironmentSpec("x", seen, DISCRETE)))
+    check_agent(Blueprint(agent, EnvironmentSpec("x", seen, DISCRETE)))
 
 
 @pytest.mark.slow
 def test_every_parameter_of_the_convolutional_model_receives_a_gradient():
     env = auto_reset(Screen())
-    agent = dataclasses.replace(CONVOLUTIONAL, spec=env.spec)
+    agent = CONVOLUTIONAL.build(env.spec)
     state, _ = learn(agent, *begin(agent, env))
     moments = optax.tree_utils.tree_get(state.shared.optimizer_state, "mu")
     for path, leaf in jax.tree_util.tree_leaves_with_path(moments):
@@ -188,17 +191,17 @@ def picture(cue: jax.Array) -> jax.Array:
 def test_the_convolutional_model_learns_a_probe_from_pictures():
     probe = Cue(**vars(PROBES["policy"]) | {"observe": lambda state: picture(state.cue)})
     env, mesh = auto_reset(probe), make_mesh(find_devices(1))
-    agent = dataclasses.replace(
+    settings = dataclasses.replace(
         PROBE_AGENTS["muzero"],
-        spec=env.spec,
         network=TorsoNetwork(ResNet(channels=(8,), blocks=1)),
         dynamics_blocks=1,
         reanalyze_fraction=0.5,
         unroll_steps=1,
     )
     config = AnakinConfig(32, 8, updates_per_chunk=50)
-    state = init_state(agent, env, mesh, config, jax.random.key(0))
-    *_, progress = anakin(agent, env, mesh, config, state, num_updates=200)
+    parts, agent = (Blueprint(settings, env.spec), env, mesh, config), settings.build(env.spec)
+    state = init_state(*parts, jax.random.key(0))
+    *_, progress = anakin(*parts, state, num_updates=200)
     observation = jnp.stack([picture(cue) for cue in (1.0, -1.0)])
     timestep = TimeStep(observation, *(jnp.zeros(2) for _ in range(4)))
     params = agent.actor_params(progress.state.learner)
@@ -220,9 +223,8 @@ def test_the_convolutional_model_learns_a_probe_from_pictures():
 )
 def test_what_a_convolutional_model_cannot_take_is_refused(network, observation, message):
     spec = EnvironmentSpec("x", observation, DISCRETE)
-    agent = dataclasses.replace(CONVOLUTIONAL, network=network, spec=spec)
     with pytest.raises(ConfigError, match=message):
-        check_agent(agent)
+        dataclasses.replace(CONVOLUTIONAL, network=network).build(spec)
 
 
 def test_muzero_on_atari_is_that_of_its_paper():
@@ -236,8 +238,8 @@ def test_muzero_on_atari_is_that_of_its_paper():
     samples = replay.batch_size * replay.updates_per_rollout
     assert samples == 2 * driver.num_envs * driver.rollout_length == 1024
     pictures = ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
-    agent = dataclasses.replace(agent, spec=EnvironmentSpec("atari", pictures, Discrete(18)))
-    params = jax.eval_shape(agent._model.init, jax.random.key(0))
+    model = functions_of(agent, pictures, Discrete(18)).model
+    params = jax.eval_shape(model.init, jax.random.key(0))
     first, *blocks = params.dynamics.convolutions[0]
     assert first.layer.weight.shape == (3, 3, 256 + 18, 256)
     assert [layer.layer.weight.shape for layer in blocks] == [(16, 3, 3, 256, 256)] * 2
@@ -254,18 +256,18 @@ def test_a_step_of_the_model_is_refused_a_memory():
     spec = EnvironmentSpec("x", ArraySpec((2,)), DISCRETE)
     network = TorsoNetwork(MLP((8,)), memory="lstm")
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        check_agent(dataclasses.replace(VECTORS, network=network, spec=spec))
+        dataclasses.replace(VECTORS, network=network).build(spec)
 
 
 @pytest.mark.parametrize("unroll_steps", [1, 2])
 def test_gradients_are_halved_between_steps_of_the_model(unroll_steps, key, monkeypatch):
     """Appendix G; what a step predicts teaches that step fully."""
-    spec = EnvironmentSpec("x", ArraySpec((2,)), DISCRETE)
-    agent = dataclasses.replace(VECTORS, spec=spec, unroll_steps=unroll_steps)
+    settings = dataclasses.replace(VECTORS, unroll_steps=unroll_steps)
+    agent = functions_of(settings, ArraySpec((2,)))
     params, sample = sample_for(agent)
 
     def gradient() -> Any:
-        return jax.jit(jax.grad(lambda x: agent._loss(x, params, sample, key)[0].value))(params)
+        return jax.jit(jax.grad(lambda x: agent.loss(x, params, sample, key)[0].value))(params)
 
     halved = gradient()
     monkeypatch.setattr(muzero, "scale_gradient", lambda x, scale: x)
@@ -279,7 +281,7 @@ def test_gradients_are_halved_between_steps_of_the_model(unroll_steps, key, monk
 def test_a_fraction_searches_at_least_one_sequence(key):
     agent = agent_that_reanalyzes("search")
     params, sample = sample_for(agent)
-    search = partial(agent._search, params, True)
+    search = partial(agent.search, params, True)
     got = planning.reanalyze(search, sample.trajectory, key, fraction=0.05, num_timesteps=1)
     old, new = (x.steps.extras["policy"] for x in (sample.trajectory, got))
     assert np.any(old != new, axis=(0, 2)).sum() == 1
@@ -288,16 +290,15 @@ def test_a_fraction_searches_at_least_one_sequence(key):
 # --- reanalysis ----------------------------------------------------------------------------------
 
 
-def sample_for(agent: MuZero) -> tuple[ModelParams, Sample]:
+def sample_for(agent: Any) -> tuple[ModelParams, Sample]:
     """Random parameters, and a sample of random timesteps within episodes."""
-    T, rng = agent._buffer.length - 1, np.random.default_rng(2)
+    T, rng = agent.buffer.length - 1, np.random.default_rng(2)
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     flags = jnp.zeros((T + 1, N), bool)
     timesteps = TimeStep(normal(T + 1, N, 2), normal(T + 1, N), jnp.ones((T + 1, N)), flags, flags)
-    extras = {name: normal(T, N, *spec.shape) for name, spec in agent._actions.extras.items()}
+    extras = {name: normal(T, N, *spec.shape) for name, spec in agent.model.actions.extras.items()}
     extras["policy"] = jax.nn.softmax(extras["policy"])
-    assert agent.spec is not None
-    space = agent.spec.action
+    space = agent.model.actions.space
     if isinstance(space, Continuous):
         action = jnp.asarray(rng.uniform(space.low, space.high, (T, N, space.size)), jnp.float32)
     else:
@@ -305,31 +306,30 @@ def sample_for(agent: MuZero) -> tuple[ModelParams, Sample]:
     steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), action, extras)
     trajectory = Trajectory(steps, jax.tree.map(lambda x: x[-1], timesteps), (), ())
     zeros = jnp.zeros(N, jnp.int32)
-    _, params = model_and_params(agent, ArraySpec((2,)), space)
-    return params, Sample(trajectory, jnp.ones(N), zeros, zeros)
+    return random_params(agent.model), Sample(trajectory, jnp.ones(N), zeros, zeros)
 
 
-def search_by_hand(agent: MuZero, params: ModelParams, observation: Any, key: jax.Array) -> Any:
+def search_by_hand(agent: Any, params: ModelParams, observation: Any, key: jax.Array) -> Any:
     """One search of mctx alone; samples of the root have a key of their own."""
-    model = agent._model
+    model, settings = agent.model, agent.settings
     return mctx.gumbel_muzero_policy(
         params,
         key,
         model.root(params, observation[None], jax.random.fold_in(key, 2)),
-        partial(model.step, agent.discount),
-        agent.num_simulations,
-        max_num_considered_actions=agent.max_considered_actions,
+        partial(model.step, settings.discount),
+        settings.num_simulations,
+        max_num_considered_actions=settings.max_considered_actions,
         qtransform=partial(mctx.qtransform_completed_by_mix_value, epsilon=1e-8),
     )
 
 
-def searched_by_hand(agent: MuZero, params: ModelParams, sample: Sample, key: jax.Array) -> Sample:
+def searched_by_hand(agent: Any, params: ModelParams, sample: Sample, key: jax.Array) -> Sample:
     """The sample with new extras: mctx alone, one search after the other."""
-    steps = sample.trajectory.steps
+    steps, settings = sample.trajectory.steps, agent.settings
     search = jax.jit(partial(search_by_hand, agent, params))
     row_key, search_key = jax.random.split(key)
-    rows = jax.random.permutation(row_key, N)[: round(agent.reanalyze_fraction * N)]
-    searched = agent.unroll_steps + 1 + (agent.n_step if agent.bootstrap == "search" else 0)
+    rows = jax.random.permutation(row_key, N)[: round(settings.reanalyze_fraction * N)]
+    searched = settings.unroll_steps + 1 + settings.n_step * (settings.bootstrap == "search")
     extras = jax.tree.map(np.array, steps.extras)
     for t, timestep_key in enumerate(jax.random.split(search_key, searched)):
         for row, k in zip(rows, jax.random.split(timestep_key, len(rows)), strict=True):
@@ -344,11 +344,18 @@ def searched_by_hand(agent: MuZero, params: ModelParams, sample: Sample, key: ja
     )
 
 
-def agent_that_reanalyzes(bootstrap: str, action: Any = DISCRETE) -> MuZero:
+def agent_that_reanalyzes(
+    bootstrap: str, action: Any = DISCRETE, fraction: float = 0.6, num_simulations: int = 2
+) -> Any:
     """Three of five sequences; values from the second step on are what `search` bootstraps from."""
-    spec = EnvironmentSpec("x", ArraySpec((2,)), action)
-    settings = {"spec": spec, "bootstrap": bootstrap, "unroll_steps": 1, "num_simulations": 2}
-    return dataclasses.replace(VECTORS, reanalyze_fraction=0.6, **settings)
+    settings = dataclasses.replace(
+        VECTORS,
+        reanalyze_fraction=fraction,
+        bootstrap=bootstrap,
+        unroll_steps=1,
+        num_simulations=num_simulations,
+    )
+    return functions_of(settings, ArraySpec((2,)), action)
 
 
 @pytest.mark.slow
@@ -359,7 +366,7 @@ def test_what_is_searched_anew_is_what_searches_by_hand_find(action, key):
     agent = agent_that_reanalyzes("search", action)
     params, sample = sample_for(agent)
     reanalyze = partial(planning.reanalyze, fraction=0.6, num_timesteps=4)
-    search = partial(agent._search, params, True)
+    search = partial(agent.search, params, True)
     got = jax.jit(lambda trajectory: reanalyze(search, trajectory, key))(sample.trajectory)
     expected = searched_by_hand(agent, params, sample, key).trajectory
     close(got, expected)
@@ -376,12 +383,12 @@ def test_the_loss_learns_what_was_searched_anew(bootstrap, key):
     params, sample = sample_for(agent)
     target_params = jax.tree.map(lambda x: 0.9 * x, params)
 
-    def gradient(agent: MuZero, sample: Sample) -> Any:
-        loss = jax.jit(jax.grad(agent._loss, has_aux=True))
+    def gradient(agent: Any, sample: Sample) -> Any:
+        loss = jax.jit(jax.grad(agent.loss, has_aux=True))
         return loss(params, target_params, sample, key)
 
     by_hand = searched_by_hand(agent, params, sample, key)
-    without = dataclasses.replace(agent, reanalyze_fraction=0.0)
+    without = agent_that_reanalyzes(bootstrap, fraction=0.0)
     close(gradient(agent, sample), gradient(without, by_hand))
     with pytest.raises(AssertionError):
         close(gradient(agent, sample), gradient(without, sample))
@@ -415,15 +422,15 @@ def test_the_prior_is_uniform_over_samples_of_the_policy(key):
 @pytest.mark.slow
 def test_the_policy_learns_the_densities_of_samples_as_the_search_weighs_them(key):
     """The loss less that without policy targets, beside a loop over sequences and timesteps."""
-    agent = dataclasses.replace(agent_that_reanalyzes("target_network", BOX), reanalyze_fraction=0)
+    agent = agent_that_reanalyzes("target_network", BOX, fraction=0.0)
     params, sample = sample_for(agent)
-    steps, model = sample.trajectory.steps, agent._model
+    steps, model = sample.trajectory.steps, agent.model
     extras = {**steps.extras, "policy": jnp.zeros_like(steps.extras["policy"])}
     trajectory = dataclasses.replace(
         sample.trajectory, steps=dataclasses.replace(steps, extras=extras)
     )
     without = dataclasses.replace(sample, trajectory=trajectory)
-    loss = jax.jit(lambda sample: agent._loss(params, params, sample, key)[0].value)
+    loss = jax.jit(lambda sample: agent.loss(params, params, sample, key)[0].value)
     state = model.representation(params, steps.timestep.observation[0])
     states = [state, model.dynamics(params, state, steps.action[0])[0]]
     expected = 0.0
@@ -439,11 +446,11 @@ def test_the_policy_learns_the_densities_of_samples_as_the_search_weighs_them(ke
 @pytest.mark.slow
 def test_each_node_has_samples_of_its_own_policy(key):
     """Each state of the tree follows from its parent's by the sample that led there."""
-    agent = dataclasses.replace(agent_that_reanalyzes("search", BOX), num_simulations=40)
+    agent = agent_that_reanalyzes("search", BOX, num_simulations=40)
     params, sample = sample_for(agent)
     observation = sample.trajectory.steps.timestep.observation[0, 0]
     tree = jax.jit(partial(search_by_hand, agent, params))(observation, key).search_tree
-    (states, samples), model = jax.tree.map(lambda x: x[0], tree.embeddings), agent._model
+    (states, samples), model = jax.tree.map(lambda x: x[0], tree.embeddings), agent.model
     samples, parents = samples["samples"], tree.parents[0, 1:]
     assert len(set(np.asarray(parents))) > 3
     assert not tree.children_prior_logits.any()
@@ -460,7 +467,7 @@ def test_each_node_has_samples_of_its_own_policy(key):
 @pytest.mark.slow
 def test_the_search_chooses_the_best_sample_of_a_model_that_is_known(monkeypatch):
     """With one simulation for each, where the reward says how near an action is to a goal."""
-    agent = dataclasses.replace(agent_that_reanalyzes("search", BOX), num_simulations=16)
+    agent = agent_that_reanalyzes("search", BOX, num_simulations=16)
     goal = np.array([1.0, 0.25], np.float32)
 
     def dynamics(self: Model, params: Any, state: Any, action: Any) -> Any:
@@ -474,7 +481,7 @@ def test_the_search_chooses_the_best_sample_of_a_model_that_is_known(monkeypatch
     keys = jax.random.split(jax.random.key(0), N)
     action, extras, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, False)
     choices = LOW + (np.clip(np.asarray(extras["samples"]), -1, 1) + 1) / 2 * (HIGH - LOW)
-    assert choices.shape == (N, agent.max_considered_actions, 2)
+    assert choices.shape == (N, agent.settings.max_considered_actions, 2)
     nearest = np.argmin(np.sum((choices - goal) ** 2, axis=-1), axis=-1)
     np.testing.assert_allclose(action, choices[np.arange(N), nearest], atol=1e-5)
     np.testing.assert_array_equal(extras["policy"].argmax(-1), nearest)

@@ -11,10 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
+from agents import blueprint
+from walk import (
+    ACTIONS,
+    BOX,
+    B,
+    Walk,
+    begin,
+    built,
+    close,
+    enter,
+    fresh,
+    learn,
+    methods_of,
+    with_rewards,
+)
 
 from podracer.agents import r2d2
-from podracer.agents.common import continuous, off_policy, value_based
+from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.muzero_model import Model
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
@@ -72,7 +86,6 @@ AGENTS = {
     "r2d2": R2D2(
         network=MEMORY,
         replay=PRIORITIZED,
-        rollout_length=8,
         burn_in_length=2,
         unroll_length=4,
         n_step=2,
@@ -120,7 +133,7 @@ SOME = [pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for 
 
 def agent_and_env(name, **settings):
     env = BOXED if name in CONTINUOUS else DISCRETE
-    return dataclasses.replace(AGENTS[name], spec=env.spec, **settings), env
+    return built(dataclasses.replace(AGENTS[name], **settings), env), env
 
 
 def first_moments(state):
@@ -141,13 +154,12 @@ def first_moments(state):
     [pytest.param(x, marks=pytest.mark.slow if x in VARIANTS else ()) for x in AGENTS],
 )
 def test_every_agent_keeps_the_contract(name):
-    agent, _ = agent_and_env(name)
-    check_agent(agent, num_envs=4, length=8)
+    env, other = (BOXED, DISCRETE) if name in CONTINUOUS else (DISCRETE, BOXED)
+    check_agent(blueprint(AGENTS[name], env.spec), num_envs=4)
     if name.startswith("muzero"):
         return  # takes both kinds of actions
-    other = BOXED if name not in CONTINUOUS else DISCRETE
     with pytest.raises(ConfigError, match=r"needs (discrete|continuous) actions; walk has"):
-        check_agent(dataclasses.replace(agent, spec=other.spec), length=8)
+        AGENTS[name].build(other.spec)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -193,9 +205,9 @@ def test_without_exploring_the_keys_do_not_matter(name):
 
 @pytest.mark.parametrize("name", ["dqn", pytest.param("sac", marks=pytest.mark.slow)])
 def test_nothing_is_learned_before_the_warm_up_is_over(name):
-    agent, env = agent_and_env(name)
-    num_frames = int(begin(agent, env)[1].valid().sum())
-    agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * num_frames))
+    num_frames = int(begin(*agent_and_env(name))[1].valid().sum())
+    replay = dataclasses.replace(REPLAY, warmup=2 * num_frames)
+    agent, env = agent_and_env(name, replay=replay)
     state, trajectory = begin(agent, env)
     once, metrics = learn(agent, state, trajectory)
     jax.tree.map(np.testing.assert_array_equal, once.shared.params, state.shared.params)
@@ -207,9 +219,9 @@ def test_nothing_is_learned_before_the_warm_up_is_over(name):
 
 def test_the_warm_up_counts_the_frames_of_all_parts_of_a_batch():
     """Each part learns with the replay of its own environments (`updates_per_batch`)."""
-    agent, env = agent_and_env("dqn")
-    num_frames = int(begin(agent, env)[1].valid().sum())
-    agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * num_frames))
+    num_frames = int(begin(*agent_and_env("dqn"))[1].valid().sum())
+    replay = dataclasses.replace(REPLAY, warmup=2 * num_frames)
+    agent, env = agent_and_env("dqn", replay=replay)
     state, trajectory = begin(agent, env)
     one, _ = learn(agent, state, trajectory)
     other, metrics = learn(agent, LearnerState(one.shared, state.local), trajectory)
@@ -232,17 +244,13 @@ def test_learning_goes_on_however_many_timesteps_there_have_been(num_added):
 
 
 def test_refuses_a_network_with_memory():
-    agent, _ = agent_and_env("dqn", network=MEMORY)
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        check_agent(agent)
+        agent_and_env("dqn", network=MEMORY)
 
 
 def test_refuses_rollouts_of_another_length_than_its_memories_have():
-    agent, _ = agent_and_env("r2d2")
     with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
-        check_agent(agent, num_envs=4, length=3)
-    with pytest.raises(ConfigError, match="R2D2 has no `rollout_length`: give it that"):
-        check_agent(dataclasses.replace(agent, rollout_length=None), num_envs=4, length=3)
+        check_agent(blueprint(AGENTS["r2d2"], DISCRETE.spec, 8), num_envs=4, length=3)
 
 
 # --- what they learn from ------------------------------------------------------------------------
@@ -293,8 +301,8 @@ def test_each_environment_has_an_epsilon_as_in_ape_x():
 @pytest.mark.parametrize("name", ["dqn", "r2d2"])
 def test_a_changed_exponent_holds_for_what_environments_carry_already(name):
     """A population's selection changes the number, and keeps the carry."""
-    old = dataclasses.replace(AGENTS[name], spec=DISCRETE.spec, epsilon=0.5, apex_alpha=0.0)
-    new = dataclasses.replace(old, apex_alpha=30.0)
+    old, _ = agent_and_env(name, epsilon=0.5, apex_alpha=0.0)
+    new, _ = agent_and_env(name, epsilon=0.5, apex_alpha=30.0)
     params, actor = old.actor_params(fresh(old)), enter(old, DISCRETE)
     keys = jax.random.split(jax.random.key(0), (64, B))
 
@@ -311,8 +319,7 @@ def test_a_changed_exponent_holds_for_what_environments_carry_already(name):
 @pytest.mark.parametrize("name", ["dqn", "r2d2"])
 def test_a_rank_has_another_path_than_the_exponent_of_older_checkpoints(name):
     """Both have one shape and dtype: at one path, a run would go on with other epsilons."""
-    agent = dataclasses.replace(AGENTS[name], spec=DISCRETE.spec)
-    assert ".rank" in leaves_by_path(agent.carry(B))
+    assert ".rank" in leaves_by_path(agent_and_env(name)[0].carry(B))
 
 
 def test_epsilon_greedy_explores_as_often_as_it_says():
@@ -345,8 +352,8 @@ def test_rainbow_on_atari_is_that_of_its_paper():
     assert (replay.warmup, replay.capacity, replay.batch_size) == (20_000, 1_000_000, 32)
     assert (replay.priority_exponent, replay.importance_exponent) == (0.5, Linear(0.4, 1.0, 50e6))
     screens = ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
-    agent = dataclasses.replace(agent, spec=EnvironmentSpec("atari", screens, Discrete(6)))
-    trunk = jax.eval_shape(agent._network.init, jax.random.key(0))["shared"]
+    network = methods_of(agent.build(EnvironmentSpec("atari", screens, Discrete(6)))).network
+    trunk = jax.eval_shape(network.init, jax.random.key(0))["shared"]
     convolutions, dense = trunk.layers
     assert (len(convolutions), len(dense)) == (3, 0)
     for stream, outputs in (("value", 51), ("advantage", 6 * 51)):
@@ -410,12 +417,13 @@ def test_td3_moves_policy_and_targets_every_second_time():
 def drawn(agent, env):
     """A fresh learner's state, and transitions of a rollout with importance weights."""
     state, trajectory = begin(agent, env)
-    shared, buffer = state.shared, continuous.make_buffer(agent)
+    shared, learner = state.shared, methods_of(agent).learner
 
     @jax.jit
     def draw(replay):
-        sample = buffer.sample(buffer.add(replay, trajectory.steps), jax.random.key(4), 32)
-        return continuous.normalized_transition(agent, sample, shared.obs_moments)
+        replay = learner.buffer.add(replay, trajectory.steps)
+        sample = learner.buffer.sample(replay, jax.random.key(4), 32)
+        return learner.transition(sample, shared.obs_moments)
 
     weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, 32), jnp.float32)
     return shared, dataclasses.replace(draw(state.local), weight=weight)
@@ -431,16 +439,17 @@ def test_categorical_critics_learn_the_smaller_target_distribution(name):
     shared, transition = drawn(agent, env)
     mask = np.random.default_rng(1).integers(2, size=32).astype(np.float32)
     transition = dataclasses.replace(transition, mask=jnp.asarray(mask))
-    networks, key = agent._networks, jax.random.key(5)
+    agent, key = methods_of(agent), jax.random.key(5)
+    networks = agent.networks
     next_obs, penalty = transition.next_timestep.observation, np.zeros(32)
     if name == "sac-c51":
         actor, targets = shared.params.actor, shared.target_params
-        policy = agent._policy(actor, next_obs)
+        policy = agent.policy(actor, next_obs)
         next_action, log_prob = policy.sample(jax.random.split(key, (32,)))
         penalty = np.exp(actor.log_temperature) * np.asarray(log_prob)
     else:
         targets = shared.target_params.critics
-        next_action = agent._policy(shared.target_params.actor, next_obs)
+        next_action = agent.policy(shared.target_params.actor, next_obs)
     probabilities = np.asarray(
         jax.nn.softmax(networks.q_outputs(targets, next_obs, next_action)), np.float64
     )
@@ -463,7 +472,7 @@ def test_categorical_critics_learn_the_smaller_target_distribution(name):
         losses[:, n] = -log_probabilities[:, n] @ target
     assert chosen == {0, 1}
 
-    loss, (metrics, priorities) = jax.jit(agent._critic_loss)(
+    loss, (metrics, priorities) = jax.jit(agent.critic_loss)(
         shared.params.critics, shared, transition, key
     )
     weight = np.asarray(transition.weight)
@@ -482,7 +491,7 @@ def test_two_devices_update_as_one_does():
     def update(devices):
         return jax.jit(
             jax.shard_map(
-                lambda *args: agent._update(*args, jax.random.key(0), DATA)[::2],
+                lambda *args: methods_of(agent).update(*args, jax.random.key(0), DATA)[::2],
                 mesh=make_mesh(find_devices(devices)),
                 in_specs=(REPLICATED, SHARDED),
                 out_specs=(REPLICATED, SHARDED),
@@ -496,10 +505,11 @@ def test_two_devices_update_as_one_does():
 @pytest.mark.slow
 def test_matrices_decay_and_nothing_else_does():
     """Without a gradient Adam moves nothing, so what is left is the decay, before the rate."""
-    agent, _ = agent_and_env("sac", weight_decay=0.5)
+    settings = dataclasses.replace(AGENTS["sac"], weight_decay=0.5)
+    agent = built(settings, BOXED)
     shared = jax.eval_shape(lambda: fresh(agent)).shared
     params = jax.tree.map(lambda x: jnp.full(x.shape, 3.0), shared.params)
-    optimizer = continuous.build_optimizer(agent)
+    optimizer = methods_of(agent).learner.optimizer.optimizer
     for part in params:
         updates, _ = optimizer.update(
             jax.tree.map(jnp.zeros_like, part), optimizer.init(part), part
@@ -510,15 +520,14 @@ def test_matrices_decay_and_nothing_else_does():
 
     stacked = TorsoNetwork(ResNet(channels=(4,), blocks=3, hidden=8, layer_norm=True))
     spec = EnvironmentSpec("images", ArraySpec((4, 4, 1), jnp.uint8), BOX)
-    agent = dataclasses.replace(agent, network=stacked, spec=spec)
-    critic = agent._networks.init(jax.random.key(0), 1)[1][0]
-    optimizer = continuous.build_optimizer(agent)
+    agent = methods_of(dataclasses.replace(settings, network=stacked).build(spec))
+    critic = agent.networks.init(jax.random.key(0), 1)[1][0]
     zeros = jax.tree.map(jnp.zeros_like, critic)
     updates, _ = optimizer.update(zeros, optimizer.init(critic), critic)
     decayed = {path[-1].name for path, x in jax.tree.leaves_with_path(updates) if x.any()}
     assert decayed == {"weight"}
     with pytest.raises(ConfigError, match="weight_decay must be at least 0"):
-        check_ranges(dataclasses.replace(agent, weight_decay=-0.1), "agent")
+        check_ranges(dataclasses.replace(settings, weight_decay=-0.1), "agent")
 
 
 @pytest.mark.slow
@@ -530,7 +539,7 @@ def test_fast_td3_is_that_of_its_paper():
     assert agent.return_distribution == Atoms(-250.0, 250.0, 101)
     assert (agent.weight_decay, agent.target_update_rate, agent.discount) == (0.1, 0.1, 0.97)
     assert (agent.num_critics, agent.policy_delay, agent.normalize_observations) == (2, 2, True)
-    check_agent(dataclasses.replace(agent, spec=BOXED.spec), num_envs=1024, length=1)
+    check_agent(blueprint(agent, BOXED.spec, 1), num_envs=1024)
 
 
 @pytest.mark.parametrize("name", [pytest.param("ddpg", marks=pytest.mark.slow), "sac"])
@@ -540,15 +549,16 @@ def test_the_policy_follows_the_updated_critics(name):
     agent, env = agent_and_env(name, random_frames=0)
     shared, transition = drawn(agent, env)
     key = jax.random.key(5)
-    new, _, _ = jax.jit(agent._update, static_argnums=3)(shared, transition, key, None)
-    actor_key = jax.random.split(key)[1] if name == "sac" else key
+    agent = methods_of(agent)
+    new, _, _ = jax.jit(agent.update, static_argnums=3)(shared, transition, key, None)
+    actor_key = (jax.random.split(key)[1],) if name == "sac" else ()
 
     @jax.jit
     def gradient(critics):
         params = shared.params._replace(critics=critics)
         at = dataclasses.replace(shared, params=params)
-        arguments = (params.actor, at, transition, actor_key)
-        return global_grad(agent._actor_loss, *arguments, axis=None)[0]
+        arguments = (params.actor, at, transition, *actor_key)
+        return global_grad(agent.actor_loss, *arguments, axis=None)[0]
 
     moment = jax.tree.map(lambda x: 10 * x, new.optimizer_states.actor.mu)
     close(moment, gradient(new.params.critics), atol=1e-6)
@@ -617,20 +627,21 @@ def test_stored_memories_are_those_of_acting():
     stored = r2d2._stored(trajectory.carry)
     assert np.abs(jax.tree.leaves(stored[0])[0]).max() > 0.01
     assert np.asarray(stored[1]).any()
-    memory = agent._buffer.add(state.local, trajectory.steps, stored)
-    sample = agent._buffer.sample(memory, jax.random.key(0), 32)
+    buffer = methods_of(agent).buffer
+    memory = buffer.add(state.local, trajectory.steps, stored)
+    sample = buffer.sample(memory, jax.random.key(0), 32)
     params = state.shared.params
 
     q, carry = [], trajectory.carry  # one step at a time, as in acting
-    step = jax.jit(agent._q_values)
+    step = jax.jit(methods_of(agent).q_values)
     for t in range(8):
         timestep = jax.tree.map(lambda x, t=t: x[t : t + 1], trajectory.steps.timestep)
         values, after = step(params, carry.memory, timestep, carry.last_action[None])
         q.append(values[0])
         action = trajectory.steps.action[t]
         carry = dataclasses.replace(carry, memory=after, last_action=action)
-    agent = dataclasses.replace(agent, burn_in_length=0)
-    got = jax.jit(agent._unroll)(params, sample.trajectory)
+    agent, _ = agent_and_env("r2d2", burn_in_length=0)
+    got = jax.jit(methods_of(agent).unroll)(params, sample.trajectory)
     close(got, jnp.stack(q)[:, sample.rows], 1e-5)
 
 
@@ -645,7 +656,7 @@ def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
         other = dataclasses.replace(timesteps, reward=rewards)
         memory = jax.tree.map(jnp.zeros_like, carry.memory)
         # Of single timesteps, so that only their own inputs can matter.
-        one = lambda x, a: agent._q_values(params, memory, _add_axis(x), a[None])[0][0]  # noqa: E731
+        one = lambda x, a: methods_of(agent).q_values(params, memory, _add_axis(x), a[None])[0][0]  # noqa: E731
         return np.asarray(jax.jit(jax.vmap(one))(other, actions))
 
     q = values(agent, last_actions, timesteps.reward)
@@ -657,9 +668,9 @@ def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
         assert (changed[~first] > 0).all()
         assert not changed[first].any()
     blind, _ = agent_and_env("r2d2", action_reward_inputs=False)
-    check_agent(blind, num_envs=B, length=8)
-    for network, inputs in ((agent._network, 8 + 3 + 1), (blind._network, 8)):
-        trunk = jax.eval_shape(network.init, jax.random.key(0))["shared"]
+    assert jax.eval_shape(learn, blind, *begin(blind, env))
+    for other, inputs in ((agent, 8 + 3 + 1), (blind, 8)):
+        trunk = jax.eval_shape(methods_of(other).network.init, jax.random.key(0))["shared"]
         assert trunk.layers[-1][0].weight.shape == (2, 8)  # they go past the torso
         assert trunk.cell.weight_ih.shape[1] == inputs
 
@@ -694,7 +705,7 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     an end or a cut change no gradient."""
     agent, _ = agent_and_env("muzero", n_step=1, unroll_steps=3)
     state = jax.jit(fresh, static_argnums=0)(agent)
-    loss = jax.jit(partial(global_grad, agent._loss, axis=None))
+    loss = jax.jit(partial(global_grad, methods_of(agent).loss, axis=None))
 
     def sample(discount, last, reward, policy):
         drawn = sample_of(reward, discount, last)
@@ -729,15 +740,16 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
 def test_value_targets_bootstrap_from_the_search_or_the_target_network(bootstrap):
     """Rewards 1, 2, 4, ...: the targets of the first two timesteps by hand, n = 2, K = 1."""
     agent, _ = agent_and_env("muzero", n_step=2, unroll_steps=1, discount=0.5, bootstrap=bootstrap)
-    length = agent._buffer.length
+    methods = methods_of(agent)
+    length = methods.buffer.length
     assert length == (5 if bootstrap == "search" else 4)
     drawn = sample_of([9, 1, 2, 4, 8][:length], [1] * length, [0] * length).trajectory
     searched = 10 * jnp.arange(1.0, length)[:, None]
     steps = dataclasses.replace(drawn.steps, extras={"value": searched})
     params = jax.jit(fresh, static_argnums=0)(agent).shared.params
-    got = jax.jit(agent._value_targets)(params, dataclasses.replace(drawn, steps=steps))
+    got = jax.jit(methods.value_targets)(params, dataclasses.replace(drawn, steps=steps))
     observation = drawn.timesteps().observation
-    network = jax.jit(jax.vmap(partial(agent._model.value, params)))(observation)
+    network = jax.jit(jax.vmap(partial(methods.model.value, params)))(observation)
     values = searched if bootstrap == "search" else network
     expected = [1 + 0.5 * 2 + 0.25 * values[2], 2 + 0.5 * 4 + 0.25 * values[3]]
     close(got, jnp.stack(expected))

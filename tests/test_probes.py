@@ -93,26 +93,26 @@ def _values(
     if isinstance(settings, DQN):
         keys = jax.random.split(jax.random.key(0), len(timestep.first))
         draws = value_based.draws_of_acting(settings.value, settings.noisy, keys, explore=False)
-        outputs = methods_of(agent)._outputs(shared.params, timestep, draws)
+        outputs = methods_of(agent).outputs(shared.params, timestep, draws)
         return settings.value.mean(outputs).max(-1)
     if isinstance(settings, AlphaZero):
         return methods_of(agent).predict(shared.params, observation["observation"])[1]
     if isinstance(settings, MuZero):
-        return methods_of(agent)._model.value(shared.params, observation)
+        return methods_of(agent).model.value(shared.params, observation)
     if isinstance(settings, R2D2):
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         last_action = carry.last_action[None]
-        q, _ = methods_of(agent)._q_values(shared.params, carry.memory, timesteps, last_action)
+        q, _ = methods_of(agent).q_values(shared.params, carry.memory, timesteps, last_action)
         return q[0].max(-1)
     if isinstance(settings, DDPG | SAC):
-        policy = methods_of(agent)._policy(shared.params.actor, observation)
+        policy = methods_of(agent).policy(shared.params.actor, observation)
         action = policy.mode() if isinstance(settings, SAC) else policy
-        networks = methods_of(agent)._networks
+        networks = methods_of(agent).networks
         return networks.q_values(shared.params.critics, observation, action).min(0)
     if isinstance(settings, QTOpt):
         keys = jax.random.split(jax.random.key(0), len(timestep.first))
         action, _, _ = agent.act(agent.actor_params(learner), (), timestep, keys, False)
-        networks = methods_of(agent)._networks
+        networks = methods_of(agent).networks
         return networks.q_values(shared.params.critics, observation, action).min(0)
     if isinstance(settings, PQN):
         return extras["value"]

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import BOX, B, Walk, close
+from walk import BOX, B, Walk, close, methods_of
 
-from podracer.agent import NeedsRolloutLength
 from podracer.agents.common.off_policy import Transition
 from podracer.agents.qt_opt import QTOpt
-from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -19,17 +17,16 @@ from podracer.types import ConfigError, TimeStep
 
 N = 4
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
-AGENT = QTOpt(
+SETTINGS = QTOpt(
     network=NETWORK,
     num_samples=20,
     elite_fraction=0.25,
     num_iterations=3,
     replay=Replay(B * 40),
-    spec=auto_reset(Walk(BOX)).spec,
 )
-
-
-q_values = jax.jit(AGENT._networks.q_values)
+SPEC = auto_reset(Walk(BOX)).spec
+AGENT = methods_of(SETTINGS.build(SPEC))
+q_values = jax.jit(AGENT.networks.q_values)
 
 
 def best_by_hand(critic, observation, key):
@@ -45,7 +42,7 @@ def best_by_hand(critic, observation, key):
 
 
 def critics_and_observations():
-    critics = AGENT._networks.init_critics(jax.random.key(1), 2)
+    critics = AGENT.networks.init_critics(jax.random.key(1), 2)
     # Larger weights than the first ones: values with maxima inside the bounds, too.
     critics = jax.tree.map(lambda x: 4 * x, critics)
     return critics, jax.random.normal(jax.random.key(2), (N, 2))
@@ -54,7 +51,7 @@ def critics_and_observations():
 def test_actions_are_those_of_the_cross_entropy_method_by_hand():
     critics, observations = critics_and_observations()
     keys = jax.random.split(jax.random.key(3), N)
-    best_action = jax.jit(jax.vmap(AGENT._best_action, (None, 0, 0)))
+    best_action = jax.jit(jax.vmap(AGENT.best_action, (None, 0, 0)))
     found = best_action(critics[0], observations, keys)
     by_hand = [best_by_hand(critics[0], *row) for row in zip(observations, keys, strict=True)]
     close(found, np.stack(by_hand))
@@ -70,7 +67,7 @@ def test_targets_take_the_smallest_value_at_the_best_action_of_the_first_critic(
     next_timestep = dataclasses.replace(timestep, observation=-observations)
     action = jnp.linspace(-1, 1, 2 * N).reshape(N, 2)
     transition = Transition(timestep, action, 2 * ones, 0.5 * ones, next_timestep, ones, ones)
-    loss, _ = jax.jit(AGENT._critic_loss)(critics, state, transition, key)
+    loss, _ = jax.jit(AGENT.critic_loss)(critics, state, transition, key)
     keys = jax.random.split(key, N)
     best = jnp.stack(
         [best_by_hand(target_critics[0], *row) for row in zip(-observations, keys, strict=True)]
@@ -81,7 +78,6 @@ def test_targets_take_the_smallest_value_at_the_best_action_of_the_first_critic(
 
 
 def test_a_recurrent_network_is_refused():
-    assert not isinstance(AGENT, NeedsRolloutLength)
     network = dataclasses.replace(NETWORK, memory="gru")
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        check_agent(dataclasses.replace(AGENT, network=network))
+        dataclasses.replace(SETTINGS, network=network).build(SPEC)

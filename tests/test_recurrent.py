@@ -10,10 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import BOX, B, Walk, advance, begin, close, enter, fresh, learn, slow
+from agents import blueprint
+from walk import (
+    BOX,
+    B,
+    Walk,
+    advance,
+    begin,
+    built,
+    close,
+    enter,
+    fresh,
+    learn,
+    methods_of,
+    slow,
+)
 
 from podracer.agents import sac
-from podracer.agents.common import continuous, recurrent
+from podracer.agents.common import recurrent
+from podracer.agents.common.continuous_networks import with_last_action
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import td3
 from podracer.agents.sac import SAC
@@ -30,10 +45,8 @@ COMMON = {
     "random_frames": 0,
     "n_step": 2,
     "recurrence": Recurrence(burn_in_length=2, unroll_length=5, head_size=6),
-    "rollout_length": 8,
-    "spec": ENV.spec,
 }
-AGENTS = {
+SETTINGS = {
     "sac": SAC(**COMMON),
     "td3": td3(**COMMON, policy_delay=1),
     "sac-lstm": SAC(
@@ -41,13 +54,14 @@ AGENTS = {
         normalize_observations=True,
     ),
 }
+AGENTS = {name: built(settings, ENV) for name, settings in SETTINGS.items()}
 GAMMA = 0.99
 
 
 def sequences(agent, num=3):
     """A fresh learner's state, and replayed sequences with importance weights."""
     state, trajectory = begin(agent, ENV)
-    buffer = continuous.make_buffer(agent)
+    buffer = methods_of(agent).learner.buffer
 
     @jax.jit
     def draw(replay):
@@ -79,10 +93,11 @@ class Steps:
     """Sequences, one timestep of one of them after another, as plain numbers."""
 
     def __init__(self, agent, sample):
-        self.agent, self.trajectory = agent, sample.trajectory
+        self.networks, self.trajectory = agent.networks, sample.trajectory
         self.timesteps = jax.tree.map(np.asarray, sample.trajectory.timesteps())
         self.num = sample.rows.size
-        settings = agent.recurrence
+        settings = agent.settings.recurrence
+        self.n_step = agent.settings.n_step
         self.learned = range(
             settings.burn_in_length, settings.burn_in_length + settings.unroll_length
         )
@@ -111,25 +126,24 @@ class Steps:
 
     def policy(self, params):
         memory = self.trajectory.carry.memory
-        return self.outputs(self.agent._networks.actor, params, "action", memory)
+        return self.outputs(self.networks.actor, params, "action", memory)
 
     def histories(self, params):
         """By critic and timestep."""
-        history = self.agent._networks.history
+        history = self.networks.history
         empty = history.carry(self.num)
         return [self.outputs(history, p["history"], "history", empty) for p in params]
 
     def q(self, params, histories, n, t, action):
         """Values of the critics for an action `[1, size]`."""
-        networks = self.agent._networks
         return [
-            _value(networks)((p["value"],), each[t][n : n + 1], action)[0, 0]
+            _value(self.networks)((p["value"],), each[t][n : n + 1], action)[0, 0]
             for p, each in zip(params, histories, strict=True)
         ]
 
     def transitions(self):
         """Yield index, sequence, timestep, mask, return, discount and next timestep of each."""
-        about, n_step = self.timesteps, self.agent.n_step
+        about, n_step = self.timesteps, self.n_step
         for u, t in enumerate(self.learned):
             for n in range(self.num):
                 total, discount, k = 0.0, 1.0, 0
@@ -142,8 +156,8 @@ class Steps:
 
 def next_values(agent, shared, steps, key):
     """A function of index, sequence and next timestep -> what a target bootstraps from."""
-    count = agent.recurrence.unroll_length * steps.num
-    if isinstance(agent, SAC):
+    count = agent.settings.recurrence.unroll_length * steps.num
+    if isinstance(agent.settings, SAC):
         outputs, histories = (
             steps.policy(shared.params.actor.policy), steps.histories(shared.target_params)
         )  # fmt: skip
@@ -183,10 +197,10 @@ def critic_loss(critics, agent, shared, sample, key):
 
 def actor_loss(actor, agent, shared, sample, key):
     steps, critics = Steps(agent, sample), shared.params.critics
-    is_sac = isinstance(agent, SAC)
+    is_sac = isinstance(agent.settings, SAC)
     outputs = steps.policy(actor.policy if is_sac else actor)
     histories, losses, masks = steps.histories(critics), [], []
-    keys = jax.random.split(key, agent.recurrence.unroll_length * steps.num)
+    keys = jax.random.split(key, len(steps.learned) * steps.num)
     for i, n, t, mask, *_ in steps.transitions():
         masks.append(mask)
         if not is_sac:
@@ -197,7 +211,7 @@ def actor_loss(actor, agent, shared, sample, key):
         action, log_prob = sac._distribution(outputs[t][n : n + 1]).sample(keys[i : i + 1])
         alpha = jnp.exp(jax.lax.stop_gradient(actor.log_temperature))
         policy_loss = alpha * log_prob[0] - min(steps.q(critics, histories, n, t, action))
-        excess = jax.lax.stop_gradient(-log_prob[0]) - agent.target_entropy * BOX.size
+        excess = jax.lax.stop_gradient(-log_prob[0]) - agent.settings.target_entropy * BOX.size
         losses.append(mask * (policy_loss + actor.log_temperature * excess))
     return sum(losses) / sum(masks)
 
@@ -209,16 +223,15 @@ def test_losses_are_those_of_single_steps(name):
     gradient, ends of both kinds within a sequence."""
     agent, key = AGENTS[name], jax.random.key(5)
     shared, sample = sequences(agent)
+    agent = methods_of(agent)
     # Other than the targets are, and with a policy that differs from state to state.
     params = jax.tree.map(lambda x: 1.1 * x + 0.01, shared.params)
     shared = dataclasses.replace(shared, params=params)
-    transition = jax.jit(partial(continuous.sequence_transition, agent, agent.recurrence))(
-        sample, None
-    )
+    transition = jax.jit(agent.learner.transition)(sample, None)
 
-    for part, loss, slow_loss in (
-        ("critics", agent._critic_loss, critic_loss),
-        ("actor", agent._actor_loss, actor_loss),
+    for part, loss, slow_loss, keys in (
+        ("critics", agent.critic_loss, critic_loss, (key,)),
+        ("actor", agent.actor_loss, actor_loss, (key,) if name == "sac" else ()),
     ):
 
         def mean(*args, loss=loss):
@@ -226,7 +239,7 @@ def test_losses_are_those_of_single_steps(name):
             return value.value, aux
 
         fast = jax.jit(jax.value_and_grad(mean, has_aux=True))
-        (value, aux), gradient = fast(getattr(params, part), shared, transition, key)
+        (value, aux), gradient = fast(getattr(params, part), shared, transition, *keys)
         slow = jax.value_and_grad(slow_loss, has_aux=part == "critics")
         expected, slow_gradient = slow(getattr(params, part), agent, shared, sample, key)
         if part == "critics":
@@ -240,12 +253,10 @@ def test_losses_are_those_of_single_steps(name):
 
 @pytest.mark.parametrize("name", ["sac", *map(slow, ["td3", "sac-lstm"])])
 def test_they_keep_the_contract(name):
-    agent = AGENTS[name]
-    check_agent(agent, num_envs=4, length=8)
+    agent = blueprint(SETTINGS[name], ENV.spec, 8)
+    check_agent(agent, num_envs=4)
     with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
         check_agent(agent, num_envs=4, length=3)
-    with pytest.raises(ConfigError, match=r"(SAC|DDPG) has no `rollout_length`: give it that"):
-        check_agent(dataclasses.replace(agent, rollout_length=None), num_envs=4, length=3)
 
 
 @pytest.mark.slow
@@ -262,9 +273,11 @@ def test_every_parameter_receives_a_gradient(name):
 @pytest.mark.parametrize("name", ["sac", slow("sac-lstm")])
 def test_stored_memories_are_those_of_acting(name):
     """The policy's outputs for a sequence, from the memory with it, are those it acted by."""
-    agent = dataclasses.replace(
-        AGENTS[name], recurrence=Recurrence(0, 6, head_size=6), normalize_observations=False
+    settings = dataclasses.replace(
+        SETTINGS[name], recurrence=Recurrence(0, 6, head_size=6), normalize_observations=False
     )
+    agent = built(settings, ENV)
+    networks, learner = methods_of(agent).networks, methods_of(agent).learner
     state = fresh(agent)
     # A policy whose actions differ from step to step.
     actor = jax.tree.map(lambda x: 3 * x, state.shared.params.actor)
@@ -273,28 +286,25 @@ def test_stored_memories_are_those_of_acting(name):
     _, trajectory = advance(agent, ENV, params, begun, 2)
     assert np.abs(jax.tree.leaves(trajectory.carry.memory)[0]).max() > 0.01
     assert np.asarray(trajectory.carry.last_action).any()
-    buffer = continuous.make_buffer(agent)
 
     @jax.jit
     def policy_outputs(replay):
-        replay = buffer.add(replay, trajectory.steps, trajectory.carry)
-        sample = buffer.sample(replay, jax.random.key(0), 8)
-        history = continuous.sequence_transition(
-            agent, agent.recurrence, sample, None
-        ).timestep.observation
-        return agent._networks.policy(actor.policy, history), sample.rows
+        replay = learner.buffer.add(replay, trajectory.steps, trajectory.carry)
+        sample = learner.buffer.sample(replay, jax.random.key(0), 8)
+        history = learner.transition(sample, None).timestep.observation
+        return networks.policy(actor.policy, history), sample.rows
 
     got, rows = policy_outputs(state.local)
 
     carry, outputs = begun.carry, []
-    step = jax.jit(partial(continuous.policy_outputs, agent))
+    step = jax.jit(networks.policy_step)
     for t in range(6):
         timestep, action = (
             jax.tree.map(lambda x, t=t: x[t], x)
             for x in (trajectory.steps.timestep, trajectory.steps.action)
         )
-        output, carry = step(params, actor.policy, carry, timestep)
-        carry = continuous.with_last_action(carry, action)
+        output, carry = step(actor.policy, carry, timestep)
+        carry = with_last_action(carry, action)
         outputs.append(output)
     close(got.reshape(6, 8, -1), jnp.stack(outputs)[:, rows], 1e-5)
 
@@ -303,7 +313,7 @@ def test_the_last_step_is_seen_within_an_episode_only():
     agent = AGENTS["sac"]
     _, trajectory = begin(agent, ENV)
     timesteps, actions = trajectory.steps.timestep, trajectory.steps.action
-    seen = continuous._inputs(agent._networks.space, None, timesteps, actions)[LAST_STEP]
+    seen = methods_of(agent).networks.recurrent_inputs(timesteps, actions)[LAST_STEP]
     first = np.asarray(timesteps.first)
     seen = jax.tree.map(np.asarray, seen)
     assert not seen["action"][first].any()

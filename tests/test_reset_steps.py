@@ -158,9 +158,9 @@ def test_steps_that_only_reset_change_no_metric_no_moment_and_no_update(name, le
         )
 
 
-def sample_of(agent, num_masked):
+def sample_of(name, length, num_masked):
     """Sequences, the last of which begin where an episode was cut."""
-    length, num = agent._buffer.length, 12
+    num = 12
     keys = jax.random.split(jax.random.key(4), 4)
     shape = (length, num)
     last = jnp.zeros(shape, bool).at[0, num - num_masked :].set(True) if num_masked else None
@@ -177,7 +177,7 @@ def sample_of(agent, num_masked):
     )
     actions = jax.random.randint(keys[2], shape, 0, 3)
     extras = ()
-    if "muzero" in type(agent).__name__.lower():
+    if name == "muzero":
         policy = jax.nn.softmax(jax.random.normal(keys[3], (*shape, 3)))
         extras = {"policy": policy, "value": jax.random.normal(keys[3], shape)}
     steps = Step(
@@ -193,17 +193,17 @@ def sample_of(agent, num_masked):
     "name", ["dqn", *(pytest.param(x, marks=pytest.mark.slow) for x in ("c51", "qr", "muzero"))]
 )
 def test_samples_that_begin_at_an_end_count_in_no_loss_and_no_metric(name):
-    agent = dataclasses.replace(REPLAY_AGENTS[name], spec=WALK.spec)
+    agent = built(REPLAY_AGENTS[name])
     params = agent.init(jax.random.key(0), COLUMNS).shared.params
     target = jax.tree.map(lambda x: 0.9 * x, params)
-    sample = sample_of(agent, num_masked=5)
+    sample = sample_of(name, methods_of(agent).buffer.length, num_masked=5)
     kept = jax.tree.map(
         lambda x: x[:, :7] if x.ndim > 1 else x[:7], (sample.trajectory.steps, sample.weights)
     )
     final = jax.tree.map(lambda x: x[:7], sample.trajectory.final)
     few = Sample(Trajectory(kept[0], final, (), ()), kept[1], None, None)
     results = [
-        global_grad(agent._loss, params, target, x, jax.random.key(1), axis=None)
+        global_grad(methods_of(agent).loss, params, target, x, jax.random.key(1), axis=None)
         for x in (sample, few)
     ]
     (grads, (metrics, _)), (expected_grads, (expected, _)) = results

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.agent import Blueprint, Context
 from podracer.cli.arguments import flag_names
 from podracer.cli.main import main
 from podracer.experiments import recipes
@@ -127,14 +128,13 @@ def spec_of(*shape):
 )
 def test_which_torso_the_sentence_names_can_be_built(shape, kind):
     experiment = recipes.find("pendulum_ppo").with_fields({"agent": {"learning_rate": 1e-3}})
-    agent = dataclasses.replace(experiment.agent, spec=spec_of(*shape))
-    sentences = flattened_images(agent)
+    spec = spec_of(*shape)
+    sentences = flattened_images(Blueprint(experiment.agent, spec))
     assert [f"--torso {kind} " in text for text in sentences] == [True] * (kind is not None)
     if kind is not None:
-        changed = with_torso(experiment, kind).agent
-        changed = dataclasses.replace(changed, spec=agent.spec)
+        changed = Blueprint(with_torso(experiment, kind).agent, spec, Context(8))
         assert flattened_images(changed) == []
-        podracer.check_agent(changed, num_envs=8, length=8)
+        podracer.check_agent(changed, num_envs=8)
 
 
 def test_every_recipe_with_a_torso_takes_every_kind_without_two_flags_of_a_name():

@@ -56,6 +56,8 @@ from podracer.types import (
     struct,
 )
 
+CRITIC_OPTIMIZER = optax.scale_by_adam()
+
 
 @struct
 class MetaSettings:
@@ -108,9 +110,6 @@ class Students(Protocol):
         The entropies are among the regularizers of `update`, which has them before the update.
         """
         ...
-
-
-CRITIC_OPTIMIZER = optax.scale_by_adam()
 
 
 class MetaCosts(NamedTuple):

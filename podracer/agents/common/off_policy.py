@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -17,11 +16,10 @@ from podracer.means import Mean, as_mean
 from podracer.mesh import check_divisible, global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Buffer, Sample
 from podracer.types import (
     Carry,
     ConfigError,
-    EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
@@ -201,28 +199,3 @@ def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition
         mask=valid[0].astype(jnp.float32),
         weight=sample.weights,
     )
-
-
-# --- of agents that are not built yet -------------------------------------------------------------
-
-
-def make_buffer(replay: Replay, spec: EnvironmentSpec, num_transitions: int) -> Buffer:
-    """Return a buffer whose samples are `num_transitions` transitions long."""
-    return Buffer(replay, spec, num_transitions + 1)
-
-
-def init_target_network_state(
-    params: Params, optimizer: optax.GradientTransformation
-) -> TargetNetworkState:
-    """Return the state of `TargetNetworkOptimizer.init`."""
-    return TargetNetworkOptimizer(ScheduledOptimizer(optimizer, 0.0), 1).init(params)
-
-
-def learn_with_target_network(
-    agent: Any, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-) -> tuple[LearnerState, Metrics]:
-    """Learn from the replay by steps of a `TargetNetworkOptimizer`."""
-    optimizer = ScheduledOptimizer(agent._optimizer, agent.learning_rate)
-    optimizer = TargetNetworkOptimizer(optimizer, agent.target_update_period)
-    update = partial(optimizer.update, agent._loss, axis)
-    return learn_from_replay(agent._buffer, update, state, trajectory, key, axis)
