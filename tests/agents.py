@@ -95,7 +95,6 @@ AGENTS = {
     "r2d2": R2D2(
         network=RECURRENT,
         replay=dataclasses.replace(REPLAY, prioritized=True),
-        rollout_length=8,
         burn_in_length=4,
         unroll_length=8,
         n_step=2,
@@ -120,7 +119,6 @@ AGENTS = {
         random_frames=400,
         normalize_observations=True,
         recurrence=RECURRENCE,
-        rollout_length=8,
     ),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
     "td3-lstm": td3(
@@ -129,7 +127,6 @@ AGENTS = {
         random_frames=400,
         n_step=2,
         recurrence=RECURRENCE,
-        rollout_length=8,
     ),
     "fast_td3": td3(
         network=TorsoNetwork(MLP((16,), residual_blocks=1)),
@@ -238,7 +235,6 @@ PROBE_AGENTS = {
         replay=dataclasses.replace(PROBE_REPLAY, prioritized=True, batch_size=32),
         epsilon=0.05,
         apex_alpha=1.0,
-        rollout_length=8,
         burn_in_length=4,
         unroll_length=8,
         n_step=2,
@@ -285,7 +281,6 @@ RECURRENT_PROBE_AGENTS = {
         network=RECURRENT_TANH,
         replay=dataclasses.replace(PROBE_REPLAY, batch_size=32),
         recurrence=Recurrence(burn_in_length=4, unroll_length=8, head_size=16),
-        rollout_length=8,
     )
     for name in ("td3", "sac")
 }
