@@ -28,6 +28,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import podracer
 from podracer import envs
+from podracer.agent import Blueprint
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
@@ -226,7 +227,7 @@ def ppo_speed(plan: Plan) -> Iterator[Case]:
             world: str = world, network: Any = network, config: Any = config
         ) -> dict[str, Any]:
             env = device_world(world)
-            agent = PPO(num_minibatches=4, network=network, spec=env.spec)
+            agent = Blueprint(PPO(num_minibatches=4, network=network), env.spec)
             about = {"environment": env.spec.name, **dataclasses.asdict(config)}
             return speed(anakin("ppo", agent, env, config), plan, **about)
 

@@ -18,6 +18,7 @@ import mctx
 from harness import anakin, append, compare, elsewhere, here, parse, parser
 
 from podracer import envs
+from podracer.agent import Agent, Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, rainbow
@@ -65,8 +66,8 @@ def agents(options: Any) -> None:
         env = envs.make(environment)
         for name, agent in some.items():
             settings = {"environment": environment, "num_envs": ENVS, "rollout_length": T}
-            agent = dataclasses.replace(agent, spec=env.spec)
-            contender = anakin(name, agent, env, AnakinConfig(ENVS, T, CHUNK))
+            blueprint = Blueprint(agent, env.spec, Context(T))
+            contender = anakin(name, blueprint, env, AnakinConfig(ENVS, T, CHUNK))
             rate = statistics.median(
                 contender.steps / contender.lap().seconds for _ in range(options.repetitions)
             )
@@ -118,20 +119,21 @@ def search(options: Any) -> None:
     for the whole batch in one call."""
     env = envs.make("cartpole")
     for simulations in (16, 64):
-        agent = MuZero(num_simulations=simulations, replay=REPLAY, spec=env.spec)
+        settings = MuZero(num_simulations=simulations, replay=REPLAY)
+        agent = Blueprint(settings, env.spec).build()
         keys = jax.random.split(jax.random.key(0), ENVS)
         params = agent.init(jax.random.key(0), ENVS).shared.params
         timestep = init_actor(agent, env, keys).timestep
-        space = agent.spec.action if agent.spec else None
+        space = agent.spec.action
         assert not isinstance(space, Continuous)
 
-        def act(state: Any, agent: MuZero = agent, timestep: Any = timestep) -> Any:
+        def act(state: Any, agent: Agent = agent, timestep: Any = timestep) -> Any:
             params, key, _ = state
             key, now = jax.random.split(key)
             action, _, _ = agent.act(params, (), timestep, jax.random.split(now, ENVS), True)
             return params, key, action
 
-        def alone(state: Any, agent: MuZero = agent, timestep: Any = timestep) -> Any:
+        def alone(state: Any, agent: Agent = agent, timestep: Any = timestep) -> Any:
             params, key, _ = state
             key, now = jax.random.split(key)
             root = agent._model.root(params, timestep.observation, now)

@@ -72,8 +72,9 @@ def returns(run: Experiment) -> np.ndarray:
 
 def bytes_sent(recipe: Any, peers: str, every: int) -> float:
     """Return the bytes that a replica of a recipe of PPO gives away for an update."""
-    agent = dataclasses.replace(recipe.agent, spec=make(recipe.environment).spec)
-    shared = jax.eval_shape(lambda key: agent.init(key, 1), jax.random.key(0)).shared
+    agent = recipe.agent
+    built = agent.build(make(recipe.environment).spec)
+    shared = jax.eval_shape(lambda key: built.init(key, 1), jax.random.key(0)).shared
     if peers == "gradients":
         steps = agent.num_epochs * agent.num_minibatches
         return steps * sum(4 * x.size for x in jax.tree.leaves(shared.params))

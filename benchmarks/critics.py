@@ -22,6 +22,7 @@ import harness
 import numpy as np
 
 import podracer
+from podracer.agent import Blueprint, Context
 from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.experiments import recipes
@@ -97,7 +98,8 @@ def _lap(experiment: Experiment) -> Callable[[], float]:
     """Compile a chunk; return a function that runs it and returns CPU seconds for an update."""
     env, chunk = make(experiment.environment), 10
     replay = dataclasses.replace(experiment.agent.replay, warmup=0)
-    agent = dataclasses.replace(experiment.agent, spec=env.spec, replay=replay)
+    settings = dataclasses.replace(experiment.agent, replay=replay)
+    agent = Blueprint(settings, env.spec, Context(experiment.driver.rollout_length))
     config = dataclasses.replace(experiment.driver, updates_per_chunk=chunk)
     run = harness.anakin("", agent, env, config).lap
     return lambda: run().cpu_seconds / (chunk * replay.updates_per_rollout)

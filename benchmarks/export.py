@@ -72,9 +72,10 @@ def measure(recipe: str, format: str, policy: str) -> dict[str, Any]:
         network = TorsoNetwork(MLP((64,)), memory="lstm", memory_size=64)
         changed: Any = dataclasses.replace(experiment.agent, network=network)  # type: ignore
         experiment = dataclasses.replace(experiment, agent=changed)
-    agent, env = build(experiment)
+    blueprint, env = build(experiment)
     num_envs = experiment.driver.num_envs
     # Compiled, so that the replay buffer is never made.
+    agent = blueprint.build()
     shared = jax.jit(lambda: agent.init(jax.random.key(0), num_envs).shared)()
     state = LearnerState(shared)
     row: dict[str, Any] = {"recipe": recipe, "format": format, "policy": policy}

@@ -12,13 +12,14 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from podracer import envs
+from podracer.agent import Blueprint
 from podracer.bench.anakin import Program, Timing, prepare, training
 from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig
@@ -216,4 +217,4 @@ def convolutions(form: Callable[..., jax.Array] = plain_convolution) -> Iterator
 def make(environment: str, agent: Any) -> tuple[Any, Any]:
     """An agent made for a named environment, and the environment."""
     env = envs.make(environment)
-    return replace(agent, spec=env.spec), env
+    return Blueprint(agent, env.spec), env

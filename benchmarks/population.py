@@ -21,6 +21,7 @@ from typing import Any
 import jax
 from harness import Contender, append, compare, here, parse, parser
 
+from podracer.agent import Blueprint
 from podracer.bench.anakin import Timing
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import make_chunk as make_single
@@ -119,9 +120,8 @@ def main() -> None:
     for recipe, hidden, envs, length, updates in CASES:
         experiment = recipes.find(recipe)
         env = make(experiment.environment)
-        agent = dataclasses.replace(
-            experiment.agent, network=TorsoNetwork(MLP((hidden,))), spec=env.spec
-        )
+        settings = dataclasses.replace(experiment.agent, network=TorsoNetwork(MLP((hidden,))))
+        agent = Blueprint(settings, env.spec)
         config = AnakinConfig(envs, length, updates)
         for count in options.pods:
             pods = [Pod(seed) for seed in range(count)]

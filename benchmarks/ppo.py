@@ -36,6 +36,7 @@ from harness import (
 )
 
 from podracer import mesh
+from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import anakin as train
@@ -189,7 +190,7 @@ def _draw(position: jax.Array) -> jax.Array:
 def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     if title == "nature":
         env: Any = auto_reset(Pixels())
-        agent = PPO(num_minibatches=4, network=TorsoNetwork(CNN()), spec=env.spec)
+        agent = Blueprint(PPO(num_minibatches=4, network=TorsoNetwork(CNN())), env.spec)
         config = AnakinConfig(16, 2 if options.quick else 16, 1)
     else:
         network = TorsoNetwork(CNN((16,), (3,), (1,), (128,)))
@@ -207,8 +208,8 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,
-        "epochs": agent.num_epochs,
-        "minibatches": agent.num_minibatches,
+        "epochs": agent.settings.num_epochs,
+        "minibatches": agent.settings.num_minibatches,
         "devices": options.devices,
     }
     ours, *others = compare(f"ppo {title}", about, contenders, options)
@@ -218,7 +219,7 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
 
 
 def _convolutional(
-    name: str, agent: PPO, env: Any, config: AnakinConfig, options: argparse.Namespace
+    name: str, agent: Blueprint, env: Any, config: AnakinConfig, options: argparse.Namespace
 ) -> Contender:
     return anakin(name, agent, env, config, options.devices)
 
@@ -230,14 +231,14 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
     """Seconds and steps of the recipe `cartpole_ppo` until an evaluation is at 475, through the
     same driver as every run."""
     experiment = replace(recipes.find("cartpole_ppo"), seed=seed)
-    agent, env = build(experiment)
-    mesh = make_mesh(find_devices(1))
-    state = init_state(agent, env, mesh, experiment.run_driver, jax.random.key(seed))
+    blueprint, env = build(experiment)
+    agent, mesh = blueprint.build(), make_mesh(find_devices(1))
+    state = init_state(blueprint, env, mesh, experiment.run_driver, jax.random.key(seed))
     evaluate = make_evaluator(agent, env, EPISODES)
     evaluate(agent.actor_params(state.learner), state.key)
     compiling, score, steps, began = 0.0, 0.0, 0, time.perf_counter()
     for progress in train(
-        agent,
+        blueprint,
         env,
         mesh,
         experiment.run_driver,

@@ -15,36 +15,44 @@ from podracer import LearnerState, Trajectory
 
 
 @podracer.struct
-class TwoPassA2C(podracer.A2C):
+class TwoPassA2C:
     """A2C that learns from each rollout twice, the second time with part of the step."""
 
+    a2c: podracer.A2C = podracer.A2C()
     second_step: float = podracer.bounded(0.5, high=1.0)
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, podracer.Metrics]:
-        state, metrics = super().learn(state, trajectory, key, axis)
-        second, _ = super().learn(state, trajectory, key, axis)
-        params = jax.tree.map(
-            lambda old, new: old + self.second_step * (new - old),
-            state.shared.params,
-            second.shared.params,
-        )
-        return LearnerState(dataclasses.replace(second.shared, params=params)), metrics
+    def build(self, spec: podracer.EnvironmentSpec, context: podracer.Context) -> podracer.Agent:
+        inner = self.a2c.build(spec, context)
+
+        def learn(
+            state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+        ) -> tuple[LearnerState, podracer.Metrics]:
+            state, metrics = inner.learn(state, trajectory, key, axis)
+            second, _ = inner.learn(state, trajectory, key, axis)
+            params = jax.tree.map(
+                lambda old, new: old + self.second_step * (new - old),
+                state.shared.params,
+                second.shared.params,
+            )
+            return LearnerState(dataclasses.replace(second.shared, params=params)), metrics
+
+        return dataclasses.replace(inner, learn=learn)
 
 
 def main(num_updates: int = 1_000, target: float = 0.95) -> float:
     """Train on Catch until a greedy policy reaches the target; return its mean return."""
     env = podracer.make("catch")
-    agent = TwoPassA2C(learning_rate=2e-3, spec=env.spec)
+    settings = TwoPassA2C(podracer.A2C(learning_rate=2e-3))
+    blueprint = podracer.Blueprint(settings, env.spec)  # what drivers build the agent from
+    agent = blueprint.build()
     mesh = podracer.make_mesh(jax.devices()[:1])
     config = podracer.AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=50)
-    state = podracer.init_state(agent, env, mesh, config, jax.random.key(0))
+    state = podracer.init_state(blueprint, env, mesh, config, jax.random.key(0))
     evaluate = podracer.make_evaluator(agent, env, 64)
 
     score = 0.0
     for progress in podracer.anakin(
-        agent, env, mesh, config, state, num_updates=num_updates, boundary=lambda updates: True
+        blueprint, env, mesh, config, state, num_updates=num_updates, boundary=lambda updates: True
     ):
         assert progress.state is not None  # every chunk is a boundary here
         params = agent.actor_params(progress.state.learner)

@@ -4,7 +4,6 @@ from podracer.agent import Agent as Agent
 from podracer.agent import Blueprint as Blueprint
 from podracer.agent import Context as Context
 from podracer.agent import Fused as Fused
-from podracer.agent import FusedAgent as FusedAgent
 from podracer.agent import Rule as Rule
 from podracer.agents import A2C as A2C
 from podracer.agents import DDPG as DDPG

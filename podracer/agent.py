@@ -60,10 +60,10 @@ class Agent:
     An agent lives as long as the program in which it was built: it may hold traced hyperparameters.
     """
 
-    name: str
-    """Name in messages, that of the settings' class."""
     spec: EnvironmentSpec
     """Environment that it was built for."""
+    name: str = "Agent"
+    """Name in messages, which a `Blueprint` makes that of the settings' class."""
     init: Callable[[jax.Array, int], LearnerState]
     """`(key, num_envs)`: Return the state before the first update.
 
@@ -89,6 +89,10 @@ class Agent:
     agent learns a `rule`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
+    warmup: int = 0
+    """Number of frames before the first update, such as those that a replay collects."""
+    unlearned_timesteps: int = 0
+    """Timesteps at the end of each rollout that no update learns from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +217,8 @@ class Blueprint:
 
     def build(self) -> Agent:
         """Return the agent."""
-        return self.settings.build(self.spec, self.context)
+        agent = self.settings.build(self.spec, self.context)
+        return dataclasses.replace(agent, name=self.name)
 
 
 @runtime_checkable
@@ -238,68 +243,3 @@ def check_policy(agent: Agent, advice: str = "it learns an update rule") -> None
     """Raise `ConfigError`, which ends in `advice`, for an agent that learns no policy."""
     if agent.rule is not None:
         raise ConfigError(f"{agent.name} has no policy that could act elsewhere: {advice}.")
-
-
-# --- agents that have their environment in a field `spec`, until all are built -------------------
-
-
-def build_agent(agent: Any) -> Agent:
-    """Return an agent, its blueprint's, or that of an older kind with a field `spec`."""
-    if isinstance(agent, Agent):
-        return agent
-    if isinstance(agent, Blueprint):
-        if hasattr(agent.settings, "build"):
-            return agent.build()
-        values: dict[str, Any] = {"spec": agent.spec}
-        if hasattr(agent.settings, "rollout_length"):
-            values["rollout_length"] = agent.context.rollout_length
-        agent = dataclasses.replace(agent.settings, **values)
-    if agent.spec is None:
-        raise ConfigError("the agent has no `spec`: make it for an environment first.")
-    learn = Fused(agent.loss, agent.apply_gradients) if hasattr(agent, "loss") else agent.learn
-    return Agent(
-        name=type(agent).__name__,
-        spec=agent.spec,
-        init=agent.init,
-        act=agent.act,
-        learn=learn,
-        carry=agent.carry,
-        actor_params=agent.actor_params,
-        rule=Rule(agent.export, agent.draw) if hasattr(agent, "export") else None,
-    )
-
-
-def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
-    """Return the environment's specification, or raise `ConfigError` where it is None."""
-    if spec is None:
-        raise ConfigError("the agent has no `spec`: make it for an environment first.")
-    return spec
-
-
-class NeedsRolloutLength(Protocol):
-    """Agent whose state depends on the rollout length T of its driver, filled in as `spec` is."""
-
-    @property
-    def rollout_length(self) -> int | None: ...
-
-
-def require_rollout_length(agent: Any) -> int:
-    """Return the rollout length of the agent's driver, or raise `ConfigError` where it is None."""
-    if agent.rollout_length is None:
-        name = type(agent).__name__
-        raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
-    return agent.rollout_length
-
-
-class FusedAgent(Protocol):
-    """Agent of an older kind with a fused form."""
-
-    def loss(
-        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[Any, Metrics]: ...
-
-    def apply_gradients(
-        self, state: LearnerState, grads: Params, num_frames: jax.Array
-    ) -> tuple[LearnerState, Metrics]: ...
-
-    def actor_params(self, state: LearnerState) -> Params: ...

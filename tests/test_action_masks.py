@@ -51,7 +51,7 @@ def test_an_update_that_chose_among_no_actions_is_a_fault(mask, last, fault):
     first = timestep([1, 1, 1], mask, last=[False, last])
     final = dataclasses.replace(timestep([1, 1, 1], [1, 1, 1]), first=np.array([False, last]))
     steps = Step(TimeStep(**{k: _lead(v) for k, v in vars(first).items()}), jnp.zeros((1, 2)), ())
-    agent = A2C(spec=SPEC)
+    agent = A2C().build(SPEC)
     bits = _fault_bits(agent, Trajectory(steps, final, (), ()), LearnerState(()), {}, None)
     assert Fault(int(bits)) == fault
 
@@ -59,7 +59,7 @@ def test_an_update_that_chose_among_no_actions_is_a_fault(mask, last, fault):
 @pytest.mark.parametrize("agent", ["pqn", "q_lambda"])
 def test_a_time_out_has_a_value_though_its_mask_allows_nothing(agent):
     """Where an episode ends there is no action, so the mask of its last timestep means nothing."""
-    agent = dataclasses.replace(AGENTS[agent], spec=SPEC)
+    agent = AGENTS[agent].build(SPEC)
     state, carry = agent.init(jax.random.key(0), 2), agent.carry(2)
     steps = [timestep([1, 1, 0], [0, 1, 1]) for _ in range(4)]
     steps[2] = timestep([0, 0, 0], [0, 1, 1], last=[True, False])
@@ -87,7 +87,7 @@ def _lead(tree):
 
 def test_that_fault_ends_the_run_in_one_sentence():
     with pytest.raises(EnvironmentFault, match="update 8: an action mask was all False") as fault:
-        to_progress(10, {"fault": [Fault.ACTION_MASK, 7], "mean": {}}, A2C(spec=SPEC), ())
+        to_progress(10, {"fault": [Fault.ACTION_MASK, 7], "mean": {}}, SPEC, ())
     assert fault.value.exit_code == 72
 
 

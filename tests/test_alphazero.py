@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import WALK, B, T, begin, close, gradient, learn
+from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of
 
+from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import epochs, planning
@@ -26,15 +27,15 @@ SMALL = TorsoNetwork(MLP((8,)))
 
 def fresh(name, **settings):
     env = make(f"model:{name}")
-    agent = AlphaZero(network=SMALL, spec=env.spec, **settings)
+    agent = AlphaZero(network=SMALL, **settings).build(env.spec)
     init = jax.jit(lambda key: agent.actor_params(agent.init(key, 4)))
     return agent, env, init(jax.random.key(0))
 
 
 def test_keeps_both_contracts():
-    agent, env, _ = fresh("catch")
+    env = make("model:catch")
     check_environment(env)
-    check_agent(agent)
+    check_agent(Blueprint(AlphaZero(network=SMALL), env.spec))
     assert env == make("model:catch")
     assert hash(env.spec) == hash(make("model:catch").spec)
 
@@ -61,12 +62,13 @@ def test_a_time_out_is_worth_what_the_network_says():
     agent, env, params = fresh("probe:timeout", num_simulations=16)
     step, keys = jax.jit(jax.vmap(env.step)), jax.random.split(jax.random.key(0), 2)
     state, timestep = jax.vmap(env.reset)(keys)
-    value = agent._predict(params, timestep.observation["observation"])[1]  # of all states alike
+    observation = timestep.observation["observation"]
+    value = methods_of(agent).predict(params, observation)[1]  # of all states alike
     assert (np.abs(value) > 0.01).all()
     search_value = jax.jit(lambda timestep: agent.act(params, (), timestep, keys, True)[1]["value"])
     for _ in range(4):
         state, timestep = step(keys, state, jnp.zeros(2, jnp.int32))
-    one_step = 1 + agent.discount * value
+    one_step = 1 + AlphaZero().discount * value
     np.testing.assert_allclose(search_value(timestep), (value + 16 * one_step) / 17, rtol=1e-5)
     _, timestep = step(keys, state, jnp.zeros(2, jnp.int32))
     assert timestep.last.all()
@@ -78,7 +80,7 @@ def test_nothing_counts_after_a_terminal():
     agent, env, params = fresh("probe:constant", num_simulations=16)
     keys = jax.random.split(jax.random.key(0), 2)
     _, timestep = jax.vmap(env.reset)(keys)
-    value = agent._predict(params, timestep.observation["observation"])[1]
+    value = methods_of(agent).predict(params, timestep.observation["observation"])[1]
     _, extras, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, True)
     np.testing.assert_allclose(extras["value"], (value + 16 * 1.0) / 17, rtol=1e-5)
 
@@ -110,53 +112,58 @@ def test_small_differences_of_values_are_stretched_only_so_far():
         np.testing.assert_allclose(search(min_value_range), expected, rtol=1e-4)
 
 
-def slow_targets(agent, value, trajectory):
+def slow_targets(value, trajectory):
     """λ-returns of the searched values, one environment and one timestep after another."""
     after, cut = trajectory.next_timesteps(), np.asarray(trajectory.steps.timestep.last)
     targets = np.zeros((T, B))
     for b in range(B):
         following = value[T, b]
         for t in reversed(range(T)):
-            mixed = (1 - agent.td_lambda) * value[t + 1, b] + agent.td_lambda * following
-            discount = agent.discount * float(after.discount[t, b])
+            mixed = (1 - WALKER.td_lambda) * value[t + 1, b] + WALKER.td_lambda * following
+            discount = WALKER.discount * float(after.discount[t, b])
             following = float(after.reward[t, b]) + discount * mixed
             following = value[t, b] if cut[t, b] else following
             targets[t, b] = following
     return targets
 
 
-WALKER = AlphaZero(network=SMALL, num_simulations=4, spec=WithModel(WALK).spec)
+WALKER = AlphaZero(network=SMALL, num_simulations=4)
+MODEL = WithModel(WALK)
 
 
 def test_the_gradient_is_that_of_the_search_and_its_lambda_returns():
-    state, trajectory = begin(WALKER, WithModel(WALK))
+    agent = built(dataclasses.replace(WALKER, max_gradient_norm=100.0), MODEL)
+    predict = methods_of(agent).predict
+    state, trajectory = begin(agent, MODEL)
     params, extras, valid = state.shared.params, trajectory.steps.extras, trajectory.valid()
-    final_value = WALKER._predict(params, trajectory.final.observation["observation"])[1]
+    final_value = predict(params, trajectory.final.observation["observation"])[1]
     values = np.concatenate([extras["value"], final_value[None]])
-    targets = slow_targets(WALKER, values, trajectory)
+    targets = slow_targets(values, trajectory)
     observation = trajectory.steps.timestep.observation["observation"].reshape(T * B, -1)
 
     def loss(params):
-        logits, value = WALKER._predict(params, observation)
+        logits, value = predict(params, observation)
         log_policy = jax.nn.log_softmax(logits).reshape(T, B, -1)
         policy_loss = -jnp.sum(extras["policy"] * log_policy, axis=-1)
         value_loss = 0.5 * (value.reshape(T, B) - targets) ** 2
         return jnp.mean(policy_loss + WALKER.value_cost * value_loss, where=valid)
 
     expected_loss, expected = jax.jit(jax.value_and_grad(loss))(params)
-    agent = dataclasses.replace(WALKER, max_gradient_norm=100.0)
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), expected, atol=1e-5)
     close(metrics["loss"], expected_loss)
 
 
 def test_epochs_of_minibatches_move_towards_the_same_targets():
-    agent = dataclasses.replace(WALKER, num_epochs=3, num_minibatches=2, learning_rate=1e-2)
-    state, trajectory = begin(WALKER, WithModel(WALK))
-    batch = agent._make_batch(state.shared.params, trajectory)
+    settings = dataclasses.replace(WALKER, num_epochs=3, num_minibatches=2, learning_rate=1e-2)
+    agent = built(settings, MODEL)
+    methods = methods_of(agent)
+    state, trajectory = begin(agent, MODEL)
+    batch = methods.make_batch(state.shared.params, trajectory)
     items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
     learner = state.shared
-    update = jax.jit(partial(epochs.fit_minibatch, agent, agent._loss), static_argnums=1)
+    parts = (methods.network, methods.optimizer, methods.loss)
+    update = jax.jit(partial(epochs.fit_minibatch, *parts), static_argnums=1)
     for minibatch in items:
         learner, _ = update(batch, None, learner, minibatch)
     new_state, _ = learn(agent, state, trajectory)
@@ -165,16 +172,15 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
 
 
 def test_refuses_what_nothing_can_plan_in():
-    agent = AlphaZero(network=SMALL, spec=make("catch").spec)
     with pytest.raises(ConfigError, match="take --environment model:catch"):
-        check_agent(agent)
+        AlphaZero(network=SMALL).build(make("catch").spec)
     with pytest.raises(ConfigError, match="needs discrete actions; pendulum has continuous"):
-        check_agent(AlphaZero(network=SMALL, spec=make("model:pendulum").spec))
+        AlphaZero(network=SMALL).build(make("model:pendulum").spec)
     with pytest.raises(ConfigError, match="object is not a device environment"):
         WithModel(object())
 
 
 def test_other_agents_may_see_the_state():
     env = make("model:catch")
-    check_agent(dataclasses.replace(A2C(network=SMALL), spec=env.spec))
+    check_agent(Blueprint(A2C(network=SMALL), env.spec))
     assert np.prod(env.spec.observation["observation"].shape) == 50

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from programs import request
 
 import podracer
+from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
@@ -102,7 +103,7 @@ def test_a_pod_with_a_fault_is_not_averaged_and_counters_stay():
 @pytest.mark.slow
 def test_pods_are_equal_after_an_average_and_learn_apart_between():
     env = make("catch")
-    agent = dataclasses.replace(EXPERIMENT.agent, spec=env.spec)
+    agent = Blueprint(EXPERIMENT.agent, env.spec, Context(CONFIG.rollout_length))
     mesh, averaging = population_mesh(jax.devices()[:1], 4), Averaging("all", 2)
     parts = (agent, EXPERIMENT.pods, env, mesh, dataclasses.replace(CONFIG, updates_per_chunk=1))
     state = init_states(*parts)
@@ -118,7 +119,7 @@ def test_pods_are_equal_after_an_average_and_learn_apart_between():
         )  # fmt: skip
     assert min(spreads) > 0  # what is seen before a chunk has been learned apart
     # An update of Adam moves a weight by the learning rate at most: pods met before the last one.
-    assert spreads[3] < 3 * 2 * agent.learning_rate
+    assert spreads[3] < 3 * 2 * EXPERIMENT.agent.learning_rate
 
 
 @pytest.mark.parametrize("peers", ["all", "hypercube", "ring"])

@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import slow
+from walk import methods_of, slow
 
+from podracer.agent import Blueprint
 from podracer.agents.common.planning import next_discount
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
 from podracer.environment import evaluation_environment
 from podracer.envs import make
 from podracer.ops.returns import lambda_returns
-from podracer.types import ACTION_MASK, ConfigError, TimeStep
+from podracer.types import ACTION_MASK, ConfigError, EnvironmentSpec, TimeStep
 
 pgx = pytest.importorskip("pgx")
 pytestmark = [
@@ -192,7 +193,7 @@ def test_whether_turns_alternate(game):
     moves_again = (np.asarray(timesteps.discount)[1:] == 1) & ~np.asarray(timesteps.first)[1:]
     assert moves_again.any() != spec.turns_alternate
     assert (np.asarray(timesteps.discount)[1:] == -1).any()
-    agent = MuZero(spec=spec, latent_size=4)
+    agent = Blueprint(MuZero(latent_size=4), spec)
     if spec.turns_alternate:
         check_agent(agent)
     else:
@@ -204,18 +205,17 @@ def test_muzero_plans_for_two_players():
     """Values of the next state count against the player who moves."""
     for opponent, sign in (("self", -1.0), ("random", 1.0)):
         spec = make(f"pgx:tic_tac_toe,opponent={opponent}").spec
-        agent = MuZero(spec=spec, discount=0.5, latent_size=4)
 
         @jax.jit
-        def discount(agent: MuZero) -> jax.Array:
+        def discount(settings: MuZero, spec: EnvironmentSpec = spec) -> jax.Array:
+            agent = Blueprint(settings, spec).build()
             params = agent.actor_params(agent.init(jax.random.key(0), 1))
             index, embedding = jnp.zeros(1, jnp.int32), (jnp.zeros((1, 4)), {})
             arguments = params, jax.random.key(0), index, embedding
-            return agent._model.step(next_discount(agent.spec, agent.discount), *arguments)[
-                0
-            ].discount
+            step = methods_of(agent)._model.step
+            return step(next_discount(spec, settings.discount), *arguments)[0].discount
 
-        np.testing.assert_array_equal(discount(agent), [sign * 0.5])
+        np.testing.assert_array_equal(discount(MuZero(discount=0.5, latent_size=4)), [sign * 0.5])
 
 
 # --- perfect play --------------------------------------------------------------------------------

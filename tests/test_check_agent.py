@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.agent import DEFAULT_CONTEXT, Agent, Blueprint
 from podracer.agents import AGENTS
 from podracer.checks import check_agent
 from podracer.experiments import recipes
@@ -33,42 +36,62 @@ class Good:
     """A linear policy with a memory that it does not use."""
 
     rate: float = 0.1
-    spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key, num_envs):
-        return LearnerState({"policy": jnp.zeros((3, 2))})
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        def act(params, carry, timestep, keys, explore):
+            logits = timestep.observation @ params["policy"]
+            sample = jax.vmap(jax.random.categorical)
+            action = sample(keys, logits) if explore else logits.argmax(-1)
+            return action.astype(jnp.int32), {"logits": logits}, carry
 
-    def carry(self, num_envs):
-        return {"memory": jnp.zeros((num_envs, 4))}
+        def learn(state, trajectory, key, axis):
+            policy = state.shared["policy"] - self.rate * trajectory.steps.extras["logits"].mean()
+            return LearnerState({"policy": policy}), {"loss": policy.mean()}
 
-    def actor_params(self, state):
-        return state.shared
-
-    def act(self, params, carry, timestep, keys, explore):
-        logits = timestep.observation @ params["policy"]
-        action = jax.vmap(jax.random.categorical)(keys, logits) if explore else logits.argmax(-1)
-        return action.astype(jnp.int32), {"logits": logits}, carry
-
-    def learn(self, state, trajectory, key, axis):
-        policy = state.shared["policy"] - self.rate * trajectory.steps.extras["logits"].mean()
-        return LearnerState({"policy": policy}), {"loss": policy.mean()}
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=lambda key, num_envs: LearnerState({"policy": jnp.zeros((3, 2))}),
+            carry=lambda num_envs: {"memory": jnp.zeros((num_envs, 4))},
+            actor_params=lambda state: state.shared,
+            act=act,
+            learn=learn,
+        )
 
 
-def agent(fields: dict[str, Any] | None = None, **methods: Any) -> Any:
-    """A good agent with other methods, and fields with these defaults."""
-    hints = {name: type(value).__name__ for name, value in (fields or {}).items()}
-    kind = type("Mine", (Good,), methods | (fields or {}) | {"__annotations__": hints})
-    return struct(kind)(spec=SPEC)
+@struct
+class Mine:
+    """A good agent with other functions, which get the settings first."""
+
+    functions: Any = static(default=())  # pairs of name and function
+    rate: float = 0.1
+
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        functions = {name: partial(function, self) for name, function in self.functions}
+        return dataclasses.replace(Good(self.rate).build(spec), name="Mine", **functions)
+
+
+@struct
+class Texted(Good):
+    mode: str = "fast"
+
+
+def agent(**functions: Any) -> Any:
+    return Mine(tuple(functions.items()))
+
+
+def check(settings: Any, **options: Any) -> None:
+    check_agent(Blueprint(settings, SPEC), **options)
 
 
 def acting(change: Any) -> Any:
     """`change` gets actions, extras, memory and `explore`."""
-    return agent(act=lambda self, *args: change(*Good.act(self, *args), args[-1]))
+    return agent(act=lambda _, *args: change(*Good().build(SPEC).act(*args), args[-1]))
 
 
 def learning(change: Any) -> Any:
     """`change` gets what the good agent's `learn` returns."""
-    return agent(learn=lambda self, *args: change(*Good.learn(self, *args)))
+    return agent(learn=lambda self, *args: change(*Good(self.rate).build(SPEC).learn(*args)))
 
 
 def measuring(metrics: Any) -> Any:
@@ -160,8 +183,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     # What it is.
     "a class": (Good, "Good is a class: pass an instance, Good()."),
     "a text that is not static": (
-        agent({"mode": "fast"}),
-        "Mine.mode is a str: declare it with podracer.static.",
+        Texted(),
+        "Texted.mode is a str: declare it with podracer.static.",
     ),
 }
 
@@ -170,13 +193,13 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_a_broken_agent_is_refused_in_one_line(fault):
     mine, text = BROKEN[fault]
     with pytest.raises(ConfigError) as refusal:
-        check_agent(mine, num_envs=2)
+        check(mine, num_envs=2)
     assert text in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_the_good_agent_passes():
-    check_agent(Good(spec=SPEC))
+    check(Good())
 
 
 def test_an_experiment_takes_no_class():
@@ -186,14 +209,6 @@ def test_an_experiment_takes_no_class():
     object.__setattr__(experiment, "agent", podracer.PPO)  # past the type checks of tests
     with pytest.raises(ConfigError, match=r"PPO is a class: pass an instance, PPO\(\)"):
         build(experiment)
-
-
-def test_an_agent_without_a_field_for_the_specification_is_told_to_add_it():
-    methods = ("init", "carry", "actor_params", "act", "learn")
-    members = {"__annotations__": {"rate": "float"}, "rate": 0.1}
-    kind = type("Mine", (), members | {name: vars(Good)[name] for name in methods})
-    with pytest.raises(ConfigError, match=r"Mine has no field `spec`.*podracer\.static\(default="):
-        check_agent(struct(kind)())
 
 
 # --- several devices ------------------------------------------------------------------------------
@@ -273,25 +288,25 @@ def averaging_a_metric_alone(self, state, trajectory, key, axis):
 @pytest.mark.parametrize("learn", [None, averaging_a_metric_alone, mixing_in_a_loop, numbering])
 def test_learners_that_would_drift_apart_are_refused(learn):
     mine = agent(learn=learn) if learn else agent()
-    check_agent(mine, num_devices=1)
+    check(mine, num_devices=1)
     with pytest.raises(
         ConfigError, match=r"Mine.learn puts into shared\['policy'\] what each of the 2 .*--dev"
     ):
-        check_agent(mine, num_devices=2)
+        check(mine, num_devices=2)
 
 
 @pytest.mark.parametrize(
     "learn", [averaging, in_a_loop, averaging_when_warm, idle, counting, counting_in_loops]
 )
 def test_learners_that_stay_equal_are_not(learn):
-    check_agent(agent(learn=learn), num_devices=2)
+    check(agent(learn=learn), num_devices=2)
 
 
 def test_what_fails_on_several_devices_alone_is_named():
     with pytest.raises(
         ConfigError, match=r"Mine\.learn cannot be traced for several devices.*batch"
     ):
-        check_agent(agent(learn=naming_another_axis), num_devices=2)
+        check(agent(learn=naming_another_axis), num_devices=2)
 
 
 # --- the library's own agents --------------------------------------------------------------------
@@ -315,7 +330,8 @@ SLOW = ("AlphaZero", "MuZero", "Stacx", "LPG", "DiscoDiscovery")  # to trace
     ],
 )
 def test_every_agent_passes_as_it_is(name):
-    check_agent(AGENTS[name](spec=podracer.make(ENVIRONMENTS.get(name, "catch")).spec))
+    env = podracer.make(ENVIRONMENTS.get(name, "catch"))
+    check_agent(Blueprint(AGENTS[name](), env.spec))
 
 
 @pytest.mark.slow

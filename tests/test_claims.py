@@ -35,21 +35,25 @@ def of_page(name):
     return pytest.mark.parametrize("page", [name], indirect=True, ids=[name])
 
 
-def rolled_out(agent, env, length):
-    """A fresh state, and a rollout of this length."""
+def rolled_out(settings, env, length):
+    """A fresh state of an agent, and a rollout of this length."""
+    agent = settings.build(env.spec, podracer.Context(length))
     state = agent.init(jax.random.key(0), B)
     actor = init_actor(agent, env, jax.random.split(jax.random.key(1), B))
     keys = jax.random.split(jax.random.key(2), (2, length, B))
     return state, rollout(agent, env, agent.actor_params(state), actor, *keys)[1]
 
 
-def params_after(agent, state, trajectory):
-    return learn_once(agent, state, trajectory).shared.params
+def params_after(settings, state, trajectory, env=CATCH):
+    return learn_once(settings, state, trajectory, env).shared.params
 
 
-@jax.jit
-def learn_once(agent, state, trajectory):
-    return agent.learn(state, trajectory, jax.random.key(3), None)[0]
+def learn_once(settings, state, trajectory, env=CATCH):
+    def learn(settings, *args):
+        context = podracer.Context(len(trajectory.steps.action))
+        return settings.build(env.spec, context).learn(*args, None)[0]
+
+    return jax.jit(learn)(settings, state, trajectory, jax.random.key(3))
 
 
 def differ(a, b):
@@ -63,16 +67,16 @@ def differ(a, b):
 @of_page("add-an-agent")
 def test_noise_reaches_the_rewards_that_an_agent_learns_from(page):
     """Also that of the last action of a rollout, which here is the only one."""
-    noisy = page.NoisyA2C(spec=CATCH.spec)
+    noisy = page.NoisyA2C()
     state, trajectory = rolled_out(noisy, CATCH, length=1)
     quiet = params_after(dataclasses.replace(noisy, reward_noise=0.0), state, trajectory)
-    close(quiet, params_after(podracer.A2C(spec=CATCH.spec), state, trajectory))
+    close(quiet, params_after(podracer.A2C(), state, trajectory))
     assert differ(quiet, params_after(noisy, state, trajectory))
 
 
 @of_page("add-an-agent")
 def test_a_module_of_flax_is_a_network_that_learns(page):
-    agent = podracer.A2C(network=page.FlaxNetwork(), spec=CATCH.spec)
+    agent = podracer.A2C(network=page.FlaxNetwork())
     state, trajectory = rolled_out(agent, CATCH, length=T)
     before, after = state.shared.params, params_after(agent, state, trajectory)
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
@@ -167,9 +171,8 @@ def test_a_potential_adds_the_same_to_every_return_of_a_start(page, name):
 
 @of_page("reward-shaping")
 def test_a_limit_of_zero_leaves_no_reward_in_the_replay(page):
-    agent = page.ClippedDQN(
-        spec=CATCH.spec, replay=podracer.Replay(capacity=100 * B, batch_size=8, warmup=10_000)
-    )
+    replay = podracer.Replay(capacity=100 * B, batch_size=8, warmup=10_000)
+    agent = page.ClippedDQN(podracer.DQN(replay=replay))
     state, trajectory = rolled_out(agent, CATCH, length=20)
     assert np.abs(trajectory.timesteps().reward).max() == 1
     for limit in (0.0, 0.25):
@@ -180,15 +183,15 @@ def test_a_limit_of_zero_leaves_no_reward_in_the_replay(page):
 @of_page("reward-shaping")
 def test_curiosity_pays_for_what_is_new_and_the_pay_fades(page):
     cartpole = podracer.make("cartpole")
-    agent = page.CuriousPPO(spec=cartpole.spec)
-    state, trajectory = rolled_out(agent, cartpole, length=16)
-    plain = podracer.PPO(spec=cartpole.spec)
-    inner = podracer.LearnerState(state.shared["ppo"], state.local)
-    expected = params_after(plain, inner, trajectory)
-    unpaid = learn_once(dataclasses.replace(agent, bonus=0.0), state, trajectory)
-    close(unpaid.shared["ppo"].params, expected)
-    assert differ(learn_once(agent, state, trajectory).shared["ppo"].params, expected)
+    settings = page.CuriousPPO()
+    state, trajectory = rolled_out(settings, cartpole, length=16)
+    inner = podracer.LearnerState(state.shared.ppo, state.local)
+    expected = params_after(podracer.PPO(), inner, trajectory, cartpole)
+    unpaid = learn_once(dataclasses.replace(settings, bonus=0.0), state, trajectory, cartpole)
+    close(unpaid.shared.ppo.params, expected)
+    assert differ(learn_once(settings, state, trajectory, cartpole).shared.ppo.params, expected)
 
+    agent = settings.build(cartpole.spec, podracer.Context(16))
     learner, bonuses = jax.jit(lambda *args: agent.learn(*args, None)), []
     for number in range(20):
         state, metrics = learner(state, trajectory, jax.random.key(number))
@@ -201,7 +204,8 @@ def test_curiosity_pays_for_what_is_new_and_the_pay_fades(page):
 def test_the_reductions_of_curiosity_are_ordered(page):
     """On two devices; see `test_anakin.py`."""
     cartpole = podracer.make("cartpole")
-    agent = page.CuriousPPO(spec=cartpole.spec, num_epochs=1)
+    settings = page.CuriousPPO(podracer.PPO(num_epochs=1))
+    agent = podracer.Blueprint(settings, cartpole.spec, podracer.Context(8))
     mesh = podracer.make_mesh(jax.devices()[:2])
     config = podracer.AnakinConfig(num_envs=8, rollout_length=8, updates_per_chunk=2)
     state = podracer.init_state(agent, cartpole, mesh, config, jax.random.key(0))
@@ -220,10 +224,10 @@ def test_the_reductions_of_curiosity_are_ordered(page):
 @of_page("how-to")
 def test_the_optimizer_of_the_page_takes_its_decay(page):
     agent = page.catch_lion().agent
-    state, trajectory = rolled_out(dataclasses.replace(agent, spec=CATCH.spec), CATCH, length=T)
+    state, trajectory = rolled_out(agent, CATCH, length=T)
     after = []
     for decay in (0.0, 0.99):
-        lion = dataclasses.replace(agent, spec=CATCH.spec, optimizer=page.Lion(decay))
+        lion = dataclasses.replace(agent, optimizer=page.Lion(decay))
         after.append(params_after(lion, learn_once(lion, state, trajectory), trajectory))
     assert differ(*after)
 
@@ -231,7 +235,7 @@ def test_the_optimizer_of_the_page_takes_its_decay(page):
 def test_the_research_loop_learns_twice_from_a_rollout(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     example = importlib.import_module("research_loop")
-    once, twice = podracer.A2C(spec=CATCH.spec), example.TwoPassA2C(spec=CATCH.spec)
+    once, twice = podracer.A2C(), example.TwoPassA2C()
     state, trajectory = rolled_out(once, CATCH, length=T)
     first = learn_once(once, state, trajectory)
     for share, expected in ((0.0, first), (1.0, learn_once(once, first, trajectory))):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
-from agents import AGENTS, CONTINUOUS, RECURRENT, environment_for
+from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
 from jax import lax
 from walk import BOX, WALK, Walk
 
@@ -251,9 +251,9 @@ def test_an_unknown_primitive_is_named():
 # --- agents --------------------------------------------------------------------------------------
 
 
-def build(agent, spec):
+def build(settings, spec):
     """An agent, untrained but for larger weights, and its state without a replay buffer."""
-    agent = dataclasses.replace(agent, spec=spec)
+    agent = blueprint(settings, spec).build()
     shared = jax.jit(lambda: agent.init(jax.random.key(1), 16).shared)()
     return agent, LearnerState(jax.tree.map(lambda x: x * 3 if jnp.ndim(x) == 2 else x, shared))
 
@@ -268,8 +268,8 @@ class Hosts:
         raise NotImplementedError
 
 
-def proof_of(agent, env, *, sampled=False, format="onnx"):
-    agent, state = build(agent, env.spec)
+def proof_of(settings, env, *, sampled=False, format="onnx"):
+    agent, state = build(settings, env.spec)
     decision = make_decision(agent, state, sampled=sampled)
     if format == "onnx":
         runner = onnx_runner(to_onnx(decision, {}))

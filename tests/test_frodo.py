@@ -17,11 +17,13 @@ from walk import (
     B,
     T,
     begin,
+    built,
     close,
     doubled,
     fresh,
     learn,
     meta_gradient,
+    methods_of,
     network,
     slow,
     trained,
@@ -29,9 +31,11 @@ from walk import (
     with_rewards,
 )
 
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agent import Blueprint, Context
+from podracer.agents.common.actor_critic import ActorCritic, CountedState
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.frodo import Frodo, split_environments
+from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
@@ -42,7 +46,6 @@ from podracer.types import ConfigError, LearnerState, Metrics, Trajectory
 def make(**fields: Any) -> Frodo:
     defaults = {
         "network": network(),
-        "spec": WALK.spec,
         "learning_rate": 0.01,
         "inner_updates": 2,
         "units": 4,
@@ -52,13 +55,14 @@ def make(**fields: Any) -> Frodo:
     return Frodo(**defaults | fields)
 
 
-AGENT = make()
+AGENT = built(make())
+METHODS = methods_of(AGENT)
 
 
 def targets(state: LearnerState, trajectory: Trajectory) -> jax.Array:
     learner = state.shared
-    log_prob, _, values = AGENT._outputs(learner.params, trajectory)
-    return AGENT._targets(learner.metaparams, log_prob, values, trajectory)
+    log_prob, _, values = METHODS.outputs(learner.params, trajectory)
+    return METHODS.targets(learner.metaparams, log_prob, values, trajectory)
 
 
 def test_a_target_is_of_what_follows_in_the_same_episode():
@@ -90,12 +94,12 @@ def test_inconsistency_by_hand():
             if valid[t, b] and (is_terminal or valid[t + 1, b]):
                 later = after.reward[t, b] + (0 if is_terminal else 0.99 * targets[t + 1, b])
                 total, count = total + 0.5 * (later - targets[t, b]) ** 2, count + 1
-    mean = AGENT._inconsistency(jnp.asarray(targets), trajectory)
+    mean = METHODS.inconsistency(jnp.asarray(targets), trajectory)
     close((mean.value, mean.total), (total / count, total / ((T - 1) * B)))
 
     steps = jax.tree.map(lambda x: x[:1], trajectory.steps)  # no target of one step has a later one
     short = dataclasses.replace(trajectory, steps=steps)
-    assert AGENT._inconsistency(jnp.asarray(targets[:1]), short).value == 0.0
+    assert METHODS.inconsistency(jnp.asarray(targets[:1]), short).value == 0.0
 
 
 def test_each_environment_is_held_out_in_turn():
@@ -113,34 +117,44 @@ def test_each_environment_is_held_out_in_turn():
 
 def test_environments_that_cannot_be_divided_are_refused():
     with pytest.raises(ConfigError, match=r"inner_updates \+ 1 = 4 parts, but there are 6"):
-        fresh(make(inner_updates=3))
+        fresh(built(make(inner_updates=3)))
 
 
 def test_an_entropy_cost_falls_to_zero_in_both_losses():
-    agent = make(entropy_cost=Linear(0.5, 0.0, frames=B * T), consistency_cost=0.0)
+    settings = make(entropy_cost=Linear(0.5, 0.0, frames=B * T), consistency_cost=0.0)
+    agent = built(settings)
+    methods = methods_of(agent)
     state, trajectory = begin(agent)
 
     @jax.jit
     def losses(frames: jax.Array) -> list[tuple[jax.Array, Metrics]]:
         old = state.shared
         learner = CountedState(old.params, old.optimizer_state, frames)
-        _, inner = agent._inner_update(None, old.metaparams, learner, trajectory)
-        _, metrics = agent._outer_loss(trajectory, old.metaparams, learner, inner)
-        _, outer = agent._outer_agent.vtrace_loss(old.params, trajectory, frames)
+        _, inner = methods.inner_update(None, old.metaparams, learner, trajectory)
+        _, metrics = methods.outer_loss(trajectory, old.metaparams, learner, inner)
+        _, outer = vtrace_loss(settings, methods.model, old.params, trajectory, frames)
         pairs = [(inner["loss"], inner), (metrics["outer_loss"], outer)]
         return [(loss.value, values_of(parts)) for loss, parts in pairs]
 
     for frames, cost in ((0, 0.5), (B * T // 2, 0.25), (B * T, 0.0)):
         for loss, metrics in losses(jnp.uint32(frames)):
-            parts = metrics["policy_loss"] + agent.value_cost * metrics["value_loss"]
+            parts = metrics["policy_loss"] + settings.value_cost * metrics["value_loss"]
             close(loss, parts - cost * metrics["entropy"])
+
+
+def vtrace_loss(settings: Frodo, model: ActorCritic, *arguments: Any) -> Any:
+    """IMPALA's loss, with the settings of the outer one."""
+    names = ("discount", "value_cost", "entropy_cost")
+    return Impala(**{name: getattr(settings, name) for name in names}).loss(model, *arguments)
 
 
 @pytest.mark.slow
 def test_the_metaparameters_follow_the_outer_loss():
     """Its gradient is that of V-trace's loss at the new parameters, on the environments held out,
     times how these move with each of its parameters: by finite differences."""
-    agent = make(consistency_cost=0.0)
+    settings = make(consistency_cost=0.0)
+    agent = built(settings)
+    model = methods_of(agent).model
     state, trajectory = trained(agent, 4)
     with jax.enable_x64(True):  # finite differences lose half of all digits
         state, trajectory = jax.tree.map(doubled, (state, trajectory))
@@ -150,7 +164,7 @@ def test_the_metaparameters_follow_the_outer_loss():
         )
 
         def outer_loss(params: Any) -> jax.Array:
-            return agent._outer_agent.vtrace_loss(params, held_out, jnp.uint32(0))[0].total
+            return vtrace_loss(settings, model, params, held_out, jnp.uint32(0))[0].total
 
         outer = ravel_pytree(jax.jit(jax.grad(outer_loss))(new_state.shared.params))[0]
         eta, unravel = ravel_pytree(state.shared.metaparams)
@@ -171,7 +185,7 @@ def test_the_metaparameters_follow_the_outer_loss():
 @pytest.mark.parametrize("devices", [slow(2), slow(4)])
 def test_shards_learn_as_one_device_learns(devices):
     """The parts of all shards are those of one device, and so are both gradients."""
-    agent = make(inner_updates=1)
+    agent = Blueprint(make(inner_updates=1), WALK.spec, Context(T))
 
     def updated(devices: int) -> tuple[TrainState, Any]:
         mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)

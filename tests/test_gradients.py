@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from walk import ACTIONS, BOX, B, T, Walk, begin, doubled, network, slow
+from walk import ACTIONS, BOX, B, T, Walk, begin, built, doubled, methods_of, network, slow
 
 from podracer.agents.common import continuous
 from podracer.agents.muzero import MuZero
@@ -210,8 +210,9 @@ def test_the_inner_and_the_outer_loss_of_stacx(action):
     a clipped inner update."""
     env = auto_reset(Walk(action))
     limits = {"clip_rho": 0.9, "clip_c": 0.8, "kl_cost": 3.0, "max_gradient_norm": 0.5}
-    agent = Stacx(network=network(), num_heads=2, learning_rate=0.01, spec=env.spec, **limits)
-    beginning = begin(agent, env)
+    settings = Stacx(network=network(), num_heads=2, learning_rate=0.01, **limits)
+    agent = built(settings, env)
+    methods, beginning = methods_of(agent), begin(agent, env)
     with jax.enable_x64(True):
         state, trajectory = jax.tree.map(doubled, beginning)
         trajectory, learner = of_another_policy(trajectory), state.shared
@@ -219,15 +220,15 @@ def test_the_inner_and_the_outer_loss_of_stacx(action):
         learner = dataclasses.replace(learner, params=changed(learner.params))
 
         def inner_loss(params: Any) -> jax.Array:
-            policy, values = agent._unroll(params, trajectory)
-            losses, _ = agent._losses(policy, values, trajectory, agent._constrain(eta))
+            policy, values = methods.unroll(params, trajectory)
+            losses, _ = methods.losses(policy, values, trajectory, methods.constrain(eta))
             return jnp.sum(losses.total)
 
         def outer_loss(eta: Any) -> jax.Array:
             with mock.patch.object(jax.lax, "stop_gradient", STOP):  # within the inner gradient
-                updated, aux = agent._inner_update(None, eta, learner, trajectory)
+                updated, aux = methods.inner_update(None, eta, learner, trajectory)
             aux = jax.tree.map(lambda x: x[None], aux)
-            return agent._outer_loss(trajectory, eta, updated, aux)[0]
+            return methods.outer_loss(trajectory, eta, updated, aux)[0]
 
         assert_gradient_equals_differences(inner_loss, learner.params)
         assert_gradient_equals_differences(outer_loss, eta)
@@ -237,14 +238,14 @@ def test_the_inner_and_the_outer_loss_of_stacx(action):
 @pytest.mark.parametrize("action", [ACTIONS, BOX], ids=["discrete", "continuous"])
 def test_the_loss_of_ppo_with_a_memory(action):
     env = auto_reset(Walk(action))
-    agent = PPO(network=network("gru"), spec=env.spec)
-    beginning = begin(agent, env)
+    agent = built(PPO(network=network("gru")), env)
+    methods, beginning = methods_of(agent), begin(agent, env)
     with jax.enable_x64(True):
         state, trajectory = jax.tree.map(doubled, beginning)
-        batch = agent._make_batch(state.shared.params, of_another_policy(trajectory))
+        batch = methods.make_batch(state.shared.params, of_another_policy(trajectory))
         moments = [jnp.mean(batch.advantage), jnp.var(batch.advantage)]
 
         def loss(params: Any) -> jax.Array:
-            return agent._loss(moments, jnp.uint32(0), params, batch)[0].total
+            return methods.loss(moments, jnp.uint32(0), params, batch)[0].total
 
         assert_gradient_equals_differences(loss, changed(state.shared.params, 0.1))

@@ -67,7 +67,7 @@ def test_hosts_learn_apart_and_meet_after_every_third_update(setup, peers, monke
     monkeypatch.setattr(driver, "lower_update", lambda *args: lambda: spy)
     train_sebulba(*parts, state, num_updates=6)
     alone = make_update(make_mesh(list(split.mesh.devices[:2])), split.threads, 1)
-    template = sebulba_setup(agent, env, 3, learners=2, num_envs=8, rollout_length=5)[-1]
+    template = sebulba_setup(agent.settings, env, 3, learners=2, num_envs=8, rollout_length=5)[-1]
     structure = jax.tree.structure(template.learner.shared)
     for update, (before, rows, after) in enumerate(seen):
         learned = []

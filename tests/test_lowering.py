@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, environment_for
+from agents import AGENTS, blueprint, environment_for
 
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
@@ -38,8 +38,8 @@ def for_gpu(function, *args) -> str:
 def test_the_program_of_every_agent_can_be_lowered_for_a_gpu(name):
     env = make(environment_for(name))
     agent = population.with_hyperparameters(AGENTS[name], {})
-    agent = type(agent)(**{**vars(agent), "spec": env.spec})
     mesh, config = make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2)
+    agent = blueprint(agent, env.spec, config.rollout_length)
     state = abstract_state(agent, env, mesh, config)
     request = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     program = anakin.make_chunk(env, mesh, config)
@@ -87,7 +87,7 @@ def test_parts_of_a_batch_in_16_bits_are_summed_in_32():
 @pytest.mark.parametrize(("platform", "loops"), [("cpu", [5]), ("gpu", [1])])
 def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(platform, loops):
     env, pods = make("catch"), [Pod(seed) for seed in range(5)]
-    agent = type(AGENTS["a2c"])(**{**vars(AGENTS["a2c"]), "spec": env.spec})
+    agent = blueprint(AGENTS["a2c"], env.spec, 4)
     mesh = SimpleNamespace(devices=np.asarray([SimpleNamespace(platform=platform)]))
     config = AnakinConfig(2, 4, 1)
 

@@ -64,7 +64,7 @@ class TestMatches:
         from podracer.tournament import matches
 
         env = make("pgx:tic_tac_toe,opponent=self")
-        agent = PPO(spec=env.spec, network=TorsoNetwork(MLP((4,))))
+        agent = PPO(network=TorsoNetwork(MLP((4,)))).build(env.spec)
         state = agent.init(jax.random.key(0), 1)
         players = [
             matches.opponent_player("random"),
@@ -93,7 +93,8 @@ class TestMatches:
         from podracer.tournament import matches
 
         env = make("pgx:tic_tac_toe,opponent=self")
-        agent = PPO(spec=env.spec, network=TorsoNetwork(MLP((4,)), memory="gru", memory_size=4))
+        network = TorsoNetwork(MLP((4,)), memory="gru", memory_size=4)
+        agent = PPO(network=network).build(env.spec)
         state = agent.init(jax.random.key(0), 1)
         player = matches.trained_player("mine", agent, env, state, sampled=True)
         with pytest.raises(ConfigError, match="mine remembers the game"):

@@ -19,6 +19,7 @@ from walk import (
     B,
     T,
     begin,
+    built,
     close,
     doubled,
     enter,
@@ -31,6 +32,7 @@ from walk import (
     trained,
 )
 
+from podracer.agent import Blueprint, Context
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_global_norm, meta_grad
@@ -126,7 +128,6 @@ def test_clipping_is_that_of_optax_and_has_a_derivative_at_zero():
 def make(**fields: Any) -> Stacx:
     defaults = {
         "network": network(),
-        "spec": WALK.spec,
         "learning_rate": 0.01,
         "trace_lambda": 0.95,
         "optimizer": Optimizer(),
@@ -141,8 +142,9 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
     """Their gradient is that of IMPALA's loss, and of a divergence, at the new parameters, times
     how these move with each of them: by finite differences, where what was learned from is of
     another policy and the inner gradient is clipped."""
-    agent = make(network=torso, num_heads=2, clip_rho=0.9, clip_c=0.8, kl_cost=3.0)
-    agent = dataclasses.replace(agent, max_gradient_norm=0.5)
+    limits = {"clip_rho": 0.9, "clip_c": 0.8, "kl_cost": 3.0, "max_gradient_norm": 0.5}
+    settings = make(network=torso, num_heads=2, **limits)
+    agent = built(settings)
     state, trajectory = trained(agent, 5)
     old = trajectory.steps.extras["log_prob"] + 0.4 * jnp.sin(jnp.arange(T * B)).reshape(T, B)
     extras = {**trajectory.steps.extras, "log_prob": old}
@@ -153,7 +155,7 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
         state, trajectory = jax.tree.map(doubled, (state, trajectory))
         new_state, metrics = learn(agent, state, trajectory)
         assert metrics["gradient_norm"] > 0.5
-        outer = outer_gradient(agent, state.shared.params, new_state.shared.params, trajectory)
+        outer = outer_gradient(settings, state.shared.params, new_state.shared.params, trajectory)
         meta, unravel = ravel_pytree(state.shared.metaparams)
 
         def along_outer(meta: jax.Array) -> float:
@@ -176,7 +178,9 @@ def main_head(params: Any) -> Any:
     )
 
 
-def outer_gradient(agent: Stacx, old_params: Any, new_params: Any, trajectory: Trajectory) -> Any:
+def outer_gradient(
+    settings: Stacx, old_params: Any, new_params: Any, trajectory: Trajectory
+) -> Any:
     """The gradient of IMPALA's loss plus a divergence, at the parameters `next_timesteps`."""
     names = (
         "discount",
@@ -186,12 +190,12 @@ def outer_gradient(agent: Stacx, old_params: Any, new_params: Any, trajectory: T
         "entropy_cost",
         "optimizer",
         "network",
-        "spec",
     )
-    impala = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
+    chosen = {name: getattr(settings, name) for name in names}
+    impala = built(Impala(**chosen, max_gradient_norm=1e9))
     fresh_state = jax.tree.map(doubled, fresh(impala)).shared
     impala_state = LearnerState(dataclasses.replace(fresh_state, params=main_head(new_params)))
-    net = actor_critic.build(agent.network, agent.spec)
+    net = actor_critic.build_network(settings.network, WALK.spec)
     timestep, valid = trajectory.steps.timestep, trajectory.valid()
 
     def divergence(params: Any) -> jax.Array:
@@ -203,11 +207,11 @@ def outer_gradient(agent: Stacx, old_params: Any, new_params: Any, trajectory: T
 
     one = gradient(learn(impala, impala_state, trajectory)[0])
     two = jax.jit(jax.grad(divergence))(main_head(new_params))
-    return jax.tree.map(lambda a, b: a + agent.kl_cost * b, one, two)
+    return jax.tree.map(lambda a, b: a + settings.kl_cost * b, one, two)
 
 
 @functools.cache
-def chunk(agent: Stacx, devices: int) -> Any:
+def chunk(agent: Blueprint, devices: int) -> Any:
     """One update of 16 environments, and what places a state for it."""
     mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, WALK, mesh, config))
@@ -223,7 +227,7 @@ def chunk(agent: Stacx, devices: int) -> Any:
 @pytest.mark.parametrize("devices", [slow(2), slow(4)])
 def test_shards_tune_as_one_device_tunes(devices):
     """The gradient runs through the mean of all shards' gradients, and is averaged itself."""
-    agent = make(meta_learning_rate=0.1)
+    agent = Blueprint(make(meta_learning_rate=0.1), WALK.spec, Context(T))
     mesh, config = make_mesh(find_devices(1)), AnakinConfig(16, T, 1)
     state = init_state(agent, WALK, mesh, config, jax.random.key(0))
     for _ in range(5):
@@ -250,8 +254,8 @@ def test_with_one_head_it_begins_as_impala():
         "max_gradient_norm": 1e9,
         "optimizer": Optimizer(),
     }
-    agent = make(num_heads=1, meta_learning_rate=0.0, **settings)
-    impala = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
+    agent = built(make(num_heads=1, meta_learning_rate=0.0, **settings))
+    impala = built(Impala(network=network(), learning_rate=0.01, **settings))
     state, trajectory = begin(agent)
     impala_state = LearnerState(
         CountedState(state.shared.params, state.shared.optimizer_state, state.shared.frames)
@@ -268,7 +272,7 @@ def test_with_one_head_it_begins_as_impala():
 
 
 def test_metaparameters_move_and_stay_within_their_bounds():
-    agent = make(meta_learning_rate=0.5)
+    agent = built(make(meta_learning_rate=0.5))
     _, trajectory = begin(agent)
     state, first = learn(agent, fresh(agent), trajectory)
     bounds = {"policy_cost": 2.0, "value_cost": 1.0, "entropy_cost": 0.02}
@@ -287,7 +291,7 @@ def test_metaparameters_move_and_stay_within_their_bounds():
 @pytest.mark.slow
 def test_only_the_main_head_acts():
     """What the others would do changes nothing, though they learn."""
-    agent = make()
+    agent = built(make())
     state, trajectory = begin(agent)
     new_state, _ = learn(agent, state, trajectory)
     auxiliary = [n for n in state.shared.params["shared"].heads if n[-1] in "12"]

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, CONTINUOUS, SMALL
+from agents import AGENTS, CONTINUOUS, SMALL, blueprint
 from walk import WALK, B, T, Walk, close, slow
 
+from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.lpg import LPG
@@ -120,8 +121,9 @@ class Masked(Walk):
 def test_actions_are_in_range_and_allowed(name):
     env = auto_reset(Masked(SPACE))
     check_environment(env)
-    agent = LEARNERS[name](network=TorsoNetwork(MLP((8,))), spec=env.spec)
-    check_agent(agent, num_envs=4, length=4)
+    plan = Blueprint(LEARNERS[name](network=TorsoNetwork(MLP((8,)))), env.spec)
+    check_agent(plan, num_envs=4)
+    agent = plan.build()
     params = agent.actor_params(agent.init(jax.random.key(0), B))
     keys = jax.random.split(jax.random.key(2), (2, T, B))
     actor = init_actor(agent, env, jax.random.split(jax.random.key(1), B))
@@ -140,10 +142,10 @@ REFUSING = [name for name in AGENTS if name not in TAKING]
 def test_all_other_agents_refuse_in_one_sentence():
     specs = dict.fromkeys(REFUSING, Walk(SPACE).spec)
     specs["lpg"] = make("lifetimes:probe:multidiscrete").spec
-    agents = {**AGENTS, "lpg": LPG(network=SMALL, rollout_length=8)}
+    agents = {**AGENTS, "lpg": LPG(network=SMALL)}
     for name, spec in specs.items():
         with pytest.raises(ConfigError) as caught:
-            dataclasses.replace(agents[name], spec=spec).init(jax.random.key(0), 64)
+            blueprint(agents[name], spec).build().init(jax.random.key(0), 64)
         needs_continuous = name in CONTINUOUS and name != "muzero-sampled"
         words = "continuous actions" if needs_continuous else "one discrete action at a time"
         assert words in str(caught.value), name
@@ -183,6 +185,6 @@ def test_a_component_without_an_allowed_action_is_a_fault(forbidden, is_fault):
     assert validator.validate(shown).last.tolist() == [False, is_fault]
 
     steps = Step(jax.tree.map(lambda x: x[None], shown), jnp.zeros((1, 2, 3)), ())
-    agent = A2C(spec=spec)
+    agent = A2C().build(spec)
     bits = _fault_bits(agent, Trajectory(steps, shown, (), ()), LearnerState(()), {}, None)
     assert Fault(int(bits)) == (Fault.ACTION_MASK if is_fault else Fault(0))

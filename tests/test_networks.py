@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.agent import Blueprint
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
 from podracer.networks import (
@@ -516,7 +517,8 @@ def test_a_table_can_be_saved():
 @pytest.mark.slow
 def test_a_network_is_built_once_for_a_specification():
     """MuZero has three networks, which it asks for wherever it uses one."""
-    agent = MuZero(network=TorsoNetwork(SMALL), spec=EnvironmentSpec("x", VECTOR, Discrete(2)))
+    spec = EnvironmentSpec("x", VECTOR, Discrete(2))
+    agent = Blueprint(MuZero(network=TorsoNetwork(SMALL)), spec)
     torso_network._build.cache_clear()
     check_agent(agent)
     assert torso_network._build.cache_info().misses == 3

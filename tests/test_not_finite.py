@@ -34,27 +34,31 @@ DRIVERS = {
 
 
 @podracer.struct
-class Poisoned(Impala):
+class Poisoned:
     """Impala in which one part of what an update returns turns bad."""
 
     site: str = static(default="")
 
-    def learn(self, state, trajectory, key, axis):
-        state, metrics = Impala.learn(self, state, trajectory, key, axis)
-        is_bad = state.shared.frames == BAD * STEPS
+    def build(self, spec, context):
+        impala = Impala(network=TorsoNetwork(MLP((16,)))).build(spec, context)
 
-        def poison(x):
-            is_float = jnp.issubdtype(x.dtype, jnp.floating)
-            return jnp.where(is_bad, jnp.full_like(x, jnp.nan), x) if is_float else x
+        def learn(*args):
+            state, metrics = impala.learn(*args)
+            is_bad = state.shared.frames == BAD * STEPS
 
-        if self.site in metrics:
-            metrics = {**metrics, self.site: jax.tree.map(poison, metrics[self.site])}
-        elif self.site:
-            part = jax.tree.map(poison, getattr(state.shared, self.site))
-            state = dataclasses.replace(
-                state, shared=dataclasses.replace(state.shared, **{self.site: part})
-            )
-        return state, metrics
+            def poison(x):
+                is_float = jnp.issubdtype(x.dtype, jnp.floating)
+                return jnp.where(is_bad, jnp.full_like(x, jnp.nan), x) if is_float else x
+
+            if self.site in metrics:
+                metrics = {**metrics, self.site: jax.tree.map(poison, metrics[self.site])}
+            elif self.site:
+                part = jax.tree.map(poison, getattr(state.shared, self.site))
+                shared = dataclasses.replace(state.shared, **{self.site: part})
+                state = dataclasses.replace(state, shared=shared)
+            return state, metrics
+
+        return dataclasses.replace(impala, learn=learn)
 
 
 class PoisonedCatch:
@@ -72,7 +76,7 @@ class PoisonedCatch:
 
 
 def experiment(driver, environment="catch", site=""):
-    agent = Poisoned(network=TorsoNetwork(MLP((16,))), site=site)
+    agent = Poisoned(site)
     return Experiment(
         environment=environment, agent=agent, driver=DRIVERS[driver], frames=100 * STEPS,
         evaluations=0, save_seconds=0.0, devices=1,

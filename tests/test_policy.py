@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS
+from agents import AGENTS, blueprint
 from walk import BOX, Walk
 
 from podracer.policy import Policy
@@ -30,7 +30,7 @@ FIRST[0], FIRST[3, 1], FIRST[4, 0] = True, True, True
 def build(name, spec=None):
     """An agent, untrained but for larger weights, so that its actions differ; and its state."""
     spec = spec or Walk(BOX if name == "sac" else Discrete(3)).spec
-    agent = dataclasses.replace(AGENTS[name], spec=spec)
+    agent = blueprint(AGENTS[name], spec).build()
     state = agent.init(jax.random.key(1), ROWS)
     shared = jax.tree.map(lambda x: x * 3 if jnp.ndim(x) == 2 else x, state.shared)
     return agent, dataclasses.replace(state, shared=shared)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, environment_for
+from agents import AGENTS, blueprint, environment_for
 from child import records
 
 import podracer
@@ -59,7 +59,7 @@ def pod(seed, **values):
 def train(agent, pods, environment="catch", devices=1, updates=10):
     """The pods' last states and all progress."""
     env = make(environment) if isinstance(environment, str) else environment
-    agent = dataclasses.replace(agent, spec=env.spec)
+    agent = blueprint(agent, env.spec, CONFIG.rollout_length)
     mesh = population_mesh(jax.devices()[:devices], len(pods))
     states = init_states(agent, pods, env, mesh, CONFIG)
     progress = list(population(agent, pods, env, mesh, CONFIG, states, num_updates=updates))
@@ -69,7 +69,7 @@ def train(agent, pods, environment="catch", devices=1, updates=10):
 def alone(agent, seed, environment="catch", updates=10):
     """The same as a run of its own."""
     env = make(environment)
-    agent = dataclasses.replace(agent, spec=env.spec)
+    agent = blueprint(agent, env.spec, CONFIG.rollout_length)
     mesh = make_mesh(jax.devices()[:1])
     state = init_state(agent, env, mesh, CONFIG, jax.random.key(seed))
     progress = list(anakin(agent, env, mesh, CONFIG, state, num_updates=updates))
@@ -176,7 +176,8 @@ def test_a_program_holds_its_states_once():
     """Replays are large: beside the states there is room for those of one batch, not of all."""
     config, env = AnakinConfig(128, 1, 2), make("catch")  # a batch of pods is one
     pods = [Pod(seed) for seed in range(6)]
-    agent = DQN(spec=env.spec, network=SMALL, replay=Replay(capacity=40_000, warmup=100))
+    agent = DQN(network=SMALL, replay=Replay(capacity=40_000, warmup=100))
+    agent = blueprint(agent, env.spec, config.rollout_length)
     mesh = population_mesh(jax.devices()[:1], len(pods))
     states = abstract_states(agent, pods, env, mesh, config)
     request = jax.ShapeDtypeStruct((1, 2), np.int32)
@@ -405,9 +406,9 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     assert {each.pods for each in found} == {(0, 1), (2,)}
     means = [configuration.score.mean for configuration in found]
     assert means == sorted(means, reverse=True)
-    best_agent, best_state = podracer.load(run)
-    agent, state = podracer.load(run, pod=int(np.argmax(last)))
-    assert (best_agent, fingerprint(best_state)) == (agent, fingerprint(state))
+    best, chosen = load_run(run), load_run(run, pod=int(np.argmax(last)))
+    assert best.blueprint == chosen.blueprint
+    assert fingerprint(best.state.learner) == fingerprint(chosen.state.learner)
     returns = {
         line["updates"]: max(line["evaluation_return"])
         for line in pods
@@ -416,7 +417,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     state = load_run(run, checkpoint="best").state
     assert int(state.update) == max(returns, key=lambda update: (returns[update], update))
     again, state = podracer.load(run, pod=1)
-    assert again.learning_rate == 1e-2
+    assert load_run(run, pod=1).blueprint.settings.learning_rate == 1e-2
     assert state.shared.params is not None
     observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
     acted = [podracer.load_policy(run, pod=number)(observations) for number in (0, 1)]

@@ -14,6 +14,7 @@ from child import call, fingerprint, finish, records, start, wait_for_lines
 from test_selection import entry, stand
 
 import podracer
+from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.drivers import selection
 from podracer.drivers.anakin import AnakinConfig
@@ -262,9 +263,9 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert [each.title for each in drawn] == ["Pods", "learning_rate"]
     assert all(len(each.pods) == 4 * (2 * 3 + 1) for each in drawn)
     last = lineage[-1]["hyperparameter_learning_rate"]
-    agent, _, state, _ = load_run(whole, pod=2)
-    assert agent.learning_rate == last[2]
-    assert int(state.update) == 40
+    run = load_run(whole, pod=2)
+    assert run.blueprint.settings.learning_rate == last[2]
+    assert int(run.state.update) == 40
     found = sweep.configurations(whole)
     assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
     assert {each.hyperparameters[0].value for each in found} == set(last)
@@ -309,7 +310,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 def test_the_program_calls_no_host_and_is_given_the_states():
     env = make("catch")
-    agent = dataclasses.replace(EXPERIMENT.agent, spec=env.spec)
+    agent = Blueprint(EXPERIMENT.agent, env.spec, Context(CONFIG.rollout_length))
     mesh = population_mesh(jax.devices()[:1], 4)
     parts = (agent, EXPERIMENT.pods, env, mesh, CONFIG, EXPERIMENT.exchange)
     states = abstract_states(*parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -10,27 +9,43 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from walk import WALK, B, T, begin, close, enter, fresh, gradient, learn, network, slow
+from walk import (
+    WALK,
+    B,
+    T,
+    begin,
+    built,
+    close,
+    enter,
+    fresh,
+    gradient,
+    learn,
+    methods_of,
+    network,
+    slow,
+)
 
+from podracer.agent import Agent
 from podracer.agents.common import epochs
 from podracer.agents.pqn import PQN
 from podracer.schedules import Linear
 from podracer.types import ACTION_MASK, ArraySpec, EnvironmentSpec, TimeStep
 
 
-def agent_with(memory: str = "none", **fields: Any) -> PQN:
+def settings_with(memory: str = "none", **fields: Any) -> PQN:
     settings = {"num_epochs": 1, "num_minibatches": 1, "max_gradient_norm": 1e9, **fields}
-    return PQN(network=network(memory), spec=WALK.spec, **settings)
+    return PQN(network=network(memory), **settings)
 
 
-def action_values(agent: PQN, params: Any, trajectory: Any) -> jax.Array:
+def action_values(agent: Agent, params: Any, trajectory: Any) -> jax.Array:
     """Of all timesteps `[T+1, B, A]`, from the network alone."""
     steps = trajectory.timesteps()
-    heads, _ = agent._network.apply(params, trajectory.carry, steps.observation, steps.first)
+    network = methods_of(agent).network
+    heads, _ = network.apply(params, trajectory.carry, steps.observation, steps.first)
     return heads["advantage"]
 
 
-def slow_targets(agent: PQN, q: np.ndarray, trajectory: Any) -> np.ndarray:
+def slow_targets(settings: PQN, q: np.ndarray, trajectory: Any) -> np.ndarray:
     """Equations of the paper, one environment and one timestep after another, from the end."""
     after, cut = trajectory.next_timesteps(), np.asarray(trajectory.steps.timestep.last)
     targets = np.zeros((T, B))
@@ -38,8 +53,8 @@ def slow_targets(agent: PQN, q: np.ndarray, trajectory: Any) -> np.ndarray:
         following = q[T, b].max()  # what the rest of the episode is worth
         for t in reversed(range(T)):
             best = q[t + 1, b].max()
-            discount = agent.discount * float(after.discount[t, b])
-            mixed = (1 - agent.trace_lambda) * best + agent.trace_lambda * following
+            discount = settings.discount * float(after.discount[t, b])
+            mixed = (1 - settings.trace_lambda) * best + settings.trace_lambda * following
             following = float(after.reward[t, b]) + discount * mixed
             if cut[t, b]:
                 following = q[t, b].max()
@@ -49,10 +64,12 @@ def slow_targets(agent: PQN, q: np.ndarray, trajectory: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
 def test_the_gradient_is_that_of_the_error_to_lambda_returns(memory):
-    agent = agent_with(memory)
+    settings = settings_with(memory)
+    agent = built(settings)
     state, trajectory = begin(agent)
     params, valid = state.shared.params, trajectory.valid()
-    targets = slow_targets(agent, np.asarray(action_values(agent, params, trajectory)), trajectory)
+    q = np.asarray(action_values(agent, params, trajectory))
+    targets = slow_targets(settings, q, trajectory)
     chosen = jax.nn.one_hot(trajectory.steps.action, 3)
 
     def loss(params: Any) -> jax.Array:
@@ -69,19 +86,21 @@ def test_the_gradient_is_that_of_the_error_to_lambda_returns(memory):
 @pytest.mark.slow
 def test_the_targets_stay_those_of_the_network_that_acted():
     """Later epochs move towards the same targets."""
-    agent = agent_with(num_epochs=3, learning_rate=1e-2)
+    agent = built(settings_with(num_epochs=3, learning_rate=1e-2))
+    methods = methods_of(agent)
     state, trajectory = begin(agent)
-    batch = agent._make_batch(state.shared.params, trajectory)
+    batch = methods.make_batch(state.shared.params, trajectory)
     items = jnp.arange(T * B, dtype=jnp.uint32)
     learner = state.shared
     for _ in range(3):
-        learner, _ = epochs.fit_minibatch(agent, agent._loss, batch, None, learner, items)
+        parts = (methods.network, methods.optimizer, methods.loss)
+        learner, _ = epochs.fit_minibatch(*parts, batch, None, learner, items)
     close(learn(agent, state, trajectory)[0].shared.params, learner.params, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_it_explores_with_the_epsilon_of_its_frames():
-    agent = agent_with(epsilon=Linear(1.0, 0.0, frames=2 * T * B))
+    agent = built(settings_with(epsilon=Linear(1.0, 0.0, frames=2 * T * B)))
     state, trajectory = begin(agent)
     shares = []
     for _ in range(3):
@@ -102,7 +121,7 @@ def test_it_explores_with_the_epsilon_of_its_frames():
 def test_forbidden_actions_are_neither_chosen_nor_bootstrapped_from():
     observation = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((3,), np.bool_)}
     spec = EnvironmentSpec("masked", observation, WALK.spec.action)
-    agent = dataclasses.replace(agent_with(), spec=spec)
+    agent = settings_with().build(spec)
     mask = jnp.tile(jnp.array([True, False, True]), (B, 1))
     seen = {"x": jnp.ones((B, 2)), ACTION_MASK: mask}
     ones = jnp.ones(B)
@@ -112,7 +131,7 @@ def test_forbidden_actions_are_neither_chosen_nor_bootstrapped_from():
         keys = jax.random.split(jax.random.key(seed), B)
         action, extras, _ = agent.act(params, (), timestep, keys, True)
         assert 1 not in action.tolist()
-    q, _ = agent._action_values(
+    q, _ = methods_of(agent).action_values(
         params.params, (), jax.tree.map(lambda x: x[None], seen), timestep.first[None]
     )
     close(extras["value"], q[0][:, [0, 2]].max(-1))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, environment_for
+from agents import AGENTS, blueprint, environment_for
 
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
@@ -122,11 +122,12 @@ def test_the_state_of_every_agent_stays_float32(name):
         make_mesh(jax.devices()[:1]),
         AnakinConfig(16, 8, 2),
     )
-    agent = population.with_hyperparameters(AGENTS[name], {})
-    agent = type(agent)(**{**vars(agent), "spec": env.spec})
-    network = dataclasses.replace(agent.network, compute_dtype="bfloat16")
-    in_bfloat16 = dataclasses.replace(agent, network=network)
-
+    settings = population.with_hyperparameters(AGENTS[name], {})
+    network = dataclasses.replace(settings.network, compute_dtype="bfloat16")
+    in_bfloat16, agent = (
+        blueprint(each, env.spec, config.rollout_length)
+        for each in (dataclasses.replace(settings, network=network), settings)
+    )
     states = [abstract_state(each, env, mesh, config) for each in (in_bfloat16, agent)]
     kinds = [[(x.dtype, x.shape) for x in jax.tree.leaves(state)] for state in states]
     assert kinds[0] == kinds[1]

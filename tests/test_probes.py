@@ -20,8 +20,11 @@ from agents import (
     PROBE_AGENTS,
     RECURRENT_PROBE_AGENTS,
     RECURRENT_TANH,
+    blueprint,
 )
+from walk import methods_of
 
+from podracer.agent import Agent
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.ddpg import DDPG
@@ -42,33 +45,36 @@ from podracer.mesh import find_devices, make_mesh
 from podracer.types import LearnerState, TimeStep
 
 
-def train(agent: Any, probe: str, updates: int = 200) -> tuple[Any, LearnerState, float]:
-    """The agent made for the probe, what it has learned, and its last episodes' mean return."""
-    prefix = "model:" if isinstance(agent, AlphaZero) else ""
+def train(settings: Any, probe: str, updates: int = 200) -> tuple[Agent, LearnerState, float]:
+    """The agent built for the probe, what it has learned, and its last episodes' mean return."""
+    prefix = "model:" if isinstance(settings, AlphaZero) else ""
     env, mesh = make(f"{prefix}probe:{probe}"), make_mesh(find_devices(1))
-    agent = dataclasses.replace(agent, spec=env.spec)
-    config = AnakinConfig(32, 8, updates_per_chunk=50, fused=isinstance(agent, QLambda))
+    config = AnakinConfig(32, 8, updates_per_chunk=50, fused=isinstance(settings, QLambda))
+    agent = blueprint(settings, env.spec, config.rollout_length)
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     *_, progress = anakin(agent, env, mesh, config, state, num_updates=updates)
-    return agent, progress.state.learner, progress.metrics["episode_return"]
+    return agent.build(), progress.state.learner, progress.metrics["episode_return"]
 
 
-def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np.ndarray]:
+def judge(
+    settings: Any, agent: Agent, learner: LearnerState, probe: str
+) -> tuple[np.ndarray, np.ndarray]:
     """The values of the probe's first observations, and the best actions there."""
     observation: Any = jnp.array([seen for seen, _ in PROBES[probe].values])
     count = len(observation)
-    if isinstance(agent, AlphaZero):
+    if isinstance(settings, AlphaZero):
         observation = with_states(agent, observation)
     ones = jnp.ones(count)
     timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
     action, extras, _ = agent.act(agent.actor_params(learner), carry, timestep, keys, False)
-    return np.asarray(_values(agent, learner, timestep, carry, extras)), np.asarray(action)
+    values = _values(settings, agent, learner, timestep, carry, extras)
+    return np.asarray(values), np.asarray(action)
 
 
-def with_states(agent: AlphaZero, observations: jax.Array) -> Any:
+def with_states(agent: Agent, observations: jax.Array) -> Any:
     """The observations with states that show them, from the first two timesteps of episodes."""
-    model, keys = agent._model, jax.random.split(jax.random.key(0), 16)
+    model, keys = methods_of(agent).model, jax.random.split(jax.random.key(0), 16)
     state, first = jax.vmap(model.reset)(keys)
     next_state, second = jax.vmap(model.step)(keys, state, jnp.zeros(16, jnp.int32))
     shown = jnp.concatenate([first.observation, second.observation])
@@ -77,47 +83,51 @@ def with_states(agent: AlphaZero, observations: jax.Array) -> Any:
     return {"observation": observations, "state": states}
 
 
-def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any) -> Any:
+def _values(
+    settings: Any, agent: Agent, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any
+) -> Any:
     """What the agent says of the value of its best action, `[n]`."""
     shared, observation = learner.shared, timestep.observation
-    if isinstance(agent, QLambda):
+    if isinstance(settings, QLambda):
         return extras["q"].max(-1)
-    if isinstance(agent, DQN):
+    if isinstance(settings, DQN):
         keys = jax.random.split(jax.random.key(0), len(timestep.first))
-        draws = value_based.draws_of_acting(agent.value, agent.noisy, keys, explore=False)
-        return agent.value.mean(agent._outputs(shared.params, timestep, draws)).max(-1)
-    if isinstance(agent, AlphaZero):
-        return agent._predict(shared.params, observation["observation"])[1]
-    if isinstance(agent, MuZero):
-        return agent._model.value(shared.params, observation)
-    if isinstance(agent, R2D2):
+        draws = value_based.draws_of_acting(settings.value, settings.noisy, keys, explore=False)
+        outputs = methods_of(agent)._outputs(shared.params, timestep, draws)
+        return settings.value.mean(outputs).max(-1)
+    if isinstance(settings, AlphaZero):
+        return methods_of(agent).predict(shared.params, observation["observation"])[1]
+    if isinstance(settings, MuZero):
+        return methods_of(agent)._model.value(shared.params, observation)
+    if isinstance(settings, R2D2):
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         last_action = carry.last_action[None]
-        q, _ = agent._q_values(shared.params, carry.memory, timesteps, last_action)
+        q, _ = methods_of(agent)._q_values(shared.params, carry.memory, timesteps, last_action)
         return q[0].max(-1)
-    if isinstance(agent, DDPG | SAC):
-        policy = agent._policy(shared.params.actor, observation)
-        action = policy.mode() if isinstance(agent, SAC) else policy
-        return agent._networks.q_values(shared.params.critics, observation, action).min(0)
-    if isinstance(agent, QTOpt):
+    if isinstance(settings, DDPG | SAC):
+        policy = methods_of(agent)._policy(shared.params.actor, observation)
+        action = policy.mode() if isinstance(settings, SAC) else policy
+        networks = methods_of(agent)._networks
+        return networks.q_values(shared.params.critics, observation, action).min(0)
+    if isinstance(settings, QTOpt):
         keys = jax.random.split(jax.random.key(0), len(timestep.first))
         action, _, _ = agent.act(agent.actor_params(learner), (), timestep, keys, False)
-        return agent._networks.q_values(shared.params.critics, observation, action).min(0)
-    if isinstance(agent, PQN):
+        networks = methods_of(agent)._networks
+        return networks.q_values(shared.params.critics, observation, action).min(0)
+    if isinstance(settings, PQN):
         return extras["value"]
     params = shared["params"] if isinstance(shared, dict) else shared.params
-    network = actor_critic.build(
-        agent.network, agent.spec, num_heads=getattr(agent, "num_heads", 1)
-    )
+    num_heads = getattr(settings, "num_heads", 1)
+    network = actor_critic.build_network(settings.network, agent.spec, num_heads=num_heads)
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
     return outputs["value"][0, :, 0]
 
 
-def check(agent: Any, probe: str, updates: int = 200) -> None:
+def check(settings: Any, probe: str, updates: int = 200) -> None:
     """It learns the known values and the known actions, and acts on them while training."""
-    agent, learner, episode_return = train(agent, probe, updates)
+    agent, learner, episode_return = train(settings, probe, updates)
     known = PROBES[probe]
-    values, actions = judge(agent, learner, probe)
+    values, actions = judge(settings, agent, learner, probe)
     np.testing.assert_allclose(values, [value for _, value in known.values], atol=0.1)
     if known.best_actions:
         best = np.array(known.best_actions).reshape(actions.shape)

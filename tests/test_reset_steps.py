@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 from agents import AGENTS as SMALL_AGENTS
+from agents import blueprint
 from test_off_policy import AGENTS as REPLAY_AGENTS
 from walk import WALK, network
 
@@ -119,7 +120,7 @@ def values_of(metrics):
 
 @functools.cache
 def learned(name, length, kind):
-    agent = dataclasses.replace(ON_POLICY[name], spec=WALK.spec)
+    agent = blueprint(ON_POLICY[name], WALK.spec).build()
     state = agent.init(jax.random.key(0), COLUMNS)
     trajectory = trajectory_of(agent, agent.actor_params(state), twins(length)[kind])
     state, metrics = jax.jit(agent.learn, static_argnums=3)(

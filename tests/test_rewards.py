@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, environment_for
+from agents import AGENTS, blueprint, environment_for
 
 import podracer
 from podracer.rollout import init_actor, rollout
@@ -43,11 +43,13 @@ class Learner:
 
     def __init__(self, name):
         env = podracer.make(environment_for(name))
-        agent = dataclasses.replace(AGENTS[name], spec=env.spec)
+        settings = AGENTS[name]
         if name == "r2d2":
-            agent = dataclasses.replace(agent, action_reward_inputs=False)
-        self.agent, self.env, self.T = agent, env, LENGTHS.get(name, 8)
-        self.learn = jax.jit(lambda agent, *args: agent.learn(*args, None))
+            settings = dataclasses.replace(settings, action_reward_inputs=False)
+        self.env, self.T = env, LENGTHS.get(name, 8)
+        self.blueprint = blueprint(settings, env.spec, self.T)
+        self.agent = self.blueprint.build()
+        self.learn = jax.jit(lambda plan, *args: plan.build().learn(*args, None))
 
     def train(self, in_environment, in_agent):
         env = Rewarded(self.env, in_environment)
@@ -60,7 +62,7 @@ class Learner:
             actor, trajectory = act(agent.actor_params(state), actor, *keys)
             rewards = in_agent * trajectory.timesteps().reward
             trajectory = trajectory.with_rewards(rewards)
-            state, _ = self.learn(agent, state, trajectory, keys[0, 0, 0])
+            state, _ = self.learn(self.blueprint, state, trajectory, keys[0, 0, 0])
         return state.shared
 
 

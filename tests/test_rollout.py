@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.agents.a2c import A2C
+from podracer.agent import Agent
 from podracer.drivers.common import reduce_metrics, to_progress
 from podracer.ops.returns import generalized_advantages, lambda_returns
 from podracer.rollout import (
@@ -94,24 +94,26 @@ class Scripted:
         )
 
 
-class Actor:
-    """Random actions, values by `value_of`; its memory counts the steps since an episode began."""
+def act(params, carry, timestep, keys, explore):
+    count = jnp.where(timestep.first, 0, carry)
+    action = jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys)
+    value = value_of(*timestep.observation.T)
+    return action, {"value": value, "count": count}, count + 1
 
-    spec = Scripted.spec
 
-    def carry(self, num_envs: int) -> jax.Array:
-        return jnp.zeros(num_envs, jnp.int32)
+def no_learner(*args):
+    raise NotImplementedError("a rollout does not learn")
 
-    def act(self, params, carry, timestep, keys, explore):
-        count = jnp.where(timestep.first, 0, carry)
-        action = jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys)
-        value = value_of(*timestep.observation.T)
-        return action, {"value": value, "count": count}, count + 1
 
-    def init(self, *args):
-        raise NotImplementedError("a rollout does not learn")
-
-    actor_params = learn = init
+# Random actions, values by `value_of`; its memory counts the steps since an episode began.
+ACTOR = Agent(
+    name="actor",
+    spec=Scripted.spec,
+    init=no_learner,
+    act=act,
+    learn=no_learner,
+    carry=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
+)
 
 
 class Expected(NamedTuple):
@@ -126,7 +128,7 @@ class Expected(NamedTuple):
 def begin() -> ActorState:
     seeds = jnp.arange(B, dtype=jnp.uint32)
     keys = jax.random.wrap_key_data(jnp.stack([jnp.zeros_like(seeds), seeds], axis=-1))
-    return init_actor(Actor(), Scripted(), keys)
+    return init_actor(ACTOR, Scripted(), keys)
 
 
 @jax.jit
@@ -137,7 +139,7 @@ def play(actor: ActorState, start: jax.Array) -> tuple[ActorState, Trajectory]:
     keys = [
         environment_keys(purpose_key(key, p), indices, steps) for p in (Purpose.ACT, Purpose.STEP)
     ]
-    return rollout(Actor(), Scripted(), (), actor, *keys)
+    return rollout(ACTOR, Scripted(), (), actor, *keys)
 
 
 def rollouts(count: int) -> list[Trajectory]:
@@ -274,7 +276,7 @@ def test_lengths_of_many_long_episodes_do_not_overflow():
     )
     sums = {"frames": jnp.int32(0)}
     values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), sums, 1, jnp.int32(0), None)
-    assert to_progress(1, values, A2C(), ()).metrics["episode_length"] == 20_000
+    assert to_progress(1, values, Scripted.spec, ()).metrics["episode_length"] == 20_000
 
 
 @pytest.mark.parametrize(("steps", "reward"), [(1_000_000, 0.1), (20_000_000, 1.0)])
@@ -321,6 +323,6 @@ def test_means_over_many_episodes_are_exact():
     )
     sums = {"frames": jnp.int32(0)}
     values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), sums, 1, jnp.int32(0), None)
-    metrics = to_progress(1, values, A2C(), ()).metrics
+    metrics = to_progress(1, values, Scripted.spec, ()).metrics
     np.testing.assert_allclose(metrics["episode_return"], returns.mean(dtype=np.float64), rtol=1e-7)
     assert metrics["episode_length"] == 999

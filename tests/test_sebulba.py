@@ -15,6 +15,7 @@ from programs import collectives_by_computation, optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer import mesh
+from podracer.agent import Agent, Blueprint
 from podracer.agents.impala import Impala
 from podracer.bench.sebulba import make_setup, measure_simulator
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -49,8 +50,6 @@ from podracer.types import (
     EnvironmentSpec,
     LearnerState,
     NonFiniteError,
-    Trajectory,
-    static,
     struct,
 )
 
@@ -185,42 +184,43 @@ def test_newer_parameters_within_a_rollout_stay_within_the_bound(lag, bound):
 class Mirror:
     """An agent whose local state is the last trajectory, to look at what a learner receives."""
 
-    spec: EnvironmentSpec = static(default=SPEC)
-    length: int = static(default=8)
+    def build(self, spec, context):
+        def init(key, num_envs):
+            length, zeros = context.rollout_length, jax.numpy.zeros
+            record = {
+                "observation": zeros((num_envs, length + 1, 3)),
+                "reward": zeros((num_envs, length + 1)),
+                "discount": zeros((num_envs, length + 1)),
+                "first": zeros((num_envs, length + 1), bool),
+                "last": zeros((num_envs, length + 1), bool),
+                "action": zeros((num_envs, length), np.int32),
+                "version": zeros((num_envs, length)),
+            }
+            return LearnerState({"updates": np.float32(0)}, record)
 
-    def init(self, key, num_envs):
-        zeros = np.zeros
-        record = {
-            "observation": zeros((num_envs, self.length + 1, 3), np.float32),
-            "reward": zeros((num_envs, self.length + 1), np.float32),
-            "discount": zeros((num_envs, self.length + 1), np.float32),
-            "first": zeros((num_envs, self.length + 1), bool),
-            "last": zeros((num_envs, self.length + 1), bool),
-            "action": zeros((num_envs, self.length), np.int32),
-            "version": zeros((num_envs, self.length), np.float32),
-        }
-        return LearnerState({"updates": np.float32(0)}, jax.tree.map(jax.numpy.asarray, record))
+        def act(params, carry, timestep, keys, explore):
+            action = jax.vmap(lambda k: jax.random.randint(k, (), 0, 2))(keys)
+            version = jax.numpy.broadcast_to(params["updates"], action.shape)
+            return action.astype(np.int32), version, carry
 
-    def carry(self, num_envs):
-        return ()
+        def learn(state, trajectory, key, axis):
+            steps = trajectory.timesteps()
+            record = {
+                name: jax.numpy.moveaxis(getattr(steps, name), 0, 1)
+                for name in ("observation", "reward", "discount", "first", "last")
+            }
+            record["action"] = trajectory.steps.action.T
+            record["version"] = trajectory.steps.extras.T
+            return LearnerState({"updates": state.shared["updates"] + 1}, record), {}
 
-    def actor_params(self, state):
-        return state.shared
-
-    def act(self, params, carry, timestep, keys, explore):
-        action = jax.vmap(lambda k: jax.random.randint(k, (), 0, 2))(keys)
-        version = jax.numpy.broadcast_to(params["updates"], action.shape)
-        return action.astype(np.int32), version, carry
-
-    def learn(self, state, trajectory: Trajectory, key, axis):
-        steps = trajectory.timesteps()
-        record = {
-            name: jax.numpy.moveaxis(getattr(steps, name), 0, 1)
-            for name in ("observation", "reward", "discount", "first", "last")
-        }
-        record["action"] = trajectory.steps.action.T
-        record["version"] = trajectory.steps.extras.T
-        return LearnerState({"updates": state.shared["updates"] + 1}, record), {}
+        return Agent(
+            name="Mirror",
+            spec=spec,
+            init=init,
+            act=act,
+            learn=learn,
+            actor_params=lambda state: state.shared,
+        )
 
 
 def received(*parts, num_updates):
@@ -386,7 +386,7 @@ def test_nothing_is_compiled_once_it_runs():
 
 def test_images_stay_bytes_until_they_are_in_the_network():
     spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
-    agent = Impala(network=TorsoNetwork(MLP((4,))), spec=spec)
+    agent = Impala(network=TorsoNetwork(MLP((4,)))).build(spec)
     params = agent.actor_params(agent.init(jax.random.key(0), 2))
     buffer = jax.eval_shape(lambda p: empty_buffer(agent, spec, p, 2, 5), params)
     assert buffer.observation.dtype == np.uint8
@@ -400,7 +400,7 @@ def test_images_stay_bytes_until_they_are_in_the_network():
 def test_evaluation_on_the_host_plays_each_environment_once():
     """Greedy, from a reset of its own, every row's first episode and nothing more."""
     env = Counters()
-    agent = dataclasses.replace(Impala(network=SMALL), spec=env.spec)
+    agent = Impala(network=SMALL).build(env.spec)
     state = agent.init(jax.random.key(0), 8)
     result = make_evaluator(agent, env, 8)(agent.actor_params(state), jax.random.key(1))
     assert list(result.lengths) == [3 + i % 4 for i in range(8)]
@@ -618,11 +618,16 @@ def test_a_slow_actor_is_named_once(num_actors, caplog):
 @pytest.mark.figure(9)
 def test_an_update_that_is_not_finite_is_never_applied():
     @struct
-    class Bad(Mirror):
-        def learn(self, state, trajectory, key, axis):
-            state, _ = super().learn(state, trajectory, key, axis)
-            loss = jax.numpy.where(state.shared["updates"] == 4, jax.numpy.nan, 0.0)
-            return state, {"loss": loss}
+    class Bad:
+        def build(self, spec, context):
+            mirror = Mirror().build(spec, context)
+
+            def learn(*args):
+                state, _ = mirror.learn(*args)
+                loss = jax.numpy.where(state.shared["updates"] == 4, jax.numpy.nan, 0.0)
+                return state, {"loss": loss}
+
+            return dataclasses.replace(mirror, learn=learn)
 
     with pytest.raises(NonFiniteError, match="update 4: not finite: loss"):
         train_sebulba(*sebulba_setup(Bad()), num_updates=10)
@@ -712,7 +717,7 @@ def test_devices_are_split_without_being_asked(devices, num_envs, actors, learne
 def test_an_environment_that_is_none_is_refused():
     split = split_devices(jax.devices()[:1], SebulbaConfig())
     with pytest.raises(ConfigError, match="not made of host environments"):
-        check(Impala(spec=SPEC), make("catch"), SebulbaConfig(), split)
+        check(Blueprint(Impala(), SPEC), make("catch"), SebulbaConfig(), split)
 
 
 @pytest.mark.parametrize(("failing", "visit"), [("reset", 2), ("step", 9)])

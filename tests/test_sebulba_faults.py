@@ -147,12 +147,15 @@ class Compiled:
 @pytest.fixture(scope="module")
 def once():
     """Programs and states that all runs of this file share; `made(**config)` are a run's parts."""
-    programs = functools.cache(pool_module.make_actor_programs)
+    make_actor_programs, programs = pool_module.make_actor_programs, {}
     updates = functools.cache(lambda *args: Compiled(make_update(*args)))
     make_update = learner_module.make_update
 
-    def make_programs(*args):
-        made = programs(*args)
+    def make_programs(agent, num_learners):
+        key = agent.name, agent.spec, num_learners  # each run builds its agent anew
+        if key not in programs:
+            programs[key] = make_actor_programs(agent, num_learners)
+        made = programs[key]
         return ActorPrograms(visited("inference", made.infer), visited("finish", made.finish))
 
     @functools.cache

@@ -14,7 +14,7 @@ from contextlib import closing
 import jax
 import numpy as np
 import pytest
-from agents import AGENTS
+from agents import AGENTS, blueprint
 from walk import Walk
 
 import podracer
@@ -34,10 +34,11 @@ OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32
 
 def model_of(name: str, agent: str, seed: int = 0, **changes) -> Model:
     """A model of an untrained agent, which prefers other actions for every seed."""
-    made = dataclasses.replace(AGENTS[agent], spec=Walk(Discrete(3)).spec, **changes)
-    state = made.init(jax.random.key(seed), 1)
+    settings = dataclasses.replace(AGENTS[agent], **changes)
+    built = blueprint(settings, Walk(Discrete(3)).spec).build()
+    state = built.init(jax.random.key(seed), 1)
     shared = jax.tree.map(lambda x: x * 30 if x.ndim == 2 else x, state.shared)
-    policy = Policy(made, dataclasses.replace(state, shared=shared))
+    policy = Policy(built, dataclasses.replace(state, shared=shared))
     return Model(name, 7, agent, "walk", policy)
 
 

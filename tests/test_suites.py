@@ -307,6 +307,7 @@ def test_only_the_few_starts_are_computed():
 @pytest.mark.slow
 def test_masks_keep_impossible_actions_from_being_chosen():
     """Every agent that knows masks chooses only what is possible, exploring or not."""
+    from podracer.agent import Blueprint, Context
     from podracer.agents.a2c import A2C
     from podracer.agents.dqn import DQN
     from podracer.agents.muzero import MuZero
@@ -319,17 +320,18 @@ def test_masks_keep_impossible_actions_from_being_chosen():
     spec = EnvironmentSpec("masked", observation, Discrete(5))
     replay = Replay(64 * 80)
     agents = (
-        A2C(spec=spec),
-        QLambda(spec=spec),
-        DQN(spec=spec, replay=replay, epsilon=0.7),
-        R2D2(spec=spec, replay=replay, epsilon=0.9, apex_alpha=0.0, rollout_length=20),
-        MuZero(spec=spec, replay=replay, num_simulations=6),
+        A2C(),
+        QLambda(),
+        DQN(replay=replay, epsilon=0.7),
+        R2D2(replay=replay, epsilon=0.9, apex_alpha=0.0),
+        MuZero(replay=replay, num_simulations=6),
     )
     mask = jax.random.bernoulli(jax.random.key(5), 0.4, (64, 5)).at[:, 2].set(True)
     ones = jnp.ones(64)
     seen = {"x": jax.random.normal(jax.random.key(1), (64, 3)), ACTION_MASK: mask}
     timestep = TimeStep(seen, ones, ones, ones > 0, ones < 0)
-    for agent in agents:
+    for settings in agents:
+        agent = Blueprint(settings, spec, Context(20)).build()
         init = jax.jit(lambda key, agent=agent: agent.actor_params(agent.init(key, 64)))
         params = init(jax.random.key(0))
         for explore in (False, True):
@@ -338,5 +340,5 @@ def test_masks_keep_impossible_actions_from_being_chosen():
             chosen = [act(jax.random.split(jax.random.key(seed), 64)) for seed in range(8)]
             for action in chosen:
                 assert np.take_along_axis(np.asarray(mask), np.asarray(action)[:, None], 1).all()
-            if explore and not isinstance(agent, QLambda):
+            if explore and not isinstance(settings, QLambda):
                 assert len({tuple(np.asarray(action)) for action in chosen}) > 1

@@ -14,7 +14,7 @@ from agents import AGENTS, blueprint, environment_for
 from child import call, records
 
 import podracer
-from podracer.agent import DEFAULT_CONTEXT, Agent, Rule, build_agent
+from podracer.agent import DEFAULT_CONTEXT, Agent, Rule
 from podracer.agents.dqn import DQN
 from podracer.agents.lpg import LPG, UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
@@ -345,7 +345,7 @@ def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
 
 def test_agents_declare_their_frames():
     for name in ("ppo", "stacx", "dqn", "sac", "disco", "lpg_student"):
-        agent = build_agent(blueprint(AGENTS[name], make(environment_for(name)).spec))
+        agent = blueprint(AGENTS[name], make(environment_for(name)).spec).build()
         state = jax.eval_shape(lambda agent=agent: agent.init(jax.random.key(0), 16).shared)
         frames = [path for path in leaves_by_path(state) if path.endswith("frames")]
         assert len(frames) == 1

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from podracer.agent import Agent, Blueprint, Context, build_agent
+from podracer.agent import Agent, Blueprint, Context
 from podracer.environment import auto_reset, restart, transition
 from podracer.means import as_mean
 from podracer.networks import MLP, TorsoNetwork
@@ -84,7 +84,13 @@ def slow(*values: Any) -> Any:
 @functools.cache
 def built(settings: Any, env: Any = WALK) -> Agent:
     """The agent of settings, the same one each time, so that tests share its programs."""
-    return build_agent(Blueprint(settings, env.spec, Context(T)))
+    return Blueprint(settings, env.spec, Context(T)).build()
+
+
+def methods_of(agent: Agent) -> Any:
+    """The methods of an agent, also those that are not part of its contract."""
+    learn: Any = agent.learn
+    return learn.__self__
 
 
 def fresh(agent: Any) -> LearnerState:

@@ -95,7 +95,6 @@ class A2C:
             )
 
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=init,
             act=model.act,

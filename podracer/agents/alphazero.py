@@ -93,12 +93,12 @@ class AlphaZero:
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
+        value_based.require_discrete(spec)
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
                 f"state: take --environment model:{spec.name}."
             )
-        value_based.require_discrete(spec)
         model = spec.extension
         network = off_policy.require_feed_forward(
             actor_critic.build_network(self.network, model.spec)
@@ -107,9 +107,7 @@ class AlphaZero:
             self.optimizer.build(self.max_gradient_norm), self.learning_rate
         )
         agent = _AlphaZero(self, model, network, optimizer)
-        return Agent(
-            name=type(self).__name__, spec=spec, init=agent.init, act=agent.act, learn=agent.learn
-        )
+        return Agent(spec=spec, init=agent.init, act=agent.act, learn=agent.learn)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,7 +89,6 @@ class Frodo:
         )
         agent = _Frodo(self, ActorCritic(network, spec.action), optimizer)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.model.act_with_log_prob,

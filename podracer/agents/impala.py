@@ -89,7 +89,6 @@ class Impala:
             return state, {**metrics, **update_metrics}
 
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=init,
             act=model.act_with_log_prob,

@@ -123,7 +123,6 @@ class PPO:
         )
         agent = _PPO(self, spec, ActorCritic(network, spec.action), optimizer)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,

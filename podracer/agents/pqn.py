@@ -86,7 +86,6 @@ class PQN:
         )
         agent = _PQN(self, network, optimizer)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.act,

@@ -108,7 +108,6 @@ class QLambda:
             return error, {"loss": error, "q": mean_of(q_tm1, valid)}
 
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=init,
             act=act,

@@ -97,7 +97,6 @@ class Stacx:
         )
         agent = _Stacx(self, ActorCritic(network, spec.action), optimizer)
         return Agent(
-            name=type(self).__name__,
             spec=spec,
             init=agent.init,
             act=agent.model.act_with_log_prob,

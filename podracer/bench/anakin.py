@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
@@ -102,7 +102,7 @@ def acting(
 ) -> tuple[Program, PyTree]:
     """Return a program of the environment with acting, or alone, and its state, on one device."""
     state = init_state(blueprint, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     params = agent.actor_params(state.learner)
     want = action_struct(env.spec)
     shape = (config.num_envs, *want.shape)

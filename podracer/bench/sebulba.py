@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
-from podracer.agent import Blueprint, Context, build_agent
+from podracer.agent import Blueprint, Context
 from podracer.agents.impala import Impala
 from podracer.bench.machine import machine
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
@@ -127,7 +127,7 @@ def measure_acting(setup: Setup, seconds: float) -> float:
     config = dataclasses.replace(setup.config, policy_lag=None)
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            build_agent(setup.agent), setup.env, setup.split, config, setup.state(),
+            setup.agent.build(), setup.env, setup.split, config, setup.state(),
             seed=0, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
         actors.start()
@@ -147,7 +147,7 @@ def measure_learning(setup: Setup, seconds: float) -> float:
     state, agent = setup.state(), place_agent(setup.agent, mesh)
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            build_agent(setup.agent), setup.env, setup.split, config, state,
+            setup.agent.build(), setup.env, setup.split, config, state,
             seed=0, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
         update = make_update(mesh, setup.split.threads, config.updates_per_batch)
@@ -184,7 +184,7 @@ def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any
 
 def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
     """Measure a simple loop: one thread, one batch of all environments, act, step, learn."""
-    agent, config = build_agent(setup.agent), setup.config
+    agent, config = setup.agent.build(), setup.config
     act = jax.jit(lambda params, timestep, keys: agent.act(params, (), timestep, keys, True)[:2])
     update = jax.jit(
         lambda state, trajectory, key: agent.learn(state, trajectory, key, None), donate_argnums=0

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Agent, Blueprint, build_agent, policy_params
+from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import describe_error
 from podracer.environment import action_struct
 from podracer.io.sinks import group
@@ -79,11 +79,11 @@ def check_agent(
                 agent = dataclasses.replace(agent, rollout_length=length)
     elif length is None:
         length = agent.context.rollout_length
-    built = build_agent(agent)
+    built = agent.build()
     name = built.name
     key = jax.eval_shape(lambda: jax.random.key(0))
     # The agent itself is an argument: its float leaves must not steer Python control flow.
-    state = _trace(name, "init", lambda a, k: build_agent(a).init(k, num_envs), agent, key)
+    state = _trace(name, "init", lambda a, k: a.build().init(k, num_envs), agent, key)
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
@@ -95,7 +95,7 @@ def check_agent(
     trajectory = _check_act(agent, built, state, num_envs, length)
 
     def learn(agent: Any, state: Any, trajectory: Any, key: Any) -> tuple[LearnerState, Metrics]:
-        result: Any = build_agent(agent).learn(state, trajectory, key, None)
+        result: Any = agent.build().learn(state, trajectory, key, None)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise ConfigError(f"{name}.learn must return the pair (state, metrics).")
         _check_metrics(f"{name}.learn", result[1])
@@ -206,14 +206,12 @@ def _check_act(
 ) -> Trajectory:
     """Check how an agent acts, explores or not; return the abstract trajectory of a rollout."""
     name, learns_rule = built.name, built.rule is not None
-    carry = _trace(name, "carry", lambda a: build_agent(a).carry(num_envs), agent)
+    carry = _trace(name, "carry", lambda a: a.build().carry(num_envs), agent)
     _check_rows(f"{name}.carry", "carry", carry, num_envs)
     params = _trace(
         name,
         "actor_params",
-        lambda a, s: (
-            build_agent(a).actor_params(s) if learns_rule else policy_params(build_agent(a), s)
-        ),
+        lambda a, s: a.build().actor_params(s) if learns_rule else policy_params(a.build(), s),
         agent,
         state,
     )
@@ -245,7 +243,7 @@ def _act(
     result = _trace(
         built.name,
         method,
-        lambda a, p, c, t, k: build_agent(a).act(p, c, t, k, explore),
+        lambda a, p, c, t, k: a.build().act(p, c, t, k, explore),
         agent,
         *inputs,
     )

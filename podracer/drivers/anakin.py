@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from podracer.agent import Agent, Blueprint, Fused, build_agent
+from podracer.agent import Agent, Blueprint, Fused
 from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
     TRAIN_SPEC,
@@ -96,7 +96,7 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
     check_environment(env)
     share = config.num_envs // num_devices
     check_agent(blueprint, num_envs=share, length=config.rollout_length, num_devices=num_devices)
-    built = build_agent(blueprint)
+    built = blueprint.build()
     if config.fused and not isinstance(built.learn, Fused):
         raise ConfigError(
             f"{built.name} has no fused form: its loss needs more than `act` computes. Run it with "
@@ -183,7 +183,7 @@ def chunk(
 ) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     update = jax.jit(partial(_update, agent, env=env, config=config, axis=axis))  # is traced once
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:

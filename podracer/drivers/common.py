@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.agent import Agent, Blueprint, build_agent
+from podracer.agent import Agent, Blueprint
 from podracer.environment import Environment
 from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.means import Mean
@@ -157,7 +157,7 @@ def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
 def uses_host_memory(blueprint: Blueprint, num_envs: int) -> bool:
     """Return whether a part of the agent's state is in host memory."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda b, key: build_agent(b).init(key, num_envs), blueprint, key)
+    state = jax.eval_shape(lambda b, key: b.build().init(key, num_envs), blueprint, key)
     return bool(host_leaves(state.local))
 
 
@@ -165,7 +165,7 @@ def make_initial_state(
     blueprint: Blueprint, env: Environment | None, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
     """Return the state before the first update, for tracing; `init_state` also shards it."""
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
     reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
@@ -350,7 +350,7 @@ def make_evaluator(
     agents = stack_agents(blueprint, pods)
 
     def evaluate_pod(blueprint: Blueprint, state: TrainState) -> Episodes:
-        agent = build_agent(current_agents(blueprint, state))
+        agent = current_agents(blueprint, state).build()
         params, update = agent.actor_params(state.learner), jnp.uint32(0) if fixed else state.update
         return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
 

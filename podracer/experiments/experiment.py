@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import jax
 import numpy as np
 import tyro
 
@@ -20,7 +19,6 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import runs_on_host
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import OTHER_NAMES, nearest
-from podracer.replay import Replay
 from podracer.types import ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
@@ -159,61 +157,6 @@ class Experiment:
     def evaluation_frames(self) -> list[int]:
         """Numbers of frames, in order, at which to evaluate: at the end of the chunk with each."""
         return [n * self.driver.steps_per_update for n in sorted(self.evaluation_updates)]
-
-    @property
-    def lacking_evaluations(self) -> str:
-        """Sentence that says why the run has fewer evaluations than `evaluations`, "" if it has."""
-        possible, chunk = len(self.evaluation_updates), self.run_driver.updates_per_chunk
-        if possible == self.evaluations:
-            return ""
-        room = max(1, self.num_updates // self.evaluations)
-        remedy = f" --updates-per-chunk {room} would leave room for all." if room < chunk else ""
-        return (
-            f"Only {possible} of the {self.evaluations} evaluations will run, because a run "
-            f"evaluates only at the end of a chunk (--updates-per-chunk {chunk}).{remedy}"
-        )
-
-    @property
-    def lacking_updates(self) -> str:
-        """Sentence that says why the agent will never learn from its replay, "" if it will."""
-        replay = getattr(self.agent, "replay", None)
-        if not isinstance(replay, Replay) or replay.warmup <= self.num_steps:
-            return ""
-        return (
-            f"Nothing will be learned: the replay's warm-up takes {replay.warmup:,} frames "
-            f"(--warmup), and the run has {self.num_steps:,}."
-        )
-
-    @property
-    def lacking_timesteps(self) -> str:
-        """Sentence that says which timesteps a recurrent agent never learns, "" if it learns all.
-
-        Its sequences begin where a rollout does.
-        """
-        network, rollout = getattr(self.agent, "network", None), self.driver.rollout_length
-        sequences = getattr(self.agent, "recurrence", self.agent)
-        unroll = getattr(sequences, "unroll_length", None)
-        if unroll is None or rollout <= unroll or getattr(network, "memory", None) == "none":
-            return ""
-        return (
-            f"Of the {rollout} timesteps of a rollout {rollout - unroll} are never learned, as "
-            f"sequences begin with it and learn {unroll} (--unroll-length)."
-        )
-
-    @property
-    def warnings(self) -> list[str]:
-        """Sentences that say what the run will lack."""
-        lacking = (self.lacking_evaluations, self.lacking_updates, self.lacking_timesteps)
-        if self.target_return is not None and not self.evaluations:
-            lacking += (f"--target-return {self.target_return:g} ends no run without evaluations.",)
-        if isinstance(driver := self.driver, SebulbaConfig):
-            if driver.average_hosts and jax.process_count() == 1:
-                lacking += (
-                    "--average-hosts does nothing in one process, which averages gradients.",
-                )
-            if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
-                lacking += ("--average-every does nothing without --average-hosts.",)
-        return [text for text in lacking if text]
 
     def of_pod(self, pod: Pod) -> Experiment:
         """Return the experiment of one pod of a population, as a run of its own."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import jax
 
-from podracer.agent import Agent, Blueprint, build_agent
+from podracer.agent import Agent, Blueprint
 from podracer.drivers import population
 from podracer.drivers.common import TrainState, abstract_state
 from podracer.drivers.selection import SelectionState
@@ -41,7 +41,7 @@ class LoadedRun:
     @functools.cached_property
     def agent(self) -> Agent:
         """Agent, built."""
-        return build_agent(self.blueprint)
+        return self.blueprint.build()
 
 
 def load(

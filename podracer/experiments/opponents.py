@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
-from podracer.agent import Blueprint, build_agent, policy_params
+from podracer.agent import Blueprint, policy_params
 from podracer.environment import AutoReset, AutoResetState, auto_reset
 from podracer.envs.model import WithModel
 from podracer.envs.opponents import find_opponent
@@ -45,7 +45,7 @@ def trained_move(name: str, blueprint: Blueprint, env: Any, *, sampled: bool) ->
     if shows_state:
         spec = WithModel(auto_reset(SelfPlay(game_name))).spec
         blueprint = dataclasses.replace(blueprint, spec=spec)
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
 
     def move(params: PyTree, key: jax.Array, game: Any, position: PyTree) -> jax.Array:
         observation = observe(game_name, position)

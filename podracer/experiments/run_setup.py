@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from podracer.agent import Blueprint, Context, ReadsFile, build_agent, check_policy, policy_params
+from podracer.agent import Blueprint, Context, ReadsFile, check_policy, policy_params
 from podracer.checks import check_environment, check_fields, check_jax_settings, check_spec
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
@@ -166,7 +166,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
         if experiment.evaluations:
-            check_policy(build_agent(agent), "take --evaluations 0")
+            check_policy(agent.build(), "take --evaluations 0")
         saved_env, split, mesh = env, None, make_mesh(devices)
         like = abstract_state(agent, env, mesh, config)
         program = CompileInThread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
@@ -185,7 +185,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
             sebulba.sebulba, agent, host, split, config,
             seed=experiment.seed, compile=lambda: program().result(),
         )  # fmt: skip
-    built = build_agent(agent)
+    built = agent.build()
     play = make_evaluator(
         built,
         env,
@@ -268,7 +268,7 @@ def _population_setup(
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(agent, env, config, 1)
-    check_policy(build_agent(agent), "train it alone, not in a population")
+    check_policy(agent.build(), "train it alone, not in a population")
     if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
         raise ConfigError(
             "selection ranks pods by their training returns, which in self-play say nothing of "

@@ -20,28 +20,48 @@ _SMALLEST_OF_CNN = 36  # pixels, of which the default CNN leaves one
 
 def torso_kind(experiment: Experiment) -> TorsoKind | None:
     """Return the kind of the torso of the agent's network, None for a network without one."""
-    network = getattr(experiment.agent, "network", None)
-    torso = getattr(network, "torso", None) if isinstance(network, TorsoNetwork) else None
+    network = _find_network(experiment.agent)
+    torso = None if network is None else network.torso
     return next((name for name, kind in _KINDS.items() if isinstance(torso, kind)), None)
 
 
 def with_torso(experiment: Experiment, kind: TorsoKind) -> Experiment:
     """Return the experiment with a torso of another kind, of whose settings it keeps `layer_norm`.
 
-    The network must be a `TorsoNetwork`; one that has the kind stays as it is.
+    The agent must have a `TorsoNetwork`; one that has the kind stays as it is.
     """
-    if torso_kind(experiment) == kind:
+    network = _find_network(experiment.agent)
+    if network is None or torso_kind(experiment) == kind:
         return experiment
-    agent: Any = experiment.agent
-    torso = _KINDS[kind](layer_norm=agent.network.torso.layer_norm)
-    network = dataclasses.replace(agent.network, torso=torso)
-    return dataclasses.replace(experiment, agent=dataclasses.replace(agent, network=network))
+    torso = _KINDS[kind](layer_norm=network.torso.layer_norm)
+    changed = dataclasses.replace(network, torso=torso)
+    return dataclasses.replace(experiment, agent=_replaced(experiment.agent, network, changed))
+
+
+def _find_network(settings: Any) -> TorsoNetwork | None:
+    """Return the first `TorsoNetwork` in settings, at any depth."""
+    if isinstance(settings, TorsoNetwork) or not dataclasses.is_dataclass(settings):
+        return settings if isinstance(settings, TorsoNetwork) else None
+    parts = (getattr(settings, field.name) for field in dataclasses.fields(settings))
+    return next((network for network in map(_find_network, parts) if network), None)
+
+
+def _replaced(settings: Any, old: Any, new: Any) -> Any:
+    """Return settings with one object in the place of another, at any depth."""
+    if settings is old:
+        return new
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        return settings
+    parts = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    changes = {name: _replaced(part, old, new) for name, part in parts.items()}
+    changes = {name: part for name, part in changes.items() if part is not parts[name]}
+    return dataclasses.replace(settings, **changes) if changes else settings
 
 
 def flattened_images(blueprint: Blueprint) -> list[str]:
     """Return a sentence on images that the agent's network flattens, none where it has none."""
-    network = getattr(blueprint.settings, "network", None)
-    if not isinstance(network, TorsoNetwork) or not isinstance(network.torso, MLP):
+    network = _find_network(blueprint.settings)
+    if network is None or not isinstance(network.torso, MLP):
         return []
     shapes = [leaf.shape for leaf in jax.tree.leaves(blueprint.spec.observation)]
     images = [x for x in shapes if len(x) == 3 and min(x[:2]) >= _SMALLEST_IMAGE]

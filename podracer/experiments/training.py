@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from podracer.agent import build_agent
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
@@ -44,7 +43,7 @@ from podracer.experiments.serialization import (
     update_config,
 )
 from podracer.experiments.sweep import RECORDS, read_run
-from podracer.experiments.torso import flattened_images
+from podracer.experiments.warnings import run_warnings
 from podracer.experiments.weights import Begin, Weights, describe_begin, recorded_begin
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
@@ -118,7 +117,7 @@ def train(
         experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name
     setup = make_run_setup(experiment, saved)
     if jax.process_index() == 0:
-        for sentence in (*experiment.warnings, *flattened_images(setup.agent)):
+        for sentence in run_warnings(experiment, setup.agent):
             _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
@@ -159,7 +158,7 @@ class Run:
         begin: Begin | None = None,
     ) -> None:
         self.experiment, self.setup, self.begin = experiment, setup, begin
-        self.agent, self.env, self.mesh = build_agent(setup.agent), setup.env, setup.mesh
+        self.agent, self.env, self.mesh = setup.agent.build(), setup.env, setup.mesh
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
         self.recorder = Recorder(experiment, setup.env)
         self.is_main = jax.process_index() == 0

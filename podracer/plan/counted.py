@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, make_initial_state
 from podracer.drivers.sebulba import SebulbaConfig
@@ -74,7 +74,7 @@ def anakin_work(
     state = jax.eval_shape(partial(make_initial_state, blueprint, env, config), keys_of())
     total = count(chunk, blueprint, state, jax.ShapeDtypeStruct((num_devices, 2), jnp.int32))
     local = jax.eval_shape(partial(make_initial_state, blueprint, env, one), keys_of())
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     actor = jax.eval_shape(partial(init_actor, agent, env), keys_of(num_envs))
     params = jax.eval_shape(agent.actor_params, local.learner)
     keys = keys_of(length, num_envs)
@@ -88,7 +88,7 @@ def anakin_work(
 def agent_action(agent: Any, params: PyTree, carry: PyTree, timestep: TimeStep) -> PyTree:
     """Return the shapes of the actions in a batch of environments."""
     keys = keys_of(timestep.reward.shape[0])
-    act: Any = partial(cast(Any, build_agent(agent).act), explore=True)
+    act: Any = partial(cast(Any, agent.build().act), explore=True)
     return jax.eval_shape(act, params, carry, timestep, keys)[0]
 
 
@@ -109,7 +109,7 @@ def sebulba_work(
     num_envs = config.num_envs // hosts // threads
     shapes = thread_shapes(agent, spec, config, num_envs, learners)
     acting = count(
-        partial(infer, build_agent(agent)),
+        partial(infer, agent.build()),
         shapes.params,
         shapes.buffer,
         keys_of(num_envs),

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from podracer.agent import Blueprint, build_agent
+from podracer.agent import Blueprint
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_request, abstract_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
@@ -53,7 +53,7 @@ def anakin_memory(
         )
     temporary = _temporary(chunk)
     keys = keys_of(config.rollout_length, config.num_envs)
-    built = build_agent(agent)
+    built = agent.build()
     actor = jax.eval_shape(partial(init_actor, built, env), keys_of(config.num_envs))
     params = jax.eval_shape(built.actor_params, state.learner)
     _, trajectory = jax.eval_shape(partial(rollout, built, env), params, actor, keys, keys)
@@ -93,7 +93,7 @@ def sebulba_memory(
         update = make_update(mesh, threads, config.updates_per_batch).lower(
             place_agent(agent, mesh), state, shards, abstract_request(mesh)
         )
-        act = jax.jit(partial(infer, build_agent(agent)), donate_argnums=1).lower(
+        act = jax.jit(partial(infer, agent.build()), donate_argnums=1).lower(
             shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
         )
     host_bytes = _host_bytes(state, platform)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from podracer.agent import build_agent, check_policy
+from podracer.agent import check_policy
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Selection
 from podracer.envs.opponents import find_opponent
@@ -326,7 +326,7 @@ def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -
             ) from error
     for experiment in tournament.experiments:
         blueprint, _ = build(experiment)  # fails as in each pod
-        check_policy(build_agent(blueprint), "pods compete by their policies' returns")
+        check_policy(blueprint.build(), "pods compete by their policies' returns")
 
 
 def _is_own(experiment: Experiment) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Blueprint, build_agent, policy_params
+from podracer.agent import Blueprint, policy_params
 from podracer.envs.common import strongly_typed
 from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import load_game
@@ -55,7 +55,7 @@ def trained_player(
     Its first move raises `ConfigError` for an agent with memory: a player sees a position only.
     """
     move = trained_move(name, blueprint, env, sampled=sampled)
-    return Player(name, move, policy_params(build_agent(blueprint), state))
+    return Player(name, move, policy_params(blueprint.build(), state))
 
 
 def check_player(name: str, blueprint: Blueprint, env: Any) -> None:
@@ -63,7 +63,7 @@ def check_player(name: str, blueprint: Blueprint, env: Any) -> None:
     game, _ = load_game(find_game_name(env))
 
     def first_move(key: jax.Array) -> jax.Array:
-        state = build_agent(blueprint).init(key, 1)
+        state = blueprint.build().init(key, 1)
         player = trained_player(name, blueprint, env, state, sampled=True)
         return player.move(player.params, key, game, game.init(key))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import Fused, FusedAgent, require_spec
 from podracer.agents.common.optimizers import take_step
 from podracer.means import Mean, with_share
 from podracer.networks import Head, Network, NetworkBuilder
@@ -84,14 +83,6 @@ class ScheduledOptimizer:
         """
         learner, metrics = self.step(state.shared, grads)
         return LearnerState(count_frames(learner, num_frames)), metrics
-
-
-def init_params(
-    network: Network, optimizer: optax.GradientTransformation, key: jax.Array
-) -> CountedState:
-    """Return new parameters of a network and the state of their optimizer."""
-    params = network.init(key)
-    return CountedState(params, optimizer.init(params), schedules.init_frames())
 
 
 def count_frames(state: State, num_frames: jax.Array) -> State:
@@ -278,75 +269,3 @@ def loss(
     }
     share = jnp.mean(mask, axes)
     return Mean(total, share), with_share(parts, share)
-
-
-# --- of agents that are not built yet -------------------------------------------------------------
-
-
-def build(network: NetworkBuilder, spec: EnvironmentSpec | None, **options: Any) -> Network:
-    """Return the network of `build_network`."""
-    return build_network(network, require_spec(spec), **options)
-
-
-def _model(agent: Any) -> ActorCritic:
-    return ActorCritic(agent._network, require_spec(agent.spec).action)
-
-
-def init(agent: Any, key: jax.Array, num_envs: int) -> LearnerState:
-    """Return a learner state of parameters and the state of their optimizer only."""
-    return LearnerState(init_params(agent._network, agent._optimizer, key))
-
-
-def carry(agent: Any, num_envs: int) -> Carry:
-    """Return the initial recurrent state of each environment, `[B, ...]`."""
-    return agent._network.carry(num_envs)
-
-
-def actor_params(agent: Any, state: LearnerState) -> Params:
-    """Return the parameters of the network."""
-    return state.shared.params
-
-
-def act(agent: Any, *args: Any) -> Any:
-    """Act as `ActorCritic.act`."""
-    return _model(agent).act(*args)
-
-
-def act_with_log_prob(agent: Any, *args: Any) -> Any:
-    """Act as `ActorCritic.act_with_log_prob`."""
-    return _model(agent).act_with_log_prob(*args)
-
-
-def make_policy(agent: Any, outputs: jax.Array) -> ActionDistribution:
-    """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
-    return _model(agent).policy(outputs)
-
-
-def final_value(agent: Any, params: Params, trajectory: Trajectory) -> jax.Array:
-    """Return the value of the final timestep, `[B]`."""
-    return _model(agent).final_value(params, trajectory)
-
-
-def unroll(agent: Any, params: Params, trajectory: Trajectory, reuse: bool = False) -> Any:
-    """Return the policy and the values as `ActorCritic.unroll`."""
-    return _model(agent).unroll(params, trajectory, reuse)
-
-
-def optimizer_step(agent: Any, state: State, grads: PyTree) -> tuple[State, Metrics]:
-    """Take a step as `ScheduledOptimizer.step`."""
-    return ScheduledOptimizer(agent._optimizer, agent.learning_rate).step(state, grads)
-
-
-def apply_gradients(
-    agent: Any, state: LearnerState, grads: Params, num_frames: jax.Array
-) -> tuple[LearnerState, Metrics]:
-    """Take a step as `ScheduledOptimizer.apply_gradients`."""
-    optimizer = ScheduledOptimizer(agent._optimizer, agent.learning_rate)
-    return optimizer.apply_gradients(state, grads, num_frames)
-
-
-def learn(
-    agent: FusedAgent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-) -> tuple[LearnerState, Metrics]:
-    """Learn as `agent.Fused`."""
-    return Fused(agent.loss, agent.apply_gradients)(state, trajectory, key, axis)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import require_spec
 from podracer.agents.common.actor_critic import CountedState
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_values import ActionValue, ImplicitQuantiles
@@ -26,9 +25,8 @@ from podracer.types import (
 )
 
 
-def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
+def require_discrete(spec: EnvironmentSpec) -> Discrete:
     """Return the discrete action space; raise `ConfigError` if there is no spec or another one."""
-    spec = require_spec(spec)
     if isinstance(spec.action, MultiDiscrete):
         raise ConfigError(
             f"the agent needs one discrete action at a time; {spec.name} has {spec.action.size} at "
@@ -69,7 +67,7 @@ def build_q_network(
     return network.build(spec.observation, heads)
 
 
-def require_for_rule(spec: EnvironmentSpec | None) -> EnvironmentSpec:
+def require_for_rule(spec: EnvironmentSpec) -> EnvironmentSpec:
     """Return the specification of an environment that an update rule can learn in.
 
     Raises `ConfigError` for actions that are not discrete, for observations with a state or a task,
@@ -77,7 +75,6 @@ def require_for_rule(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     is.
     """
     require_discrete(spec)
-    spec = require_spec(spec)
     if spec.extension is not None:
         raise ConfigError(
             f"an update rule needs plain observations, but those of {spec.name} include its "

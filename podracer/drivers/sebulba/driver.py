@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 import jax
 import numpy as np
 
-from podracer.agent import Blueprint, build_agent, check_policy
+from podracer.agent import Blueprint, check_policy
 from podracer.checks import check_agent
 from podracer.drivers.common import (
     Progress,
@@ -62,7 +62,7 @@ def check(
         )
     num_learners, length = (hosts or split).mesh.shape[DATA], config.rollout_length
     check_agent(blueprint, num_envs=batch_size, length=length, num_devices=num_learners)
-    check_policy(build_agent(blueprint), "take --arch anakin")
+    check_policy(blueprint.build(), "take --arch anakin")
     if config.updates_per_batch > 1 and uses_host_memory(blueprint, batch_size):
         raise ConfigError(
             f"updates_per_batch is {config.updates_per_batch}, but a replay in host memory takes "
@@ -116,7 +116,7 @@ def sebulba(
     """
     start = time.perf_counter()
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        built = build_agent(blueprint)
+        built = blueprint.build()
         actors = make_actor_pool(
             built, env, split, config, state,
             seed=seed, supervisor=supervisor, exit_stack=exit_stack,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
 
-from podracer.agent import Agent, Blueprint, build_agent
+from podracer.agent import Agent, Blueprint
 from podracer.drivers.common import reset_episode_totals
 from podracer.rollout import EpisodeStats, count_episodes, zero_episode_stats
 from podracer.types import (
@@ -235,7 +235,7 @@ def actor_shapes(
     num_learners: int,
 ) -> ActorShapes:
     """Return the shapes of one actor thread, from those of the learner's state."""
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     params = jax.eval_shape(agent.actor_params, learner)
     make_buffer = partial(empty_buffer, agent, spec, num_envs=num_envs, length=length)
     buffer = jax.eval_shape(make_buffer, params)

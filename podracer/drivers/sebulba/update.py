@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.agent import Agent, Blueprint, build_agent
+from podracer.agent import Agent, Blueprint
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Axis,
@@ -73,7 +73,7 @@ def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callabl
         state = map_shared(host_part, state)
         state, _, metrics = update(blueprint, state, *args)
         state = hosts.average_if_due(state, metrics)
-        params = build_agent(blueprint).actor_params(state.learner)
+        params = blueprint.build().actor_params(state.learner)
         stacked = partial(jax.tree.map, lambda x: x[None])
         return map_shared(stacked, state), stacked(params), metrics
 
@@ -93,7 +93,7 @@ def _update(
 
     Gradients are averaged over `axis`; faults and metrics are those over `all_axes`.
     """
-    agent = build_agent(blueprint)
+    agent = blueprint.build()
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
     learn = partial(_learn, agent, axis, all_axes)
     if num_parts == 1:  # without a scan, which would copy a replay
