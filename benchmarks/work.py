@@ -1,7 +1,7 @@
-"""What a program computes, counted in its trace: operations, FLOPs, bytes, reductions.
+"""What a program computes, counted in its trace: operations, FLOPs, bytes.
 
-Nothing is compiled or run, so a program can be counted for any number of devices. Loops count as
-often as they run; a `while` whose length is not known counts once (`is_bounded` says so).
+Nothing is compiled or run. Loops count as often as they run; a `while` whose length is not known
+counts once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _FREE = {
 # Operations that write into an array in place, and which operand they write.
 _IN_PLACE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter-mul": 2}
 _IN_PLACE |= {"scatter-min": 2, "scatter-max": 2}
-_REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,25 +39,13 @@ class Work:
     """Floating-point operations of matrix products and convolutions."""
     bytes_written: float = 0.0
     """Bytes that all operations write, as if none were fused."""
-    bytes_reduced: float = 0.0
-    """Bytes that are averaged over devices."""
-    is_bounded: bool = True
-    """Whether all loops have a known length."""
 
     def __add__(self, other: Work) -> Work:
         numbers = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        *sums, _ = (x + y for x, y in numbers)
-        return Work(*sums, is_bounded=self.is_bounded and other.is_bounded)
-
-    def __sub__(self, other: Work) -> Work:
-        """Return what is left of this work without a part of it."""
-        numbers = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        *differences, _ = (max(0.0, x - y) for x, y in numbers)
-        return Work(*differences, is_bounded=self.is_bounded)
+        return Work(*(x + y for x, y in numbers))
 
     def __mul__(self, times: float) -> Work:
-        *numbers, bounded = dataclasses.astuple(self)
-        return Work(*(times * x for x in numbers), is_bounded=bounded)
+        return Work(*(times * x for x in dataclasses.astuple(self)))
 
 
 def count(function: Callable[..., Any], *arguments: Any) -> Work:
@@ -94,7 +81,7 @@ def _count_equation(equation: Any, is_needed: Sequence[bool]) -> Work:
     if name == "scan":
         return inner[0] * params["length"]
     if name == "while":
-        return dataclasses.replace(inner[0] + inner[1], is_bounded=False)
+        return inner[0] + inner[1]
     if name == "cond":
         platforms = params.get("branches_platforms")
         if platforms is not None:
@@ -109,8 +96,7 @@ def _count_equation(equation: Any, is_needed: Sequence[bool]) -> Work:
     place = _IN_PLACE.get(name)
     targets = equation.outvars if place is None else [equation.invars[place]]
     written = sum(_bytes(variable) for variable in targets)
-    reduced = sum(_bytes(x) for x in equation.invars) if name in _REDUCTIONS else 0.0
-    return Work(1.0, _flops(equation), written, reduced)
+    return Work(1.0, _flops(equation), written)
 
 
 def _jaxprs(params: dict[str, Any]) -> list[Jaxpr]:

@@ -18,18 +18,12 @@ class Machine:
     hosts: int
     devices_per_host: int
     usable_bytes: int | None
-    device: Device | None = None  # None for this machine, whose parts are measured
+    device: Device | None = None  # None for this machine
 
     @property
     def devices(self) -> int:
         """Number of devices of all hosts."""
         return self.hosts * self.devices_per_host
-
-    @property
-    def cores(self) -> int:
-        """Number of processor cores of a host of the catalog."""
-        assert self.device is not None
-        return self.device.cores_per_device * self.devices_per_host
 
 
 def machine_here(hosts: int, devices: int) -> Machine:
@@ -40,7 +34,7 @@ def machine_here(hosts: int, devices: int) -> Machine:
 
 
 def machine_of(device: Device, hosts: int, devices: int) -> Machine:
-    """Return hosts of a device of the catalog, with `devices` devices in all; 0 for its own."""
+    """Return hosts of a device, with `devices` devices in all; 0 for its own."""
     per_host = _per_host(hosts, devices) or device.devices_per_host
     return Machine(device.title, "accelerator", hosts, per_host, device.usable_bytes, device)
 

@@ -14,6 +14,5 @@ FIGURE = Figure(
         Curve("TPU cores", ((8, 200e3), (2048, 43e6)), "published", Reading.PRINTED),
     ),
     axes=Axes("TPU cores", "emulator frames a second", log_x=True, log_y=True),
-    impossible="It needs 256 hosts with accelerators; nothing here is extrapolated to them. "
-    "`podracer plan` says what its model makes of them, and how far off it is.",
+    impossible="It needs 256 hosts with accelerators; nothing here is extrapolated to them.",
 )  # fmt: skip
