@@ -61,7 +61,6 @@ COMMANDS = (
     "export PATH",
     "export run --out PATH.onnx",
     "fingerprint PATH",
-    "reproduce --page --out PATH",
     "rule PATH",
     "serve PATH",
     "backtest PATH",

@@ -21,7 +21,6 @@ from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.steps import newest_saved
 from podracer.reports.run import _object
-from podracer.reproduce.records import read_records as read_figures
 from podracer.tournament.leaderboard import _read as read_log
 from podracer.tournament.report import reason_of_failure
 from podracer.trading.delivery import current_model
@@ -36,7 +35,6 @@ READERS = {
     "pods.jsonl": read_records,
     "leaderboard.jsonl": read_log,
     "rule.npz": read_rule,
-    "records.jsonl": read_figures,
     "record.jsonl": lambda path: current_model(path.parent),
 }
 KINDS = {

@@ -50,7 +50,6 @@ COMMANDS = {
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
     "plan": Command("plan", "plan", "[RECIPE]", "memory of a run, and its speed here"),
-    "reproduce": Command("reproduce", "reproduce", "[FIGURE ...]", "published figures beside ours"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
     "backtest": Command("trading", "backtest", "RUN", "a trading run beside the baselines"),
