@@ -17,6 +17,7 @@ Scale = Literal["laptop", "accelerator"]
 SCALES: tuple[Scale, ...] = ("laptop", "accelerator")
 Values = dict[str, Any]  # what a case measured
 Measured = Mapping[str, Values]  # by the name of the case
+Points = tuple[tuple[float, float], ...]
 
 MAX_BUSY = 0.1  # share of the processors that other programs may use while a rate is measured
 
@@ -63,7 +64,7 @@ class Curve:
     """Points `(x, y)` with a label; `name` says which kind of points they are."""
 
     label: str
-    points: tuple[tuple[float, float], ...]
+    points: Points
     kind: Literal["published", "measured", "modeled"] = "measured"
     reading: Reading | None = None  # of published points
     faint: bool = False  # one of many, or of another system
@@ -170,7 +171,7 @@ class Figure:
     """Function that says, in a sentence, what the cases need and this machine lacks."""
     stand_in: str = ""
     """What stands in for a task that cannot be had."""
-    deviations: tuple[str, ...] = ()
+    deviations: Sequence[str] = ()
     """Differences from the published setting, a sentence each."""
 
     def measured(self, records: Iterable[Record], scale: Scale) -> dict[str, Values]:

@@ -11,7 +11,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import anakin_rate
 
 
@@ -48,7 +48,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="anakin-scaling",
     title="Anakin over devices",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="Figure 4a",
     claim="The speed grows almost linearly from 16 to 128 TPU cores.",
     measures="rate",

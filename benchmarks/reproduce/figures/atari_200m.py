@@ -11,7 +11,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import sebulba_rate
 
 FRAMES = 200e6
@@ -57,7 +57,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="atari-200m",
     title="200 M frames of Atari in an hour",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Sebulba",
     claim="200 M frames take about an hour and about $2.88 on a TPU of 8 cores.",
     measures="rate",

@@ -13,7 +13,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import DISCORL
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import learning_curve
 
 SEEDS = (0, 1, 2)
@@ -75,7 +75,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="disco-catch",
     title="Disco103 learns Catch",
-    paper=DISCORL,
+    paper=PAPERS["discorl"],
     place="notebook on Catch, and the README of a port of it",
     claim="The rule Disco103 learns Catch to 99 % in 1,000 updates; a port reports 36, 95 and "
     "100 % after 300, 350 and 400.",

@@ -16,8 +16,7 @@ from benchmarks.reproduce.figure import (
     Values,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import FINRL
-from benchmarks.reproduce.published_csv import published_columns
+from benchmarks.reproduce.published import PAPERS, published_columns
 
 SEEDS = range(5)
 PODS, ROUNDS, ROUND_FRAMES = 6, 4, 10_240
@@ -131,7 +130,7 @@ def _published() -> tuple[Curve, ...]:
 FIGURE = Figure(
     name="finrl-evolution",
     title="Evolution against none",
-    paper=FINRL,
+    paper=PAPERS["finrl"],
     place="figure on the effect of evolution, as in the project's documentation",
     claim="After 3,600 s evolution of ten agents reaches a back-test return of 4.63; the same "
     "agents without it end between 3.65 and 4.36, on average at 4.02.",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
-from benchmarks.reproduce.figures.papers import GALA
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import learning_curve
 
 SEEDS = range(5)
@@ -71,7 +71,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="gala",
     title="Gossip instead of synchronous averaging",
-    paper=GALA,
+    paper=PAPERS["gala"],
     place="abstract",
     claim="Learners that average parameters by gossip on a directed graph stay close to each "
     "other, have a higher frame rate and are more robust than synchronous A2C.",

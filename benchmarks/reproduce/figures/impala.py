@@ -1,7 +1,7 @@
 """IMPALA's results under Sebulba."""
 
 from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import learning_curve
 
 SEEDS = (0, 1, 2)
@@ -44,7 +44,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="impala",
     title="IMPALA's results under Sebulba",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Sebulba",
     claim="Sebulba with V-trace easily reproduces the results of IMPALA; no scores are given.",
     measures="learning",

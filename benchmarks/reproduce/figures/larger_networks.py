@@ -3,7 +3,7 @@
 import statistics
 
 from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import learning_curve
 
 NETWORKS = ((8, 1), (16, 1), (16, 2), (32, 1))  # channels and residual blocks
@@ -77,7 +77,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="larger-networks",
     title="Larger networks learn from less data",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Sebulba",
     claim="More channels and residual blocks improve data efficiency significantly, at no extra "
     "cost on cores that were not full; no number is given.",

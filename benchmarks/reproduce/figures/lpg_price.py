@@ -11,7 +11,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import recipe_rate
 
 STEPS = 2.6e11  # 24 h at 3 M steps a second
@@ -49,7 +49,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="lpg-price",
     title="LPG: time and price of a rule",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Anakin, meta-learning",
     claim="A rule takes about 24 hours and about $100 at prices of preemptible TPUs of April 2021.",
     measures="rate",

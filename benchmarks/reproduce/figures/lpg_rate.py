@@ -11,7 +11,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import recipe_rate
 
 PUBLISHED = 3e6
@@ -46,7 +46,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="lpg-rate",
     title="LPG: speed of discovering a rule",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Anakin, meta-learning",
     claim="More than 3 M steps a second on 16 cores, with 60 K environments and 1 K policies.",
     measures="rate",

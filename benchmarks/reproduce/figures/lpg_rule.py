@@ -1,7 +1,7 @@
 """A discovered update rule under Sebulba."""
 
 from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import learning_curve
 
 SEEDS = (0, 1, 2)
@@ -55,7 +55,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="lpg-rule",
     title="LPG: the rule carried into Sebulba",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Anakin, meta-learning",
     claim="A rule discovered by Anakin was loaded into Sebulba agents and tested on Atari.",
     measures="learning",

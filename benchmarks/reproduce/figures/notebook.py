@@ -11,7 +11,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import anakin_rate, learning_curve
 
 PUBLISHED = 4.41e6
@@ -54,7 +54,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="notebook",
     title="The Anakin notebook: Catch",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="official notebook, the output of its last cell",
     claim="4.41 M steps a second with 1,024 environments on a TPU of 8 cores; 1.64 M steps in "
     "0.37 s after 4.08 s of compilation.",

@@ -11,7 +11,7 @@ from benchmarks.reproduce.figure import (
     Scale,
     Verdict,
 )
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import sebulba_rate
 
 BATCHES = (32, 64, 128)
@@ -75,7 +75,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="sebulba-batch",
     title="Sebulba over the actor batch",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="Figure 4b",
     claim="V-trace on Atari with rollouts of 60 gets faster with actor batches of 32, 64 and 128, "
     "up to 200 K frames a second on 8 TPU cores.",

@@ -1,7 +1,7 @@
 """Sebulba over actor threads, and over the length of rollouts."""
 
 from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
-from benchmarks.reproduce.figures.papers import PODRACER
+from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import sebulba_rate
 
 ENVIRONMENTS = 64
@@ -63,7 +63,7 @@ def judge(measured: Measured) -> Verdict:
 FIGURE = Figure(
     name="sebulba-settings",
     title="Sebulba over threads and T",
-    paper=PODRACER,
+    paper=PAPERS["podracer"],
     place="section on Sebulba",
     claim="Several actor threads for each core, and longer trajectories, keep the cores busy.",
     measures="rate",
