@@ -18,8 +18,7 @@ from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.mesh import make_mesh
 from podracer.plan import make as planning
-from podracer.plan.devices import DEVICES, device_of
-from podracer.plan.machine import machine_here, machine_of
+from podracer.plan.devices import DEVICES, device_of, machine_here, machine_of
 from podracer.plan.make import make_plan
 from podracer.plan.memory import Memory, anakin_memory, largest_batch
 from podracer.plan.plan import format_seconds, show

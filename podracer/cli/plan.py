@@ -64,7 +64,7 @@ def plan(arguments: Sequence[str]) -> int:
 
 
 def _plan(experiment: Experiment, options: PlanOptions) -> int:
-    from podracer.plan.devices import device_of, find_device
+    from podracer.plan.devices import device_of, find_device, machine_here, machine_of
     from podracer.plan.plan import show
     from podracer.types import ConfigError
 
@@ -79,7 +79,6 @@ def _plan(experiment: Experiment, options: PlanOptions) -> int:
         disable_async_dispatch()
     initialize_devices(Hosts(), local)
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.plan.machine import machine_here, machine_of
     from podracer.plan.make import make_plan
 
     use_compilation_cache()

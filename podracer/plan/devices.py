@@ -1,11 +1,11 @@
-"""Memory of the devices that a run can be planned for."""
+"""Devices and machines that a run can be planned for."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from podracer.io.names import nearest
-from podracer.mesh import format_bytes
+from podracer.mesh import find_devices, format_bytes, free_bytes, make_mesh
 from podracer.types import ConfigError
 
 
@@ -47,7 +47,7 @@ def find_device(name: str) -> Device:
         choices = f"the devices are here, {', '.join(DEVICES)}"
         raise ConfigError(
             f"There is no device {name!r}: {nearest(name, ['here', *DEVICES])} "
-            f"({choices}; --device-bytes plans for any other.)"
+            f"({choices}; give any other by its bytes.)"
         )
     return DEVICES[name]
 
@@ -56,3 +56,39 @@ def device_of(usable_bytes: float) -> Device:
     """Return a device of which no more is known than the memory that a program may use."""
     title = f"device of {format_bytes(int(usable_bytes))}"
     return Device(title, usable_bytes, 1.0, 1, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Equal hosts with equal devices."""
+
+    title: str  # of a device
+    platform: str  # `cpu`, or another for an accelerator
+    hosts: int
+    devices_per_host: int
+    usable_bytes: int | None
+    device: Device | None = None  # None for this machine
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of all hosts."""
+        return self.hosts * self.devices_per_host
+
+
+def machine_here(hosts: int, devices: int) -> Machine:
+    """Return `hosts` machines like this one, with `devices` devices in all; 0 for all of each."""
+    found = find_devices(_per_host(hosts, devices))
+    title = f"{found[0].device_kind} device of this machine"
+    return Machine(title, found[0].platform, hosts, len(found), free_bytes(make_mesh(found)))
+
+
+def machine_of(device: Device, hosts: int, devices: int) -> Machine:
+    """Return hosts of a device, with `devices` devices in all; 0 for its own."""
+    per_host = _per_host(hosts, devices) or device.devices_per_host
+    return Machine(device.title, "accelerator", hosts, per_host, device.usable_bytes, device)
+
+
+def _per_host(hosts: int, devices: int) -> int:
+    if devices % hosts:
+        raise ConfigError(f"{devices} devices cannot be split evenly over {hosts} hosts.")
+    return devices // hosts

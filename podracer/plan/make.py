@@ -19,8 +19,7 @@ from podracer.environment import HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build, checked_spec, to_host_environments
 from podracer.mesh import check_divisible, find_devices, make_mesh
-from podracer.plan.devices import Device
-from podracer.plan.machine import Machine
+from podracer.plan.devices import Device, Machine
 from podracer.plan.measured import Measurement, load, measure_anakin, measure_sebulba
 from podracer.plan.memory import Memory, anakin_memory, largest_batch, sebulba_memory
 from podracer.plan.plan import Plan, Speed
