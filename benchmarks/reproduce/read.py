@@ -1,14 +1,16 @@
-"""Readers of what commands measured: JSON that they printed, and the records of their runs."""
+"""What several figures share: readers of what commands measured, and the speed on Pong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.reproduce.figure import Values
+from benchmarks.reproduce.figure import Case, Values
 from podracer.experiments.scores import NOT_EVALUATED, final_score, whole_return
 from podracer.io.sinks import read_metrics
 from podracer.types import PodracerError
+
+FRAME_SKIP = 4  # papers count frames of the emulator
 
 
 def anakin_rate(printed: list[Values], folder: Path) -> Values:
@@ -32,6 +34,16 @@ def recipe_rate(printed: list[Values], folder: Path) -> Values:
         "steps_per_second": last["training"]["steps_per_second"],
         "memory_bytes": last["state_bytes"] + last["temporary_bytes"],
     }
+
+
+def pong_case(name: str, *, threads: int, num_envs: int, length: int) -> Case:
+    """Return a case of the speed of IMPALA's shallow network on Pong under Sebulba."""
+    command = (
+        f"bench sebulba --environment atari:pong --hidden 256 --threads-per-actor {threads} "
+        f"--num-envs {num_envs} --rollout-length {length} --seconds 10 --repetitions 1 "
+        "--parts acting learning training --json"
+    )
+    return Case(name, (tuple(command.split()),), sebulba_rate)
 
 
 def sebulba_rate(printed: list[Values], folder: Path) -> Values:

@@ -12,22 +12,16 @@ from benchmarks.reproduce.figure import (
     Verdict,
 )
 from benchmarks.reproduce.published import PAPERS
-from benchmarks.reproduce.read import sebulba_rate
+from benchmarks.reproduce.read import FRAME_SKIP, pong_case
 
 FRAMES = 200e6
-FRAME_SKIP = 4
 THREADS = {"laptop": 2, "accelerator": 8}
 
 
 def cases(scale: Scale) -> list[Case]:
     """Return the speed of learning at an actor batch of 64."""
     threads = THREADS[scale]
-    command = (
-        f"bench sebulba --environment atari:pong --hidden 256 --threads-per-actor {threads} "
-        "--rollout-length 60 --seconds 10 --repetitions 1 --parts acting learning training --json "
-        f"--num-envs {64 * threads}"
-    )
-    return [Case("rate", (tuple(command.split()),), sebulba_rate)]
+    return [pong_case("rate", threads=threads, num_envs=64 * threads, length=60)]
 
 
 def hours(measured: Measured) -> float:

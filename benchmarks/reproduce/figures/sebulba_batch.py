@@ -12,23 +12,17 @@ from benchmarks.reproduce.figure import (
     Verdict,
 )
 from benchmarks.reproduce.published import PAPERS
-from benchmarks.reproduce.read import sebulba_rate
+from benchmarks.reproduce.read import FRAME_SKIP, pong_case
 
 BATCHES = (32, 64, 128)
 THREADS = {"laptop": 2, "accelerator": 8}
-FRAME_SKIP = 4  # the paper counts frames of the emulator
 
 
 def cases(scale: Scale) -> list[Case]:
     """Return a case for each actor batch."""
     threads = THREADS[scale]
-    command = (
-        f"bench sebulba --environment atari:pong --hidden 256 --threads-per-actor {threads} "
-        "--rollout-length 60 --seconds 10 --repetitions 1 --parts acting learning training --json "
-        "--num-envs"
-    )
     return [
-        Case(f"batch-{batch}", ((*command.split(), str(threads * batch)),), sebulba_rate)
+        pong_case(f"batch-{batch}", threads=threads, num_envs=threads * batch, length=60)
         for batch in BATCHES
     ]
 

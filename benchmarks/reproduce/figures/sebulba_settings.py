@@ -2,12 +2,11 @@
 
 from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
 from benchmarks.reproduce.published import PAPERS
-from benchmarks.reproduce.read import sebulba_rate
+from benchmarks.reproduce.read import FRAME_SKIP, pong_case
 
 ENVIRONMENTS = 64
 THREADS = {"laptop": (1, 2, 4), "accelerator": (1, 2, 4, 8)}
 LENGTHS = (20, 60, 120)
-FRAME_SKIP = 4
 
 
 def cases(scale: Scale) -> list[Case]:
@@ -15,18 +14,12 @@ def cases(scale: Scale) -> list[Case]:
     settings = [(threads, LENGTHS[0]) for threads in THREADS[scale]]
     settings += [(2, length) for length in LENGTHS[1:]]
     return [
-        Case(f"threads-{threads}-length-{length}", (_command(threads, length),), sebulba_rate)
+        pong_case(
+            f"threads-{threads}-length-{length}",
+            threads=threads, num_envs=ENVIRONMENTS, length=length,
+        )
         for threads, length in settings
-    ]
-
-
-def _command(threads: int, length: int) -> tuple[str, ...]:
-    command = (
-        f"bench sebulba --environment atari:pong --hidden 256 --num-envs {ENVIRONMENTS} "
-        f"--threads-per-actor {threads} --rollout-length {length} --seconds 10 --repetitions 1 "
-        "--parts acting learning training --json"
-    )
-    return tuple(command.split())
+    ]  # fmt: skip
 
 
 def curves(measured: Measured) -> list[Curve]:
