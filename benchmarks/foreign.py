@@ -1,6 +1,6 @@
-"""What the scripts of references share: flags, gymnax with one `done`, and a line for each seed.
+"""What scripts with other libraries share: turns of a contender, flags of a reference, gymnax.
 
-It runs in the Python of a reference, so nothing of podracer is imported here.
+They run in Pythons of their own, so nothing of podracer is imported here.
 """
 
 from __future__ import annotations
@@ -8,11 +8,31 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 NAMES = {"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1"}  # podracer's own, equal to these
+
+
+def take_turns(hello: dict[str, Any], lap_of: Callable[[str], Callable[[], Any]]) -> None:
+    """Print a JSON object, then for each line of the standard input run the lap that it asks for.
+
+    The seconds of each lap are printed, as `harness.Process` reads them.
+    """
+    print(json.dumps(hello), flush=True)
+    for line in sys.stdin:
+        lap = lap_of(line)
+        began, used = time.perf_counter(), time.process_time()
+        lap()
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - used
+        print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds}), flush=True)
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """Return the versions of installed packages."""
+    return {name: importlib.metadata.version(name) for name in packages}
 
 
 def parse(about: str | None) -> argparse.Namespace:
@@ -36,8 +56,8 @@ def parse(about: str | None) -> argparse.Namespace:
 class Report:
     """Prints a JSON line for each seed, with the seconds since the line before it."""
 
-    def __init__(self, packages: Sequence[str]) -> None:
-        self.versions = {name: importlib.metadata.version(name) for name in packages}
+    def __init__(self, *packages: str) -> None:
+        self.versions = versions_of(*packages)
         self.began, self.used = time.perf_counter(), 0.0  # the process began with this, nearly
 
     def __call__(self, seed: int, curve: Sequence[Any], distinct: int | None, **more: Any) -> None:
