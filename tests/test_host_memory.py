@@ -22,8 +22,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import run_setup
 from podracer.host_memory import HostMemory, host_leaves, read_windows, write_slices
 from podracer.mesh import make_mesh
-from podracer.plan.counted import size_of
-from podracer.plan.memory import _host_bytes, anakin_memory
+from podracer.plan.memory import _host_bytes, anakin_memory, size_of
 from podracer.plan.plan import _memory_lines
 from podracer.replay import Replay
 from podracer.types import ConfigError

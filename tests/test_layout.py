@@ -30,7 +30,6 @@ FLOORS = (
     ("experiments",),
     ("tournament", "trading"),
     ("reports", "bench", "export", "serve"),
-    ("reproduce",),
     ("plan",),
     ("cli",),
     ("__init__", "__main__"),

@@ -61,8 +61,6 @@ COMMANDS = (
     "export PATH",
     "export run --out PATH.onnx",
     "fingerprint PATH",
-    "plan catch --prices PATH",
-    "reproduce --page --out PATH",
     "rule PATH",
     "serve PATH",
     "backtest PATH",
