@@ -18,7 +18,6 @@ from podracer.agents.a2c import A2C
 from podracer.agents.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
-from podracer.envs.trading import load_market
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.history import installed_versions
 from podracer.experiments.run_setup import make_run_setup
@@ -29,6 +28,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.trading.backtest import backtest
+from podracer.trading.bars import load_market
 from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import ConfigError
 

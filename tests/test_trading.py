@@ -24,10 +24,6 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import AutoReset, auto_reset
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
-from podracer.envs.trading.environment import Trading, backtest_environment, execute_orders
-from podracer.envs.trading.indicators import compute_indicators, turbulence_index
-from podracer.envs.trading.market import Market, Period, split_market
-from podracer.envs.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.experiments.experiment import Experiment
 from podracer.trading.baselines import (
     buy_and_hold,
@@ -35,7 +31,11 @@ from podracer.trading.baselines import (
     minimum_variance,
     minimum_variance_weights,
 )
+from podracer.trading.environment import Trading, backtest_environment, execute_orders
+from podracer.trading.indicators import compute_indicators, turbulence_index
+from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
+from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.types import ConfigError
 
 STEPS = 120

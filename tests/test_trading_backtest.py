@@ -20,9 +20,6 @@ from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
 from podracer.envs import make
-from podracer.envs.trading.environment import Trading, backtest_environment
-from podracer.envs.trading.market import Market, Period, split_market
-from podracer.envs.trading.synthetic import synthetic_market
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
@@ -30,7 +27,10 @@ from podracer.reports import trading
 from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
+from podracer.trading.environment import Trading, backtest_environment
+from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
+from podracer.trading.synthetic import synthetic_market
 from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(

@@ -40,8 +40,8 @@ def backtest(arguments: Sequence[str]) -> int:
         about="Compare the policy of a trading run with the baselines, as a table and a page.",
     )  # fmt: skip
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.reports.trading import write_page
     from podracer.trading.backtest import backtest
+    from podracer.trading.page import write_page
 
     use_compilation_cache()
     out = output_file(options.out, options.run / "backtest.html", (".html", ".htm"))
@@ -56,8 +56,8 @@ def backtest(arguments: Sequence[str]) -> int:
 
 
 def _print_table(result: Backtest) -> None:
-    from podracer.reports.trading import rows
     from podracer.trading.backtest import date_range
+    from podracer.trading.page import rows
 
     for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
         print(f"{title}, {' to '.join(date_range(outcome.period))}")

@@ -82,7 +82,7 @@ def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -
 
 
 def _trading(name: str, **options: Any) -> Environment:
-    from podracer.envs.trading import trading
+    from podracer.trading.environment import trading
 
     return trading(name, **options)
 

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podracer.envs.trading.environment import Trading, backtest_environment
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
@@ -43,6 +42,7 @@ from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.trading.backtest import date_range, simulate
+from podracer.trading.environment import Trading, backtest_environment
 from podracer.types import CheckpointError, ConfigError
 
 __all__ = ["Decision", "current_model", "promote", "rollback"]
