@@ -23,13 +23,11 @@ from podracer.experiments.history import installed_versions
 from podracer.experiments.run_setup import make_run_setup
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
+from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.trading.backtest import backtest
-from podracer.trading.bars import load_market
-from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
@@ -45,7 +43,6 @@ COMMANDS = (
     "train catch --run-dir PATH",
     "train catch --weights PATH",
     "train catch --update-rule PATH",
-    "train trading_ppo --environment trading:PATH.csv",
     "train PATH.json",
     "sweep catch_a2c --run-dir PATH",
     "tournament catch --run-dir PATH",
@@ -65,10 +62,6 @@ COMMANDS = (
     "reproduce --page --out PATH",
     "rule PATH",
     "serve PATH",
-    "backtest PATH",
-    "promote PATH run",
-    "promote models PATH",
-    "rollback PATH",
 )
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
@@ -78,12 +71,8 @@ FUNCTIONS: dict[str, Callable] = {
     "export": export_policy,
     "out": lambda path: export_policy("run", out=path),
     "report": lambda path: write_report([Path(path)], Path("page.html")),
-    "market": load_market,
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
-    "backtest": backtest,
-    "promote": lambda path: promote(path, "run"),
-    "rollback": rollback,
     "current_model": current_model,
 }
 

@@ -19,17 +19,16 @@ from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
-from podracer.envs import make
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.reports import trading
 from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
-from podracer.trading.environment import Trading, backtest_environment
+from podracer.trading.environment import Trading
 from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
+from podracer.trading.page import POINTS, _thinned
 from podracer.trading.synthetic import synthetic_market
 from podracer.types import ConfigError
 
@@ -179,11 +178,6 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
     assert figures["backtest"]["policy"]["costs"] >= 0
 
 
-def test_other_environments_are_refused() -> None:
-    with pytest.raises(ConfigError, match="catch has no back-test period"):
-        backtest_environment(make("catch"))
-
-
 # --- no leak -------------------------------------------------------------------------------------
 
 
@@ -239,12 +233,12 @@ def test_an_environment_is_compared_with_the_runs(run: Path) -> None:
 
 
 def test_long_curves_are_drawn_to_their_end_and_with_their_extremes():
-    length = 2 * trading.POINTS + 3
+    length = 2 * POINTS + 3
     curves = np.ones((2, length))
     curves[0, 7], curves[1, 1501] = 0.5, 2.0
     period = Period(synthetic_market(tickers=1, bars=length))
     result = SimpleNamespace(period=period)
-    times, drawn = trading._thinned(result, curves)
+    times, drawn = _thinned(result, curves)
     assert (drawn.min(), drawn.max()) == (0.5, 2.0)
     assert times[-1] == period.times[-1]
-    assert len(times) == drawn.shape[1] < trading.POINTS
+    assert len(times) == drawn.shape[1] < POINTS

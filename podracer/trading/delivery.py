@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from podracer.environment import auto_reset
 from podracer.experiments.loading import load_run
-from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
@@ -41,8 +41,8 @@ from podracer.io.reading import read_limited
 from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
-from podracer.trading.backtest import date_range, simulate
-from podracer.trading.environment import Trading, backtest_environment
+from podracer.trading.backtest import date_range, load_trading, simulate
+from podracer.trading.environment import Trading
 from podracer.types import CheckpointError, ConfigError
 
 __all__ = ["Decision", "current_model", "promote", "rollback"]
@@ -71,11 +71,8 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     damaged.
     """
     models, run = user_path(models), user_path(run)
-    agent, env, state, _ = load_run(run, checkpoint=checkpoint)
-    backtest_environment(env)
-    check_same_environment(run, env)
-    validation: Trading = env.for_evaluation().inner  # type: ignore[union-attr]
-    updates = int(state.update)
+    agent, env, state = load_trading(run, checkpoint)
+    validation, updates = env.for_evaluation(), int(state.update)
     details: dict[str, Any] = {
         "run": run.resolve().name,
         "updates": updates,
@@ -89,7 +86,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
             current = promotions[-1]
             verify(models, current)
             _check_comparable(models / current.model, run)
-            agent, _, state, _ = load_run(models / current.model, environment=env)
+            agent, _, state, _ = load_run(models / current.model, environment=auto_reset(env))
             details["previous_score"] = _validation_return(agent, validation, state)
             if not details["score"] > details["previous_score"]:
                 refusal = Decision("refuse", current.model, current.files, **details)

@@ -279,13 +279,6 @@ def execute_orders(
     return cash, shares - sold + bought, jnp.sum((sold + bought) * price) * cost
 
 
-def backtest_environment(environment: Any) -> AutoReset:
-    """Return a trading environment in its back-test period. Raises `ConfigError` for others."""
-    if not isinstance(getattr(environment, "inner", None), Trading):
-        raise ConfigError(f"{environment.spec.name} has no back-test period.")
-    return dataclasses.replace(environment, inner=environment.inner.for_backtest())
-
-
 def trading(
     source: str,
     *,
@@ -293,12 +286,12 @@ def trading(
     validate_until: float | str = 0.8,
     **options: Any,
 ) -> AutoReset:
-    """Return the environment that trades in a market, restarting by itself.
+    """Trade in a market: trading:synthetic, trading:wave, or your own bars, trading:FILE.csv.
 
-    `source` is `synthetic`, `wave`, or a `.csv` or `.parquet` file. The environment trains in the
-    first of three periods, see `split_market`. Further options are fields of `Trading` and
-    arguments of `synthetic_market`, `wave_market` or `load_market`. Raises `ConfigError` for
-    invalid values, and where a file needs pyarrow that is not installed.
+    `source` is what follows the colon; a file may be a `.parquet` file, too. The environment
+    restarts by itself and trains in the first of three periods, see `split_market`. Further options
+    are fields of `Trading` and arguments of `synthetic_market`, `wave_market` or `load_market`.
+    Raises `ConfigError` for invalid values, and where a file needs pyarrow that is not installed.
     """
     fields = {field.name for field in dataclasses.fields(Trading)} - {"periods", "name", "period"}
     settings = {name: options.pop(name) for name in fields & options.keys()}
