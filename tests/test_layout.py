@@ -92,6 +92,12 @@ def test_imports_go_down_only():
     assert upwards == []
 
 
+def test_the_room_that_is_attached_by_entry_points_is_named_nowhere_else():
+    attached = ROOT / "trading"
+    files = [path for path in FILES if attached not in path.parents]
+    assert [name_of(path) for path in files if "podracer.trading" in path.read_text()] == []
+
+
 def test_the_check_of_imports_can_fail():
     assert FLOOR[room_of("reports.run")] > FLOOR[room_of("experiments.training")]
     assert room_of("agents.lpg.rule") == "agents.lpg"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from podracer.trading.delivery import promote
 from podracer.trading.environment import Trading
 from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
-from podracer.trading.page import POINTS, _thinned
+from podracer.trading.page import POINTS, _thinned, sections
 from podracer.trading.synthetic import synthetic_market
 from podracer.types import ConfigError
 
@@ -172,10 +173,27 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
     assert left.value.code == 0
     assert (run / "other.html").exists()
     assert figures["periods"]["backtest"] == ["2010-08-13", "2010-10-07"]
-    assert figures["updates"] == 12
+    assert figures["updates"] == 13  # twelve, and one more for steps that only reset
     expected = backtest(run).backtest.metrics["equal weight"]
     assert figures["backtest"]["equal weight"]["sharpe"] == expected.sharpe
     assert figures["backtest"]["policy"]["costs"] >= 0
+
+
+@pytest.mark.slow
+def test_the_report_on_a_run_has_its_validation_period(run: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(run)])
+    assert left.value.code == 0
+    page = (run / "report.html").read_text()
+    (section,) = re.findall("<h2>Validation, .*?</section>", page, re.DOTALL)
+    assert "2010-06-18 to 2010-08-12" in section
+    assert "minimum variance" in section
+    assert section.count("<picture>") == 2
+
+
+def test_the_report_on_a_run_that_does_not_trade_has_no_section(tmp_path: Path) -> None:
+    for environment in ({}, {"kind": "Catch"}, {"inner": {"kind": "CartPole"}}):
+        assert sections(tmp_path, {"environment": environment}) == {}
 
 
 # --- no leak -------------------------------------------------------------------------------------

@@ -77,14 +77,13 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     from podracer.io.run_directory import write_bytes  # imports JAX
 
     out = user_path(out)
-    lineages = [
-        lineage_figure(path, _object(path / "config.json").get("experiment", {})) for path in paths
-    ]
-    of_packages = [
-        section(html.escape(title if len(paths) == 1 else f"{name}: {title}"), content)
-        for path, name in zip(paths, names, strict=True)
-        for title, content in _installed_sections(path).items()
-    ]
+    lineages, of_packages = [], []
+    for path, name in zip(paths, names, strict=True):
+        config = _object(path / "config.json")
+        lineages.append(lineage_figure(path, config.get("experiment", {})))
+        for title, content in _installed_sections(path, config).items():
+            title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
+            of_packages.append(section(title, content))
     content = _page(loaded, "".join(lineages), "".join(of_packages))
     write_bytes(out, content.encode(errors="replace"))
     return out
@@ -151,12 +150,12 @@ def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
     return ", ".join([first.recipe, *apart, counted(members)])
 
 
-def _installed_sections(run: Path) -> dict[str, str]:
+def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the sections of installed packages on a run, by title, without those that fail."""
     sections: dict[str, str] = {}
     for entry in installed("reports").values():
         try:
-            sections |= entry.load()(run)
+            sections |= entry.load()(run, config)
         except Exception as error:
             _LOG.warning("The report has no section of %s: %s", entry.value, error)
     return sections

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,7 +15,6 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from podracer.experiments.serialization import read_config
 from podracer.io.run_directory import write_bytes
 from podracer.reports.curves import COLORS, legend, render, style_axes
 from podracer.reports.page import page, section, table, tiles
@@ -79,15 +79,16 @@ def write_page(result: Backtest, out: Path) -> Path:
     return out
 
 
-def sections(run: Path) -> dict[str, str]:
+def sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return a trading run's section of `podracer report`: its validation beside the baselines."""
-    environment = read_config(run / "config.json").get("environment", {})
-    if environment.get("inner", {}).get("kind") != "Trading":
-        return {}
-    agent, env, state = load_trading(run, "newest")
-    params = agent.actor_params(state.learner)
-    result = evaluate_policy(agent, env.for_evaluation(), params, state.key)
-    return {heading("Validation", result): _period("Validation", result)}
+    match config:
+        case {"environment": {"inner": {"kind": "Trading"}}}:
+            agent, env, state = load_trading(run, "newest")
+            params = agent.actor_params(state.learner)
+            result = evaluate_policy(agent, env.for_evaluation(), params, state.key)
+            return {heading("Validation", result): _period("Validation", result)}
+        case _:
+            return {}
 
 
 def heading(name: str, result: PeriodResult) -> str:
