@@ -236,7 +236,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
         one_tested, other_tested, strict=True))  # fmt: skip
 
     write_csv(market, tmp_path / "other" / "bars.csv")
-    with pytest.raises(ConfigError, match=r"split.backtest.market.digest changed since: bring"):
+    with pytest.raises(ConfigError, match=r"periods.backtest.market.digest changed since: bring"):
         backtest(tmp_path / "other" / "run0")
     with pytest.raises(ConfigError, match="began in another environment"):
         promote(tmp_path / "other" / "models", tmp_path / "other" / "run0")
