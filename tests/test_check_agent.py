@@ -18,6 +18,7 @@ from podracer.checks import check_agent
 from podracer.experiments import recipes
 from podracer.experiments.recipes.registry import RECIPES
 from podracer.experiments.run_setup import build
+from podracer.io.entry_points import installed
 from podracer.types import (
     ArraySpec,
     ConfigError,
@@ -335,7 +336,7 @@ def test_every_agent_passes_as_it_is(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *installed("recipes")])
 def test_the_agent_of_every_recipe_passes_as_it_is(name):
     try:
         agent, _ = build(recipes.find(name))

@@ -5,9 +5,9 @@ import dataclasses
 import json
 import logging
 import math
+import re
 import sys
 from functools import partial
-from importlib.metadata import EntryPoint
 from typing import Annotated
 
 import jax
@@ -23,6 +23,7 @@ from podracer.experiments import recipes
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
+from podracer.reports.run import write_report
 from podracer.types import check_ranges
 
 PACKAGE = '''
@@ -178,14 +179,126 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         assert message in capsys.readouterr().err
 
 
+INSTALLED = '''
+import dataclasses
+
+import podracer
+from lab.recipes import Line, mine
+
+
+def line(size="5", slope=1.0):
+    """Five steps to the right are worth 1."""
+    if slope != 1.0:
+        raise podracer.ConfigError("this line is level.")
+    return podracer.auto_reset(Line(int(size)))
+
+
+def robot():
+    """Balance a pole on the host."""
+    return podracer.Gymnasium("CartPole-v1")
+
+
+robot.on_host = True
+
+
+def line_a2c():
+    """My agent on a line by its name."""
+    return dataclasses.replace(mine(), environment="line:4")
+
+
+def draw(arguments):
+    """Draw a line of the length that is given."""
+    if arguments == ["--fail"]:
+        raise podracer.ConfigError("there is no ink.")
+    print("_" * int(arguments[0]))
+
+
+def ends(run, config):
+    """Show where a line ends."""
+    return {"Ends & edges": f"<p>at {config['environment']['inner']['length']}</p>"}
+
+
+def broken(run, config):
+    raise RuntimeError("no pencil")
+'''
+
+ENTRY_POINTS = """
+[podracer.environments]
+line = lab.line:line
+robot = lab.line:robot
+[podracer.recipes]
+line_a2c = lab.line:line_a2c
+[podracer.commands]
+draw = lab.line:draw
+[podracer.reports]
+ends = lab.line:ends
+broken = lab.line:broken
+"""
+
+
+@pytest.fixture
+def installed_package(folder, monkeypatch):
+    """A package that is installed, as a folder beside its metadata."""
+    (folder / "lab" / "line.py").write_text(INSTALLED)
+    metadata = folder / "lab-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_what_an_installed_package_has_is_listed_without_an_import(installed_package, capsys):
+    assert podracer_command("--help") == 0
+    assert re.search(r"podracer draw \.\.\. +Draw a line of the leng", capsys.readouterr().out)
+    assert podracer_command("list") == 0
+    out = capsys.readouterr().out
+    assert re.search("line +Five steps to the right are worth 1.", out)
+    assert re.search("line_a2c +My agent on a line by its name.", out)
+    for mistyped, name in (("drawn", "draw"), ("train line_a2", "line_a2c"), ("check lin", "line")):
+        assert podracer_command(*mistyped.split()) == 78
+        assert f"did you mean {name}" in "".join(capsys.readouterr())
+    assert "lab.line" not in sys.modules
+    (installed_package / "lab" / "line.py").write_text("not Python")
+    assert podracer_command("--help") == 0
+    assert re.search(r"podracer draw \.\.\. +installed, lab.line:draw", capsys.readouterr().out)
+
+
+def test_an_installed_package_brings_commands_and_environments(installed_package, capsys):
+    assert podracer_command("draw", 3) == 0
+    assert capsys.readouterr().out == "___\n"
+    assert podracer_command("draw", "--fail") == 78
+    assert capsys.readouterr().err == "podracer: there is no ink.\n"
+    assert podracer.make("line").inner.length == 5
+    assert podracer.make("line:7").inner.length == 7
+    assert recipes.find("catch_a2c").with_environment("line:7").arch == "anakin"
+    assert recipes.find("catch_a2c").with_environment("robot").arch == "sebulba"
+    with pytest.raises(podracer.ConfigError, match="this line is level"):
+        podracer.make("line,slope=2")
+    with pytest.raises(podracer.ConfigError, match=r"^line:7: .* argument 'tilt'"):
+        podracer.make("line:7,tilt=2")
+    assert podracer_command("check", "line:3") == 0
+
+
 @pytest.mark.slow
-def test_recipes_of_installed_packages_have_names(folder, monkeypatch):
-    sys.path.append(str(folder))
-    entry = EntryPoint("my_line", "lab.recipes:mine", "podracer.recipes")
-    monkeypatch.setattr(recipes, "entry_points", lambda group: [entry])
-    podracer.train("my_line", run_dir=folder / "run", frames=320)
-    agent, _ = podracer.load(folder / "run")  # the run has the name of an installed recipe
+def test_an_installed_package_brings_a_recipe(installed_package):
+    run = installed_package / "run"
+    assert podracer_command("train", "line_a2c", "--frames", 320, "--run-dir", run) == 0
+    config = (run / "config.json").read_text()
+    assert json.loads(config)["experiment"]["environment"] == "line:4"
+    assert "lab" not in config.replace(str(installed_package), "")
+    agent, _ = podracer.load(run)  # the run has the name of an installed recipe
     assert agent.name == "Shifted"
+
+
+def test_an_installed_package_brings_a_section_of_the_report(installed_package, caplog):
+    run = installed_package / "run"
+    run.mkdir()
+    config = {"experiment": {"seed": 1}, "environment": {"inner": {"length": 4}}}
+    (run / "config.json").write_text(json.dumps(config))
+    page = write_report([run], run / "report.html").read_text()
+    assert "<h2>Ends &amp; edges</h2><p>at 4</p>" in page
+    assert "The report has no section of lab.line:broken: no pencil" in caplog.text
 
 
 @pytest.mark.slow

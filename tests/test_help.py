@@ -9,6 +9,7 @@ import pytest
 
 from podracer.cli.main import COMMANDS, main
 from podracer.experiments import recipes
+from podracer.io.entry_points import installed
 
 ONE_OF_MANY = {
     "sweep": ["catch_a2c"],
@@ -26,7 +27,9 @@ def kinds(config):
 def pages():
     """Arguments that show a help page each: all commands, every kind of agent, every driver."""
     yield from (
-        [command, *ONE_OF_MANY.get(command, [])] for command in COMMANDS if command != "train"
+        [command, *ONE_OF_MANY.get(command, [])]
+        for command in [*COMMANDS, *installed("commands")]
+        if command != "train"
     )
     yield ["bench", "sebulba"]
     yield ["bench", "recipe", "lpg"]

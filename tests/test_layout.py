@@ -28,11 +28,12 @@ FLOORS = (
     ("drivers.anakin", "drivers.sebulba", "drivers.selection", "drivers.averaging"),
     ("drivers.population",),
     ("experiments",),
-    ("tournament", "trading"),
+    ("tournament",),
     ("reports", "bench", "export", "serve"),
     ("plan",),
     ("cli",),
     ("__init__", "__main__"),
+    ("trading",),  # an extension, attached by entry points: nothing imports it
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -88,6 +89,12 @@ def test_imports_go_down_only():
             if room != own and FLOOR[room] >= FLOOR[own]:
                 upwards.append(f"{name_of(path)} imports podracer.{module}")
     assert upwards == []
+
+
+def test_the_room_that_is_attached_by_entry_points_is_named_nowhere_else():
+    attached = ROOT / "trading"
+    files = [path for path in FILES if attached not in path.parents]
+    assert [name_of(path) for path in files if "podracer.trading" in path.read_text()] == []
 
 
 def test_the_check_of_imports_can_fail():

@@ -15,6 +15,7 @@ from podracer.experiments.serialization import read_config
 from podracer.io import reading
 from podracer.io.directories import holds_begun_tournament
 from podracer.io.jsonl import read_records
+from podracer.io.models import current_model
 from podracer.io.reading import read_limited, read_lines
 from podracer.io.run_directory import write_bytes
 from podracer.io.seal import read_sealed_json, seal_json
@@ -23,7 +24,6 @@ from podracer.io.steps import newest_saved
 from podracer.reports.run import _object
 from podracer.tournament.leaderboard import _read as read_log
 from podracer.tournament.report import reason_of_failure
-from podracer.trading.delivery import current_model
 from podracer.types import CheckpointError, PodracerError
 
 READERS = {

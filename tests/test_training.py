@@ -39,6 +39,7 @@ from podracer.experiments.serialization import from_json, read_experiment, to_js
 from podracer.experiments.warnings import run_warnings
 from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
@@ -643,7 +644,7 @@ def test_hostile_run_names_are_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", recipes.RECIPES)
+@pytest.mark.parametrize("name", [*recipes.RECIPES, *installed("recipes")])
 def test_every_recipe_is_whole(name):
     experiment = recipes.find(name)
     experiment.check()

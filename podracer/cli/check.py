@@ -39,12 +39,12 @@ def check(arguments: Sequence[str]) -> int:
 
 def _named(name: str) -> Any:
     """Return what MODULE:NAME names, and any other name as it is."""
-    from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
+    from podracer.envs.catalog import has_name
     from podracer.types import ConfigError
 
     module, _, attribute = name.partition(":")
     find_modules_here(None, name)
-    if not attribute.isidentifier() or module in ADAPTERS or name.partition(",")[0] in ENVIRONMENTS:
+    if not attribute.isidentifier() or has_name(name):
         return name
     find_modules_here(name, None)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from podracer.cli.arguments import Arch, flag_names
 from podracer.cli.main import COMMANDS
+from podracer.io.entry_points import installed
 from podracer.types import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -25,8 +26,9 @@ def names_after() -> dict[str, list[str]]:
     """Return the names that may follow a command."""
     from podracer.experiments import recipes
 
+    names = sorted([*recipes.RECIPES, *installed("recipes")])
     return {
-        **dict.fromkeys(("train", "sweep", "tournament", "tune", "plan"), sorted(recipes.RECIPES)),
+        **dict.fromkeys(("train", "sweep", "tournament", "tune", "plan"), names),
         "bench": ["anakin", "recipe", "sebulba"],
         "list": ["agents", "environments", "recipes"],
         "--completion": list(SHELLS),
@@ -48,10 +50,11 @@ def flags_of_commands() -> dict[str, list[str]]:
         "train": (Hosts,),
         "tournament": (Tournament, *SELECTION_RULES.values()),
     }
+    modules = {name: f"podracer.cli.{command.module}" for name, command in COMMANDS.items()}
+    modules |= {name: entry.module for name, entry in installed("commands").items()}
     table = {}
-    for name, command in COMMANDS.items():
-        module = importlib.import_module(f"podracer.cli.{command.module}")
-        options = getattr(module, f"{name.capitalize()}Options", None)
+    for name, module in modules.items():
+        options = getattr(importlib.import_module(module), f"{name.capitalize()}Options", None)
         table[name] = [*flags(*filter(None, (options, *parts.get(name, ())))), "--help"]
     return table
 
@@ -133,7 +136,7 @@ _podracer_values() {{
 _podracer() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
   if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{" ".join([*COMMANDS, "--help", "--version", "--completion"])}"
+    words="{" ".join([*COMMANDS, *installed("commands"), "--help", "--version", "--completion"])}"
   elif [ "${{current#-}}" = "$current" ]; then
     words="$(_podracer_values "${{COMP_WORDS[COMP_CWORD-1]}}")"
     words="${{words:-$(_podracer_names "$command")}}"
@@ -153,7 +156,8 @@ def _zsh() -> str:
 
 
 def _fish() -> str:
-    lines = [f"complete -c podracer -n __fish_use_subcommand -a {name}" for name in COMMANDS]
+    commands = [*COMMANDS, *installed("commands")]
+    lines = [f"complete -c podracer -n __fish_use_subcommand -a {name}" for name in commands]
     for command, names in names_after().items():
         condition = f"__fish_seen_subcommand_from {command}"
         lines.append(f"complete -c podracer -n '{condition}' -a '{' '.join(names)}'")

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr
@@ -52,9 +53,6 @@ COMMANDS = {
     "plan": Command("plan", "plan", "[RECIPE]", "memory of a run, and its speed here"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
-    "backtest": Command("trading", "backtest", "RUN", "a trading run beside the baselines"),
-    "promote": Command("trading", "promote", "MODELS RUN", "make it the current model, if better"),
-    "rollback": Command("trading", "rollback", "MODELS", "go back to the previous model"),
     "doctor": Command(
         "doctor", "doctor", "", "show devices and versions, and test what works here"
     ),
@@ -66,6 +64,8 @@ def usage() -> str:
     lines = ["podracer: scalable reinforcement learning on accelerators", ""]
     for name, command in COMMANDS.items():
         lines.append(f"  {f'podracer {name} {command.usage}':36} {command.about}")
+    for name, entry in installed("commands").items():
+        lines.append(f"  {f'podracer {name} ...':36} {summary(entry)}")
     lines += [
         "",
         "  podracer COMMAND --help              the flags of a command",
@@ -153,11 +153,14 @@ def _run(name: str, arguments: list[str]) -> int:
 
         print(script(arguments[0] if arguments else ""))
         return 0
-    if name not in COMMANDS:
-        is_flag = name in ("version", "completion")
-        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, COMMANDS)
-        print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
-        return 78
-    command = COMMANDS[name]
-    module = importlib.import_module(f"podracer.cli.{command.module}")
-    return getattr(module, command.function)(arguments)
+    if command := COMMANDS.get(name):
+        module = importlib.import_module(f"podracer.cli.{command.module}")
+        return getattr(module, command.function)(arguments)
+    if name in (of_packages := installed("commands")):
+        return of_packages[name].load()(arguments) or 0
+    is_flag = name in ("version", "completion")
+    hint = (
+        f"did you mean podracer --{name}?" if is_flag else nearest(name, [*COMMANDS, *of_packages])
+    )
+    print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
+    return 78

@@ -5,10 +5,8 @@ from __future__ import annotations
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.recipes.registry import recipe
 
 
-@recipe
 def trading_ppo() -> Experiment:
     """PPO on a synthetic stock market; evaluated in a period that it never trained in."""
     return Experiment(

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import AutoReset, restart, transition
-from podracer.envs.trading.indicators import INDICATORS, compute_indicators, turbulence_index
-from podracer.envs.trading.market import Period, Periods
+from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.ops.sums import TwoFloats, exact_products, two_floats, value_of
+from podracer.trading.bars import load_market
+from podracer.trading.indicators import INDICATORS, compute_indicators, turbulence_index
+from podracer.trading.market import Period, Periods, split_market
+from podracer.trading.synthetic import synthetic_market, wave_market
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, TimeStep, struct
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this
@@ -277,11 +279,27 @@ def execute_orders(
     return cash, shares - sold + bought, jnp.sum((sold + bought) * price) * cost
 
 
-def backtest_environment(environment: Any) -> AutoReset:
-    """Return a trading environment in its back-test period. Raises `ConfigError` for others."""
-    if not isinstance(getattr(environment, "inner", None), Trading):
-        raise ConfigError(f"{environment.spec.name} has no back-test period.")
-    return dataclasses.replace(environment, inner=environment.inner.for_backtest())
+def trading(
+    source: str,
+    *,
+    train_until: float | str = 0.6,
+    validate_until: float | str = 0.8,
+    **options: Any,
+) -> AutoReset:
+    """Trade in a market: trading:synthetic, trading:wave, or your own bars, trading:FILE.csv.
+
+    `source` is what follows the colon; a file may be a `.parquet` file, too. The environment
+    restarts by itself and trains in the first of three periods, see `split_market`. Further options
+    are fields of `Trading` and arguments of `synthetic_market`, `wave_market` or `load_market`.
+    Raises `ConfigError` for invalid values, and where a file needs pyarrow that is not installed.
+    """
+    fields = {field.name for field in dataclasses.fields(Trading)} - {"periods", "name", "period"}
+    settings = {name: options.pop(name) for name in fields & options.keys()}
+    make = {"synthetic": synthetic_market, "wave": wave_market}.get(
+        source, functools.partial(load_market, source)
+    )
+    periods = split_market(make(**options), train_until, validate_until)
+    return auto_reset(Trading(periods, source, **settings))
 
 
 @functools.lru_cache(maxsize=4)  # three periods and one more; a large market takes a while

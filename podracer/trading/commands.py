@@ -6,15 +6,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from podracer.cli.arguments import RunPath, parse
 from podracer.cli.run_options import AtCheckpoint, output_file
-
-if TYPE_CHECKING:
-    from podracer.trading.backtest import Backtest
 
 ModelsPath = Annotated[Path, tyro.conf.Positional]
 
@@ -33,40 +30,29 @@ class BacktestOptions:
 
 
 def backtest(arguments: Sequence[str]) -> int:
-    """Run `podracer backtest`: compare a run's policy with the baselines."""
-
-    options = parse(
-        BacktestOptions, "backtest", arguments,
-        about="Compare the policy of a trading run with the baselines, as a table and a page.",
-    )  # fmt: skip
+    """Compare a trading run with the baselines, as a table and a page."""
+    options = parse(BacktestOptions, "backtest", arguments, about=backtest.__doc__ or "")
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.reports.trading import write_page
-    from podracer.trading.backtest import backtest
+    from podracer.trading import page
+    from podracer.trading.backtest import backtest as compare
 
     use_compilation_cache()
     out = output_file(options.out, options.run / "backtest.html", (".html", ".htm"))
-    result = backtest(options.run, checkpoint=options.checkpoint)
-    page = write_page(result, out)
+    result = compare(options.run, checkpoint=options.checkpoint)
+    path = page.write_page(result, out)
     if options.json:
         print(json.dumps(result.to_json()))
-    else:
-        _print_table(result)
-        print(page)
-    return 0
-
-
-def _print_table(result: Backtest) -> None:
-    from podracer.reports.trading import rows
-    from podracer.trading.backtest import date_range
-
+        return 0
     for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
-        print(f"{title}, {' to '.join(date_range(outcome.period))}")
-        table = rows(outcome)
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for name, *numbers in table:
+        print(page.heading(title, outcome))
+        rows = page.rows(outcome)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *numbers in rows:
             cells = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
             print("  ".join([name.ljust(widths[0]), *cells]).rstrip())
         print()
+    print(path)
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,25 +67,19 @@ class PromoteOptions:
 
 
 def promote(arguments: Sequence[str]) -> int:
-    """Run `podracer promote`: return 0 if the run is now the current model, 1 if refused."""
-
-    options = parse(
-        PromoteOptions, "promote", arguments,
-        about="Make a run the current model if it is better. Exits with 1 if it is not.",
-    )  # fmt: skip
+    """Make a run the current model if it is better; exit with 1 if it is not."""
+    options = parse(PromoteOptions, "promote", arguments, about=promote.__doc__ or "")
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.trading.delivery import promote
+    from podracer.trading import delivery
 
     use_compilation_cache()
-    decision = promote(options.models, options.run, checkpoint=options.checkpoint)
+    decision = delivery.promote(options.models, options.run, checkpoint=options.checkpoint)
     promoted = decision.action == "promote"
     current = options.models / decision.model
     print(f"{'Promoted' if promoted else 'Refused'}: the current model is {current}")
     print(f"Validation, {' to '.join(decision.window)}")
-    for name, gain in (
-        (decision.run, decision.score),
-        ("current until now", decision.previous_score),
-    ):
+    scores = {decision.run: decision.score, "current until now": decision.previous_score}
+    for name, gain in scores.items():
         if gain is not None:
             print(f"  {name:40} {100 * gain:+.2f} %")
     return 0 if promoted else 1
@@ -114,13 +94,10 @@ class RollbackOptions:
 
 
 def rollback(arguments: Sequence[str]) -> int:
-    """Run `podracer rollback`: make the previous model the current one again."""
+    """Make the previous model current again."""
+    options = parse(RollbackOptions, "rollback", arguments, about=rollback.__doc__ or "")
+    from podracer.trading import delivery
 
-    options = parse(
-        RollbackOptions, "rollback", arguments, about="Make the previous model current again."
-    )
-    from podracer.trading.delivery import rollback
-
-    decision = rollback(options.models)
+    decision = delivery.rollback(options.models)
     print(f"Rolled back: the current model is {options.models / decision.model}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from podracer.envs.trading.market import TRADING_DAYS, Market
+from podracer.trading.market import TRADING_DAYS, Market
 from podracer.types import ConfigError
 
 CALM_VOLATILITY, TURBULENT_VOLATILITY = 0.008, 0.024  # daily, of the market as a whole

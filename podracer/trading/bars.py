@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from podracer.envs.common import import_optional
-from podracer.envs.trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
 from podracer.io.paths import user_path
+from podracer.trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
 from podracer.types import ConfigError
 
 NUMBERS = (*PRICES, "volume")

@@ -1,4 +1,4 @@
-"""A back-test as one self-contained HTML page in the look of `podracer report`, and as a table."""
+"""Back-tests in HTML: a page of their own, and a section of `podracer report`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import html
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,7 +18,14 @@ from matplotlib.ticker import PercentFormatter
 from podracer.io.run_directory import write_bytes
 from podracer.reports.curves import COLORS, legend, render, style_axes
 from podracer.reports.page import page, section, table, tiles
-from podracer.trading.backtest import POLICY, Backtest, PeriodResult, date_range
+from podracer.trading.backtest import (
+    POLICY,
+    Backtest,
+    PeriodResult,
+    date_range,
+    evaluate_policy,
+    load_trading,
+)
 
 _COLUMNS = {
     "return": "cumulative_return",
@@ -59,7 +67,7 @@ def write_page(result: Backtest, out: Path) -> Path:
         tiles(_facts(result)),
         section("Periods", _periods(result)),
         *(
-            section(f"{name}, {' to '.join(date_range(period.period))}", _period(name, period))
+            section(heading(name, period), _period(name, period))
             for name, period in (
                 ("Back-test", result.backtest),
                 ("Validation", result.validation),
@@ -69,6 +77,23 @@ def write_page(result: Backtest, out: Path) -> Path:
     ]
     write_bytes(out, page(f"Back-test of {result.run}", body).encode(errors="replace"))
     return out
+
+
+def sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return a trading run's section of `podracer report`: its validation beside the baselines."""
+    match config:
+        case {"environment": {"inner": {"kind": "Trading"}}}:
+            agent, env, state = load_trading(run, "newest")
+            params = agent.actor_params(state.learner)
+            result = evaluate_policy(agent, env.for_evaluation(), params, state.key)
+            return {heading("Validation", result): _period("Validation", result)}
+        case _:
+            return {}
+
+
+def heading(name: str, result: PeriodResult) -> str:
+    """Return the name of a period with its first and its last bar."""
+    return f"{name}, {' to '.join(date_range(result.period))}"
 
 
 def _cell(key: str, value: float) -> str:
