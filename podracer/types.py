@@ -18,12 +18,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jaxtyping import Array, Bool, Float32
 
 PyTree = Any
@@ -33,7 +32,7 @@ EnvState = PyTree
 Metrics = Mapping[str, Any]  # of scalar arrays, or `means.Mean`s
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1  # of an int32
-Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
+Derived = T | None  # type of a `derived` field
 
 
 def static(
@@ -61,12 +60,17 @@ def derived(*, leaf: bool = False) -> Any:
     return dataclasses.field(default=None, metadata={"static": not leaf, "derived": True})
 
 
-def flag(name: str) -> Any:
-    """Annotate a field with the name of its flag, `Annotated[float, flag("optimizer-epsilon")]`.
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """Marker of a field with a longer flag: `Annotated[float, Flag("optimizer-epsilon")]`.
 
-    Flags have no prefix, so a class that is part of several agents needs longer flags than fields.
+    Flags have no prefix unless two are the same, and the fields of a part may have general names.
     """
-    return tyro.conf.arg(name=name)
+
+    name: str
+
+
+NO_FLAG = Flag("")  # marks a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))

@@ -14,8 +14,8 @@ import pytest
 from pages import ROOT, blocks, run_page
 
 import podracer
+from podracer.cli.commands import COMMANDS
 from podracer.cli.completion import flags_of_commands, flags_of_recipes
-from podracer.cli.main import COMMANDS
 
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]

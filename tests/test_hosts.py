@@ -19,7 +19,7 @@ import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
 import podracer
-from podracer.cli import train as train_commands
+from podracer.cli import running
 from podracer.experiments import peers
 from podracer.experiments.errors import classify_error
 from podracer.experiments.hosts import (
@@ -89,10 +89,10 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
     processes, devices, one, monkeypatch
 ):
     """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
-    monkeypatch.setattr(train_commands, "initialize_devices", lambda _, count: throw(Taken(count)))
+    monkeypatch.setattr(running, "initialize_devices", lambda _, count: throw(Taken(count)))
     experiment = dataclasses.replace(read_experiment(one), devices=0)
     with pytest.raises(Taken) as error:
-        train_commands.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
+        running.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
     assert error.value.args == (devices,)
 
 

@@ -279,9 +279,9 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert best.agent.learning_rate == found[0].hyperparameters[0].value
     assert (best.pods, best.exchange) == ((), None)
 
-    from podracer.cli.pods import leaderboard
+    from podracer.cli.pods import LeaderboardOptions, leaderboard
 
-    assert leaderboard([str(whole)]) == 0
+    assert leaderboard(LeaderboardOptions(whole)) == 0
     assert "Selected  3 times" in capsys.readouterr().out
 
 
@@ -375,12 +375,12 @@ def test_a_selection_is_made_of_flags():
 
 @pytest.mark.slow
 def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
-    from podracer.cli.pods import leaderboard
+    from podracer.cli.pods import LeaderboardOptions, leaderboard
 
     podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, exchange=None)
-    assert leaderboard([str(tmp_path), "--json"]) == 0
+    assert leaderboard(LeaderboardOptions(tmp_path, json=True)) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(number for row in rows for number in row["pods"]) == [0, 1, 2, 3]
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
     with pytest.raises(ConfigError, match=r"podracer watch .* shows a sweep"):
-        leaderboard([str(tmp_path), "--watch"])
+        leaderboard(LeaderboardOptions(tmp_path, watch=True))

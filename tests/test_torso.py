@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer.cli.arguments import flag_names
+from podracer.cli.flags import fields_of, flag_names
 from podracer.cli.main import main
 from podracer.experiments import recipes
 from podracer.experiments.torso import flattened_images, torso_kind, with_torso
@@ -79,7 +79,7 @@ def pictures_ppo() -> podracer.Experiment:
 
 @pytest.fixture(autouse=True)
 def devices_are_there(monkeypatch):
-    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)
+    monkeypatch.setattr("podracer.cli.running.initialize_devices", lambda *_: None)
 
 
 def run(directory, *arguments):
@@ -148,7 +148,7 @@ def test_every_recipe_with_a_torso_takes_every_kind_without_two_flags_of_a_name(
             assert changed == experiment or torso_kind(experiment) != kind
             old, new = experiment.agent.network.torso, changed.agent.network.torso
             assert new.layer_norm == old.layer_norm
-            names = list(flag_names(changed.agent))
+            names = list(flag_names(fields_of(changed.agent)).values())
             assert len(set(names)) == len(names), f"{name} --torso {kind}"
 
 

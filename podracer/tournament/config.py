@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from podracer.agent import MetaLearner
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Selection
@@ -33,7 +31,7 @@ from podracer.tournament.selection import (
     PopulationBased,
     SelectionRule,
 )
-from podracer.types import ConfigError
+from podracer.types import NO_FLAG, ConfigError
 
 OpponentRule = Literal["latest", "past", "prioritized", "even"]
 """How a league draws opponents."""
@@ -45,7 +43,7 @@ _MAXIMA = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
 class Tournament:
     """Pods, rounds, selection and engine of a tournament."""
 
-    experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
+    experiments: Annotated[tuple[Experiment, ...], NO_FLAG]
     """Initial experiments; pod i begins with experiment i modulo their number."""
     selection: SelectionRule = dataclasses.field(default_factory=PopulationBased)
     """Rule by which a pod chooses the start of its next round."""
