@@ -166,7 +166,7 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
 
 def test_refuses_what_nothing_can_plan_in():
     agent = AlphaZero(network=SMALL, spec=make("catch").spec)
-    with pytest.raises(ConfigError, match="take --environment model:catch"):
+    with pytest.raises(ConfigError, match='take `environment="model:catch"`'):
         check_agent(agent)
     with pytest.raises(ConfigError, match="needs discrete actions; pendulum has continuous"):
         check_agent(AlphaZero(network=SMALL, spec=make("model:pendulum").spec))

@@ -342,10 +342,13 @@ MISTAKES = [
     ("doctor now", "Unrecognized options"),
     ("--completion powershell", "bash, zsh, fish"),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
-    ("train cartpole_a2c", "did you mean catch_a2c --environment cartpole?"),
-    ("train brax_ppo", "take pendulum_ppo --environment brax:NAME; `podracer list environments`"),
-    ("train gymnax_dqn", "take cartpole_dqn --environment gymnax:NAME; "),
-    ("train lunarlander_rainbow", "take cartpole_rainbow --environment NAME; "),
+    ("train cartpole_a2c", "did you mean catch_a2c with --environment cartpole?"),
+    (
+        "train brax_ppo",
+        "take pendulum_ppo with --environment brax:NAME; `podracer list ",
+    ),
+    ("train gymnax_dqn", "take cartpole_dqn with --environment gymnax:NAME; "),
+    ("train lunarlander_rainbow", "take cartpole_rainbow with --environment NAME; "),
     ("train pendlum_sac", "did you mean pendulum_sac?"),
     ("train ppo", "did you mean cartpole_ppo?"),
     ("completion bash", "did you mean podracer --completion?"),
@@ -357,9 +360,12 @@ MISTAKES = [
     ("sweep catch --no-clip_value", "sweep catch has no flag --no-clip-value: it belongs to PPO."),
     ("train catch --threads-per-actor=2", "it belongs to --arch sebulba."),
     ("train catch --channels 8", "it belongs to --torso cnn, --torso resnet."),
-    ("train CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
-    ("train gymnasium:CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
-    ("train pendulum", "such as cartpole_ppo --environment pendulum."),
+    ("train CartPole-v1", "such as cartpole_ppo with --environment gymnasium:CartPole-v1."),
+    (
+        "train gymnasium:CartPole-v1",
+        "such as cartpole_ppo with --environment gymnasium:CartPole-v1.",
+    ),
+    ("train pendulum", "such as cartpole_ppo with --environment pendulum."),
     ("train cartpole_ppo --environment own:Disc-v0,n=1", "gymnasium:own:Disc-v0,n=1."),
     ("train nothing.json", "there is no file nothing.json"),
     ("train :", "name your own as MODULE:FUNCTION"),
@@ -443,11 +449,11 @@ MISTAKES = [
     ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --arch sebulba"),
     ("train catch --arch sebulba --fused", "fused"),
     ("train catch_alphazero --environment catch", "--environment model:catch"),
-    ("sweep cartpole_sebulba --seeds 2", "for seed in 0 1 2; do podracer train cartpole_sebulba"),
+    ("sweep cartpole_sebulba --seeds 2", "train cartpole_sebulba once for each --seed."),
     ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
-    ("sweep catch_a2c --vary learning_rate=1:2", "--draws N"),
+    ("sweep catch_a2c --vary learning_rate=1:2", "give the number of --draws"),
     ("sweep catch_a2c --vary learning_rate=2:1 --draws 3", "cannot be read"),
     ("sweep catch_a2c --vary=", "--vary needs a value"),
     ("sweep catch_a2c --seeds 2 --vary", "--vary needs a value"),
@@ -883,8 +889,8 @@ def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
             assert experiment.keep_best is value
             assert rest == ["--seed", "3"]
     for flags, words in (
-        (["--wide-network", "perhaps"], "--wide_network must be of type bool, but it is 'perhaps'"),
-        (["--steps", "many"], "--steps must be of type int, but it is 'many'"),
+        (["--wide-network", "perhaps"], "wide_network must be of type bool, but it is 'perhaps'"),
+        (["--steps", "many"], "steps must be of type int, but it is 'many'"),
         (["--kind", "x"], "a flag is a str, int, float or bool"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):

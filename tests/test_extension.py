@@ -165,7 +165,7 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         ("nowhere.recipes:mine", "There is no module 'nowhere'"),
         ("lab.recipes:his", "There is no function 'his' in the module lab.recipes"),
         ("lab.recipes:Line", "must return an Experiment, not Line"),
-        ("json:dumps", "json:dumps needs --obj, which has no default"),
+        ("json:dumps", "json:dumps needs a value of 'obj', which has no default"),
         ("builtins:dict", "builtins:dict is no recipe"),
         ("math:sqrt", "math:sqrt is no recipe"),
     ):
@@ -192,7 +192,7 @@ def test_a_run_is_loaded_with_its_recipe(folder):
         agent, state = podracer.load(folder / "run", recipe=recipe)
         assert agent == result.agent
         assert fingerprint(state) == fingerprint(result.state)
-    with pytest.raises(podracer.ConfigError, match="name its recipe, such as --recipe"):
+    with pytest.raises(podracer.ConfigError, match="name its recipe, such as `recipe="):
         podracer.load(folder / "run")
 
 

@@ -367,7 +367,7 @@ def test_a_selection_is_made_of_flags():
     made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, vary)
     assert made == Selection(PopulationBased((BOUNDS[0],), fraction=0.3), 10)
     assert sweep.make_exchange(None, None, 0, vary) is None
-    with pytest.raises(ConfigError, match="give its rule with --select"):
+    with pytest.raises(ConfigError, match="give the rule of a selection"):
         sweep.make_exchange(None, None, 10, vary)
     with pytest.raises(ConfigError, match="either select or average"):
         sweep.make_exchange(Truncation(), "ring", 10, vary)

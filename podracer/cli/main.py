@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
+from podracer.cli.sentences import in_flags
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr
@@ -74,10 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+class _Formatter(logging.Formatter):
+    """Formatter of warnings, which speak of flags on the command line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a warning."""
+        return in_flags(super().format(record))
+
+
 def _log_to_stderr() -> None:
     """Print warnings as errors are printed, whatever handlers other packages give the root."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("podracer: %(message)s"))
+    handler.setFormatter(_Formatter("podracer: %(message)s"))
     logger = logging.getLogger("podracer")
     logger.addHandler(handler)
     logger.propagate = False
@@ -98,7 +107,7 @@ def _explain_error(error: Exception) -> int:
         from podracer.experiments.errors import classify_error
 
         error = classify_error(error)
-    return explain_error(error)
+    return explain_error(error, in_flags)
 
 
 def _run(name: str, arguments: list[str]) -> int:

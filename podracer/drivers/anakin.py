@@ -102,12 +102,12 @@ def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int
     if config.fused and not isinstance(agent, FusedAgent):
         raise ConfigError(
             f"{type(agent).__name__} has no fused form: its loss needs more than `act` computes. "
-            "Run it with --no-fused."
+            "Run it with `driver.fused=False`."
         )
     if config.fused and _definer(agent, "learn") < _definer(agent, "loss"):
         raise ConfigError(
             f"{type(agent).__name__} overrides learn, which the fused form does not call: it calls "
-            "loss and apply_gradients. Override these too, or run it with --no-fused."
+            "loss and apply_gradients. Override these too, or run it with `driver.fused=False`."
         )
 
 

@@ -241,7 +241,7 @@ class Selection:
         if isinstance(self.rule, PopulationBased) and not self.bounds:
             raise ConfigError(
                 "population-based selection perturbs hyperparameters within their ranges: give "
-                "one, such as --vary learning_rate=1e-5:1e-2 --draws 16."
+                "one or more by `exchange.rule.bounds`."
             )
         if isinstance(self.rule, Generational):
             size = self.rule.group_size
@@ -255,7 +255,7 @@ class Selection:
                 if len({pod.hyperparameters for pod in pods[i : i + size]}) > 1:
                     raise ConfigError(
                         f"the pods {i} to {i + size - 1} would be a group, of group_size {size}, "
-                        "but have different hyperparameters: take as many as there are --seeds."
+                        "but have different hyperparameters: take as many as there are seeds."
                     )
 
 

@@ -167,10 +167,12 @@ class Experiment:
         if possible == self.evaluations:
             return ""
         room = max(1, self.num_updates // self.evaluations)
-        remedy = f" --updates-per-chunk {room} would leave room for all." if room < chunk else ""
+        remedy = ""
+        if room < chunk:
+            remedy = f" `driver.updates_per_chunk={room}` would leave room for all."
         return (
             f"Only {possible} of the {self.evaluations} evaluations will run, because a run "
-            f"evaluates only at the end of a chunk (--updates-per-chunk {chunk}).{remedy}"
+            f"evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`).{remedy}"
         )
 
     @property
@@ -181,7 +183,7 @@ class Experiment:
             return ""
         return (
             f"Nothing will be learned: the replay's warm-up takes {replay.warmup:,} frames "
-            f"(--warmup), and the run has {self.num_steps:,}."
+            f"(`agent.replay.warmup`), and the run has {self.num_steps:,}."
         )
 
     @property
@@ -197,7 +199,7 @@ class Experiment:
             return ""
         return (
             f"Of the {rollout} timesteps of a rollout {rollout - unroll} are never learned, as "
-            f"sequences begin with it and learn {unroll} (--unroll-length)."
+            f"sequences begin with it and learn {unroll} (its `unroll_length`)."
         )
 
     @property
@@ -205,14 +207,14 @@ class Experiment:
         """Sentences that say what the run will lack."""
         lacking = (self.lacking_evaluations, self.lacking_updates, self.lacking_timesteps)
         if self.target_return is not None and not self.evaluations:
-            lacking += (f"--target-return {self.target_return:g} ends no run without evaluations.",)
+            lacking += (f"`target_return={self.target_return:g}` ends no run without evaluations.",)
         if isinstance(driver := self.driver, SebulbaConfig):
             if driver.average_hosts and jax.process_count() == 1:
                 lacking += (
-                    "--average-hosts does nothing in one process, which averages gradients.",
+                    "`driver.average_hosts` does nothing in one process, which averages gradients.",
                 )
             if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
-                lacking += ("--average-every does nothing without --average-hosts.",)
+                lacking += ("`driver.average_every` does nothing without `driver.average_hosts`.",)
         return [text for text in lacking if text]
 
     def of_pod(self, pod: Pod) -> Experiment:

@@ -109,7 +109,7 @@ class Catalog:
             choices = f"the devices are here, {', '.join(self.devices)}"
             raise ConfigError(
                 f"There is no device {name!r}: {nearest(name, ['here', *self.devices])} "
-                f"({choices}; --prices FILE adds others.)"
+                f"({choices}; `prices=FILE` adds others.)"
             )
         return self.devices[name]
 

@@ -47,5 +47,5 @@ def machine_of(device: Device, hosts: int, devices: int) -> Machine:
 
 def _per_host(hosts: int, devices: int) -> int:
     if devices % hosts:
-        raise ConfigError(f"--devices {devices} cannot be split evenly over {hosts} hosts.")
+        raise ConfigError(f"`devices={devices}` cannot be split evenly over {hosts} hosts.")
     return devices // hosts

@@ -98,7 +98,9 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
 
 def _anakin_target(experiment: Experiment, agent: Agent, env: Any, machine: Machine) -> Target:
     if isinstance(env, HostEnvironments):
-        raise ConfigError(f"{env.spec.name} runs on the host: take --arch sebulba.")
+        raise ConfigError(
+            f"{env.spec.name} runs on the host: take `driver=podracer.SebulbaConfig()`."
+        )
     config: Any = experiment.run_driver
     anakin.check(agent, env, config, machine.devices)
 

@@ -67,8 +67,8 @@ def task_groups(
     groups = spec.extension
     if not isinstance(groups, TaskGroups):
         raise ConfigError(
-            f"a rule is learned from students' lifetimes: take lifetimes:{spec.name} as "
-            "--environment."
+            "a rule is learned from students' lifetimes: take "
+            f'`environment="lifetimes:{spec.name}"`.'
         )
     # Two windows: in shorter lifetimes no window is whole, and nothing is ever learned.
     minimum = 2 * (inner_updates + 1) * rollout_length

@@ -57,16 +57,17 @@ def check(
     hosts = host_averaging(config, split)
     if hosts and num_updates is not None and config.average_every >= num_updates:
         raise ConfigError(
-            f"--average-every {config.average_every} is never reached in a run of {num_updates} "
-            "updates: take a smaller one, or more --frames."
+            f"`driver.average_every={config.average_every}` is never reached in a run of "
+            f"{num_updates} updates: take a smaller one, or more `frames`."
         )
     num_learners, length = (hosts or split).mesh.shape[DATA], config.rollout_length
     check_agent(agent, num_envs=batch_size, length=length, num_devices=num_learners)
-    check_policy(agent, "take --arch anakin")
+    check_policy(agent, "take `driver=podracer.AnakinConfig()`")
     if config.updates_per_batch > 1 and uses_host_memory(agent, batch_size):
         raise ConfigError(
             f"updates_per_batch is {config.updates_per_batch}, but a replay in host memory takes "
-            "whole rollouts: take --updates-per-batch 1, or --storage device."
+            "whole rollouts: take `driver.updates_per_batch=1`, or "
+            '`agent.replay.storage="device"`.'
         )
     _check_memory(env, config, split)
 
