@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _LOG = logging.getLogger("podracer")
+_CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
 MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX takes no infinity
 
@@ -157,6 +160,29 @@ def _visible_job() -> tuple[str, str] | None:
     return None
 
 
+@contextlib.contextmanager
+def compilation_cache() -> Iterator[None]:
+    """Keep compiled programs between processes within the context, as `use_compilation_cache` does.
+
+    Then JAX is configured as before, so that programs of the caller's own are kept where the caller
+    says, or nowhere.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    if before["jax_compilation_cache_dir"] is not None:
+        yield
+        return
+    try:
+        use_compilation_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # or JAX would go on with the folder that it has opened
+
+
 def use_compilation_cache() -> Path | None:
     """Keep compiled programs between processes and return where, unless the user set a cache.
 
@@ -175,6 +201,6 @@ def use_compilation_cache() -> Path | None:
         return None
     if not prepare_cache(cache):
         return None
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    for name, value in zip(_CACHE_SETTINGS, (str(cache), 0.2), strict=True):
+        jax.config.update(name, value)
     return cache
