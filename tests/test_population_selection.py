@@ -336,10 +336,10 @@ class InTurns:
         ({"environment": InTurns()}, "in self-play say nothing of strength"),
         ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
         ({"pods": ()}, "at least 2 pods, but there is 0"),
-        ({"exchange": Selection(Truncation(), 0)}, "need a period"),
+        ({"exchange": Selection(Truncation(), 0)}, "needs a period"),
         ({"exchange": Selection(Truncation(), 12)}, "multiple of a chunk's 5, .* 12: take 10"),
         ({"exchange": Selection(Truncation(), 40)}, "never reached in a run of 40 updates"),
-        ({"exchange": Selection(PopulationBased(()), 10)}, "--vary learning_rate=1e-5:1e-2"),
+        ({"exchange": Selection(PopulationBased(()), 10)}, "by `exchange.rule.bounds`"),
         (
             {"exchange": Selection(PopulationBased((Range("depth", 1, 2),)), 10)},
             "no float hyperparameter 'depth'",
