@@ -456,7 +456,7 @@ def test_a_rule_learns_to_teach(tmp_path):
 
 
 def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
-    with pytest.raises(ConfigError, match="take `environment=\"lifetimes:catch\"`"):
+    with pytest.raises(ConfigError, match='take `environment="lifetimes:catch"`'):
         check_agent(dataclasses.replace(SMALL, spec=make("catch").spec), length=T)
     spec = make(WORLDS).spec
     with pytest.raises(ConfigError, match="no multiple of 2"):
