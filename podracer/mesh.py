@@ -88,17 +88,17 @@ def find_devices(count: int = 0) -> list[Device]:
     if len(set(sizes)) > 1:
         raise ConfigError(
             f"the processes have {', '.join(map(str, sizes))} devices: give each as many, and the "
-            "same --devices."
+            "same `devices`."
         )
     if count < 0 or count > len(devices):
         raise ConfigError(
-            f"--devices {count} was asked for, but this run sees {len(devices)} "
+            f"`devices={count}` was asked for, but this run sees {len(devices)} "
             f"{devices[0].platform} device(s)."
         )
     count = count or len(devices)
     if count % jax.process_count():
         raise ConfigError(
-            f"--devices {count} cannot be split evenly over {jax.process_count()} processes: "
+            f"`devices={count}` cannot be split evenly over {jax.process_count()} processes: "
             f"take a multiple of {jax.process_count()}."
         )
     share = count // jax.process_count()

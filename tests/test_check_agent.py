@@ -291,7 +291,8 @@ def test_learners_that_would_drift_apart_are_refused(learn):
     mine = agent(learn=learn) if learn else agent()
     check(mine, num_devices=1)
     with pytest.raises(
-        ConfigError, match=r"Mine.learn puts into shared\['policy'\] what each of the 2 .*--dev"
+        ConfigError,
+        match=r"Mine.learn puts into shared\['policy'\] what each of the 2 .*`devices=1`",
     ):
         check(mine, num_devices=2)
 

@@ -13,18 +13,17 @@ from typing import Annotated
 import jax
 import numpy as np
 import pytest
-import tyro
 
 import podracer
-from podracer.cli.arguments import find_experiment, parse_experiment
 from podracer.cli.main import main
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
 from podracer.reports.run import write_report
-from podracer.types import check_ranges
+from podracer.types import NO_FLAG, check_ranges
 
 PACKAGE = '''
 import dataclasses
@@ -171,7 +170,7 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         ("nowhere.recipes:mine", "There is no module 'nowhere'"),
         ("lab.recipes:his", "There is no function 'his' in the module lab.recipes"),
         ("lab.recipes:Line", "must return an Experiment, not Line"),
-        ("json:dumps", "json:dumps needs --obj, which has no default"),
+        ("json:dumps", "json:dumps needs a value of 'obj', which has no default"),
         ("builtins:dict", "builtins:dict is no recipe"),
         ("math:sqrt", "math:sqrt is no recipe"),
     ):
@@ -310,7 +309,7 @@ def test_a_run_is_loaded_with_its_recipe(folder):
         agent, state = podracer.load(folder / "run", recipe=recipe)
         assert agent.name == result.agent.name == "Shifted"
         assert fingerprint(state) == fingerprint(result.state)
-    with pytest.raises(podracer.ConfigError, match="name its recipe, such as --recipe"):
+    with pytest.raises(podracer.ConfigError, match="name its recipe, such as `recipe="):
         podracer.load(folder / "run")
 
 
@@ -477,34 +476,78 @@ def test_functions_with_other_bound_arguments_are_other_experiments():
         from_json(to_json(function), like=partial(np.clip, -2.0, a_max=1.0))
 
 
-def test_a_field_with_the_name_of_another_flag_is_refused_in_a_sentence():
+def parsed_agent(agent, *flags):
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=agent)
+    return parse_experiment("train mine", flags, experiment, TrainOptions())[1]
+
+
+def test_a_field_with_the_name_of_another_flag_begins_with_its_part():
     @podracer.struct
     class Clashing(podracer.A2C):
         frames: int = podracer.static(default=1)
 
-    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=Clashing())
-    with pytest.raises(podracer.ConfigError, match="would have the flag frames: rename"):
-        parse_experiment("train mine", [], experiment, TrainOptions())
+    experiment = parsed_agent(Clashing(), "--frames", "7", "--agent.frames", "5")
+    assert (experiment.frames, experiment.agent.frames) == (7, 5)
 
 
-def test_a_second_network_has_no_flags_where_it_says_so():
-    """Its flags are not its own to rename, so the message names what leaves them out."""
+def test_flags_of_a_second_network_begin_with_its_name():
+    network = podracer.TorsoNetwork(podracer.MLP((8,)))
 
     @podracer.struct
-    class WithTarget(podracer.A2C):
-        target: podracer.TorsoNetwork = podracer.static(default=podracer.TorsoNetwork())
+    class WithNovelty(podracer.A2C):
+        novelty_network: podracer.TorsoNetwork = podracer.static(default=network)
+        novelty_optimizer: podracer.Optimizer = podracer.Optimizer()
+        novelty_scale: float = 0.5
 
+    agent = parsed_agent(
+        WithNovelty(), "--hidden", "4", "--novelty-network.hidden", "16", "--optimizer", "rmsprop",
+        "--novelty-optimizer.optimizer", "radam", "--novelty-scale", "2",
+    ).agent  # fmt: skip
+    assert agent.network.torso.hidden == (4,)
+    assert agent.novelty_network.torso.hidden == (16,)
+    assert (agent.optimizer.name, agent.novelty_optimizer.name) == ("rmsprop", "radam")
+    assert agent.novelty_scale == 2
+
+
+def test_an_agent_around_another_has_the_flags_of_both():
+    @podracer.struct
+    class Around(podracer.A2C):
+        inner: podracer.Agent = podracer.static(default=podracer.PPO())
+
+    agent = parsed_agent(Around(), "--discount", "0.5", "--inner.discount", "0.25").agent
+    assert (agent.discount, agent.inner.discount) == (0.5, 0.25)
+
+
+def test_a_part_has_no_flags_where_it_says_so():
     @podracer.struct
     class WithoutFlags(podracer.A2C):
-        target: Annotated[podracer.TorsoNetwork, tyro.conf.Suppress] = podracer.static(
+        target: Annotated[podracer.TorsoNetwork, NO_FLAG] = podracer.static(
             default=podracer.TorsoNetwork()
         )
 
-    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=WithTarget())
-    message = r"would have the flag activation, .*Annotated\[TYPE, tyro\.conf\.Suppress\]"
-    with pytest.raises(podracer.ConfigError, match=message):
-        parse_experiment("train mine", [], experiment, TrainOptions())
-    experiment = dataclasses.replace(experiment, agent=WithoutFlags())
-    _, parsed, _ = parse_experiment("train mine", ["--hidden", "8"], experiment, TrainOptions())
-    assert parsed.agent.network.torso.hidden == (8,)
-    assert parsed.agent.target == podracer.TorsoNetwork()
+    agent = parsed_agent(WithoutFlags(), "--hidden", "8").agent
+    assert agent.network.torso.hidden == (8,)
+    assert agent.target == podracer.TorsoNetwork()
+    with pytest.raises(SystemExit):
+        parsed_agent(WithoutFlags(), "--target.hidden", "8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "agent"),
+    [
+        (("agent.learning_rate=1e-3",), {"learning_rate": 1e-3}),
+        (("agent.learning_rate=1e-3:0",), {"learning_rate": podracer.Linear(1e-3, 0.0)}),
+        (
+            ("agent.network.torso.hidden=64,32", "agent.optimizer.name=rmsprop"),
+            {"network": {"torso": {"hidden": (64, 32)}}, "optimizer": {"name": "rmsprop"}},
+        ),
+        (
+            ("agent.network.shared=False", "--value-cost", "2"),
+            {"network": {"shared": False}, "value_cost": 2.0},
+        ),
+    ],
+)  # fmt: skip
+def test_a_setting_means_what_it_does_in_python(settings, agent):
+    experiment = recipes.find("catch_a2c")
+    changed = parse_experiment("train", settings, experiment, TrainOptions())[1]
+    assert changed == experiment.with_fields({"agent": agent})

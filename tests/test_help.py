@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from podracer.cli.main import COMMANDS, main
+from podracer.cli.commands import COMMANDS
+from podracer.cli.main import main
 from podracer.experiments import recipes
 from podracer.io.entry_points import installed
 
@@ -85,10 +86,11 @@ def test_groups_are_named_and_the_run_comes_first(monkeypatch):
     page = help_page(["train", "cartpole_dqn"], monkeypatch)
     titles = re.findall(r"^ ([a-z_.]+ options) *$", page, re.M)
     parts = [
-        f"agent{part} options" for part in ("", ".munchausen", ".network", ".optimizer", ".replay")
+        f"agent{part} options"
+        for part in ("", ".munchausen", ".network", ".network.torso", ".optimizer", ".replay")
     ]
     assert titles[0] == "run options"
-    assert sorted(titles[1:6]) == parts
-    assert titles[6:] == ["anakin options", "hosts options"]
+    assert sorted(titles[1:7]) == parts
+    assert titles[7:] == ["anakin options", "hosts options"]
     order = [page.index(f"--{flag} ") for flag in ("frames", "seed", "run-dir", "arch", "devices")]
     assert order == sorted(order)

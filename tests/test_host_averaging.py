@@ -158,7 +158,7 @@ def test_several_updates_from_a_batch_are_one_to_hosts_that_average(setup):
 def test_hosts_that_would_never_meet_are_refused(setup):
     agent, env, split, config, _ = setup(2, average_hosts="all", average_every=10)
     check(agent, env, config, split, num_updates=11)
-    with pytest.raises(ConfigError, match="10 is never reached in a run of 10 updates"):
+    with pytest.raises(ConfigError, match="10` is never reached in a run of 10 updates"):
         check(agent, env, config, split, num_updates=10)
 
 

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 import zlib
 
@@ -19,7 +20,7 @@ import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
 import podracer
-from podracer.cli import train as train_commands
+from podracer.cli import running
 from podracer.experiments import peers
 from podracer.experiments.errors import classify_error
 from podracer.experiments.hosts import (
@@ -89,10 +90,10 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
     processes, devices, one, monkeypatch
 ):
     """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
-    monkeypatch.setattr(train_commands, "initialize_devices", lambda _, count: throw(Taken(count)))
+    monkeypatch.setattr(running, "initialize_devices", lambda _, count: throw(Taken(count)))
     experiment = dataclasses.replace(read_experiment(one), devices=0)
     with pytest.raises(Taken) as error:
-        train_commands.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
+        running.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
     assert error.value.args == (devices,)
 
 
@@ -287,10 +288,10 @@ def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        (Hosts("127.0.0.1", 2, 0), "--coordinator 127.0.0.1 must be HOST:PORT"),
-        (Hosts("127.0.0.1:1234", 2, 2), "--process-id 2 must lie below --num-processes 2"),
+        (Hosts("127.0.0.1", 2, 0), "`coordinator=127.0.0.1` must be HOST:PORT"),
+        (Hosts("127.0.0.1:1234", 2, 2), "`process_id=2` must lie below `num_processes=2`"),
         (Hosts("127.0.0.1:1234", 2), "together"),
-        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "--join-seconds must be above 0"),
+        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "`join_seconds` must be above 0"),
         (Hosts("127.0.0.1:1234", 2, 0, join_seconds=math.inf), "at most 604,800, but it is inf"),
         (Hosts("127.0.0.1:0", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("127.0.0.1:65536", 2, 1), "with a port from 1 to 65,535"),
@@ -389,6 +390,36 @@ def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
         assert use_compilation_cache() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", kept)
+
+
+def test_training_leaves_the_configuration_of_jax_as_it_was(tmp_path):
+    """And programs of the caller's own are compiled as if there had been no run."""
+    code = """
+        from pathlib import Path
+        import jax, podracer
+        def values():
+            return {name: jax.config._read(name) for name in jax.config.values}
+        jax.jit(lambda x: x + 1)(1.0)
+        before, cache = values(), Path.home() / ".cache/podracer/xla"
+        podracer.train("catch_a2c", run_dir="run", frames=1, evaluations=0)
+        assert values() == before, values()
+        programs = set(cache.iterdir())
+        assert programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.jit(lambda x: x * 3)(1.0)
+        assert set(cache.iterdir()) == programs
+        jax.config.update("jax_compilation_cache_dir", "mine")
+        jax.jit(lambda x: x * 4)(1.0)
+        assert list(Path("mine").iterdir()) and set(cache.iterdir()) == programs
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("JAX_")
+    } | {"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_folder_of_compiled_programs_is_private_and_whole(tmp_path):

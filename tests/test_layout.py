@@ -4,6 +4,7 @@ import ast
 import difflib
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,48 @@ def test_no_circle_of_files():
         for module in free:
             del graph[module]
     assert sorted(graph) == []
+
+
+def test_no_circle_of_commands():
+    """Deferred imports count here: a command that needs another one's file stands above it."""
+    files = {module_of(path): path for path in sorted((ROOT / "cli").glob("*.py"))}
+    graph = {module: (imports(path) & files.keys()) - {module} for module, path in files.items()}
+    while free := [module for module, names in graph.items() if not names & graph.keys()]:
+        for module in free:
+            del graph[module]
+    assert sorted(graph) == []
+
+
+FLAG = re.compile(r"(?<![\w(-])--[a-z]")
+
+
+def test_only_the_command_line_speaks_of_flags():
+    """Errors and warnings below it name fields, which `cli/sentences.py` makes flags of."""
+    assert FLAG.search("take --evaluations 0")
+    assert not FLAG.search("var(--text) a--b")
+    found = []
+    for path in FILES:
+        if path.is_relative_to(ROOT / "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_warning = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("warning", "error", "warn", "_warn")
+            )
+            if isinstance(node, ast.Raise) or is_warning:
+                texts = (x.value for x in ast.walk(node) if isinstance(x, ast.Constant))
+                found += [
+                    f"{name_of(path)}:{node.lineno}: {text}"
+                    for text in texts
+                    if isinstance(text, str) and FLAG.search(text)
+                ]
+    assert found == []
+
+
+def test_no_library_of_flags_below_the_command_line():
+    users = [path for path in FILES if "import tyro" in path.read_text()]
+    assert [name_of(path) for path in users if not path.is_relative_to(ROOT / "cli")] == []
 
 
 def test_files_and_functions_stay_short():

@@ -470,10 +470,10 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
         check_agent(blueprint(SMALL, spec, T), num_envs=3, length=T)
     with pytest.raises(ConfigError, match="rollout_length is 4, but a rollout has 7"):
         check_agent(blueprint(SMALL, spec, T), length=7)
-    with pytest.raises(ConfigError, match="act elsewhere: take --evaluations 0"):
+    with pytest.raises(ConfigError, match="act elsewhere: take `evaluations=0`"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "a", evaluations=1)
     driver = SebulbaConfig(LIVES * ENVS, T, 5)
-    with pytest.raises(ConfigError, match="act elsewhere: take --arch anakin"):
+    with pytest.raises(ConfigError, match="act elsewhere: take `driver="):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "b", driver=driver)
     with pytest.raises(ConfigError, match="not in a population"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "c", pods=(Pod(0), Pod(1)))

@@ -691,8 +691,8 @@ def test_a_boundary_state_survives_what_comes_after():
     ("devices", "config", "message"),
     [
         (1, {"learners": 2}, "more than the one device"),
-        (2, {"actors": 2}, "does not fit the 2 devices"),
-        (4, {"actors": 3, "learners": 2}, "does not fit the 4 devices"),
+        (2, {"actors": 2}, "do not fit the 2 devices"),
+        (4, {"actors": 3, "learners": 2}, "do not fit the 4 devices"),
         (4, {"num_envs": 6, "threads_per_actor": 4}, "take 16|take 12|take 8"),
         (4, {"learners": 3, "threads_per_actor": 1}, "take 15 or 18"),
         (1, {"updates_per_batch": 3}, "does not divide the 16"),

@@ -132,7 +132,7 @@ def _check_reduces(
             f"{agent.name}.learn puts into shared{different[0]} what each of the "
             f"{num_devices} devices has by itself, so that their states drift apart: take "
             "gradients with podracer.global_grad(loss, params, ..., axis=axis), other means with "
-            "podracer.global_mean, or train with --devices 1."
+            "podracer.global_mean, or train with `devices=1`."
         )
 
 

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podracer.cli.arguments import (
-    Arch,
-    find_experiment,
-    parse_experiment,
-    require_in_range,
-)
+from podracer.cli.arguments import Arch, require_in_range
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
     if config.fused and not isinstance(built.learn, Fused):
         raise ConfigError(
             f"{built.name} has no fused form: its loss needs more than `act` computes. Run it with "
-            "--no-fused."
+            "`driver.fused=False`."
         )
 
 

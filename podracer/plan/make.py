@@ -96,7 +96,9 @@ def make_plan(
 
 def _anakin_target(experiment: Experiment, agent: Blueprint, env: Any, machine: Machine) -> Target:
     if isinstance(env, HostEnvironments):
-        raise ConfigError(f"{env.spec.name} runs on the host: take --arch sebulba.")
+        raise ConfigError(
+            f"{env.spec.name} runs on the host: take `driver=podracer.SebulbaConfig()`."
+        )
     config: Any = experiment.run_driver
     anakin.check(agent, env, config, machine.devices)
 

@@ -243,7 +243,7 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     return (
         f"<p><b>{count} of {len(runs)} runs ended as an evaluation reached the target return</b>, "
         "a good one by chance among others, and it counts on in means over seeds: their final "
-        "values are biased upward. A fair comparison trains with --target-return None.</p>"
+        "values are biased upward. A fair comparison trains without a target return.</p>"
     )
 
 

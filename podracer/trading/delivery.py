@@ -79,7 +79,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
         "run": run.resolve().name,
         "updates": updates,
         "window": tuple(date_range(validation.bars)),
-        "score": _validation_return(loaded, validation),
+        "score": _validation_return(agent, validation, state),
     }
     with RunLock(models, partial(_check_claim, models)):
         decisions = _read_and_repair(models)

@@ -51,7 +51,7 @@ def require_feed_forward(network: Network) -> Network:
     """
     if jax.tree.leaves(network.carry(1)):
         raise ConfigError(
-            "the agent needs a feed-forward network, one without --memory: agents with recurrent "
+            "the agent needs a feed-forward network, one without a memory: agents with recurrent "
             "ones are R2D2 and PQN for discrete actions, SAC, TD3 and DDPG for continuous ones, "
             "A2C, PPO and IMPALA for both."
         )

@@ -106,8 +106,8 @@ class Disco:
         """Path of the rule's file."""
         if not self.rule_file:
             raise ConfigError(
-                "Disco needs the file of a discovered rule: --update-rule disco_103.npz, which "
-                "comes with github.com/google-deepmind/disco_rl."
+                'Disco needs the file of a discovered rule: `agent.rule_file="disco_103.npz"`, '
+                "which comes with github.com/google-deepmind/disco_rl."
             )
         return self.rule_file
 
@@ -127,10 +127,12 @@ class Disco:
         if length < 2:
             raise ConfigError(
                 "Disco learns from transitions within a rollout: make it longer, with "
-                "--rollout-length 2 or more."
+                "`driver.rollout_length=2` or more."
             )
         if self.replay.prioritized:
-            raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
+            raise ConfigError(
+                "Disco samples its replay uniformly: leave out `agent.replay.prioritized`."
+            )
         network = build_network(
             self.network,
             spec,

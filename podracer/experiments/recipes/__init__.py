@@ -65,7 +65,7 @@ def find(name: str, **options: Any) -> Experiment:
     for key, parameter in _parameters(name).items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigError(
-                f"{name} needs --{key.replace('_', '-')}, which has no default: add it, or name a "
+                f"{name} needs a value of {key!r}, which has no default: add it, or name a "
                 "function that returns an Experiment."
             )
     return function(**{key: _option(function, key, text) for key, text in options.items()})
@@ -116,7 +116,7 @@ def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
         return _READERS[kind](text)
     except (KeyError, ValueError):
         kind = kind.__name__
-        raise ConfigError(f"--{name} must be of type {kind}, but it is {text!r}.") from None
+        raise ConfigError(f"{name} must be of type {kind}, but it is {text!r}.") from None
 
 
 def _function(name: str) -> Callable[..., Experiment]:
@@ -151,9 +151,11 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
     if not environment:
         return f"did you mean {recipe}?"
     if environment in ENVIRONMENTS:
-        return f"did you mean {recipe} --environment {environment}?"
+        return f'did you mean {recipe} with `environment="{environment}"`?'
     place = f"{environment}:NAME" if has_name(environment) else "NAME"
-    return f"take {recipe} --environment {place}; `podracer list environments` shows the names."
+    return (
+        f'take {recipe} with `environment="{place}"`; `podracer list environments` shows the names.'
+    )
 
 
 def _refuse_environment(name: str) -> None:
@@ -162,7 +164,7 @@ def _refuse_environment(name: str) -> None:
     if has_name(full_name):
         raise ConfigError(
             f"{name!r} is an environment and no recipe: train a recipe in it, such as cartpole_ppo "
-            f"--environment {full_name}."
+            f'with `environment="{full_name}"`.'
         )
 
 
