@@ -389,5 +389,10 @@ def split_evenly(x: Shaped[Array, "n ..."], limit: int) -> Shaped[Array, "K m ..
     return x.reshape(-1, next(sizes, n), *x.shape[1:])
 
 
+def platform_of(mesh: Mesh) -> str:
+    """Return the platform for which a program of a mesh is traced, see `traced_for`."""
+    return _TRACED_FOR.get() or mesh.devices.flat[0].platform
+
+
 def _is_for_cpu() -> bool:
     return (_TRACED_FOR.get() or jax.default_backend()) == "cpu"
