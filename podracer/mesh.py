@@ -29,6 +29,7 @@ from podracer import cgroups
 from podracer.means import Mean, divide
 from podracer.types import ConfigError, LearnerState, PyTree
 
+Axis = str | tuple[str, ...] | None  # of a mesh, one or several
 Device = Any  # jax.Device, which type checkers take for a variable
 DATA, POD, HOST = "data", "pod", "host"
 REPLICATED = PartitionSpec()
@@ -241,8 +242,8 @@ def check_divisible(what: str, count: int, num_parts: int, parts: str = "devices
         )
 
 
-def num_shards(axis: str | None) -> int:
-    """Return the number of shards along a mesh axis; 1 if `axis` is None."""
+def num_shards(axis: Axis) -> int:
+    """Return the number of shards along axes of a mesh; 1 if `axis` is None."""
     return 1 if axis is None else jax.lax.axis_size(axis)
 
 

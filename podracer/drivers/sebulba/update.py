@@ -71,7 +71,7 @@ def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callabl
     def program(agent: Agent, state: TrainState, *args: Any) -> tuple[TrainState, Params, Metrics]:
         state = map_shared(host_part, state)
         state, _, metrics = update(agent, state, *args)
-        state = hosts.average_if_due(state, metrics)
+        state = hosts.average_if_due(state)
         params = agent.actor_params(state.learner)
         stacked = partial(jax.tree.map, lambda x: x[None])
         return map_shared(stacked, state), stacked(params), metrics
