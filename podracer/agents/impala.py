@@ -17,7 +17,7 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
-from podracer.mesh import global_grad_and_mean
+from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.schedules import Schedule
@@ -71,13 +71,10 @@ class Impala:
     ) -> tuple[LearnerState, Metrics]:
         """Update once from the rollout, which older parameters may have acted in."""
         learner: CountedState = state.shared
-
-        def loss(params: Params) -> tuple[Mean, tuple[jax.Array, Metrics]]:
-            mean, metrics = self.vtrace_loss(params, trajectory, learner.frames)
-            return mean, (mean.share, metrics)
-
-        grads, share, metrics = global_grad_and_mean(loss, learner.params, axis=axis)
-        num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+        grads, metrics = global_grad(
+            self.vtrace_loss, learner.params, trajectory, learner.frames, axis=axis
+        )
+        num_frames = schedules.count_frames(trajectory, axis)
         state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
         return state, {**metrics, **update_metrics}
 

@@ -48,7 +48,7 @@ from podracer.mesh import (
     check_divisible,
     check_program_memory,
     fetch,
-    global_grad_and_mean,
+    global_grad,
 )
 from podracer.reductions import in_order
 from podracer.rollout import (
@@ -254,13 +254,13 @@ def _rollout_and_learn(
 ) -> tuple[LearnerState, ActorState, Trajectory, Metrics]:
     """Differentiate through the rollout, whose forward pass is that of the loss."""
 
-    def loss(params: Params) -> tuple[jax.Array | Mean, tuple[jax.Array, Any]]:
+    def loss(params: Params) -> tuple[jax.Array | Mean, Any]:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         value, metrics = agent.loss(params, state.learner, trajectory, reuse=True)
-        return value, (schedules.valid_share(trajectory), (actor, trajectory, metrics))
+        return value, (actor, trajectory, metrics)
 
-    grads, share, (actor, trajectory, metrics) = global_grad_and_mean(loss, params, axis=axis)
-    num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+    grads, (actor, trajectory, metrics) = global_grad(loss, params, axis=axis)
+    num_frames = schedules.count_frames(trajectory, axis)
     learner, gradient_metrics = agent.apply_gradients(state.learner, grads, num_frames)
     return learner, actor, trajectory, {**metrics, **gradient_metrics}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from podracer import schedules
 from podracer.agent import FusedAgent, require_spec
 from podracer.agents.common.optimizers import take_step
 from podracer.means import Mean, with_share
-from podracer.mesh import global_grad_and_mean, global_grad_in_blocks
+from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
@@ -278,14 +278,10 @@ def learn(
     agent: FusedAgent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
 ) -> tuple[LearnerState, Metrics]:
     """Take one optimizer step on the agent's loss of a rollout, with a second forward pass."""
-    params = agent.actor_params(state)
-
-    def loss(params: Params) -> tuple[Any, tuple[jax.Array, Metrics]]:
-        value, metrics = agent.loss(params, state, trajectory, False)
-        return value, (schedules.valid_share(trajectory), metrics)
-
-    grads, share, metrics = global_grad_and_mean(loss, params, axis=axis)
-    num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+    grads, metrics = global_grad(
+        agent.loss, agent.actor_params(state), state, trajectory, False, axis=axis
+    )
+    num_frames = schedules.count_frames(trajectory, axis)
     state, update_metrics = agent.apply_gradients(state, grads, num_frames)
     return state, {**metrics, **update_metrics}
 

@@ -123,15 +123,14 @@ def learn(
 
     if networks.recurrence is not None:
         recurrent.check_rollout(buffer.stride, trajectory)
-    shared, num_frames = cast(ActorCriticState, state.shared), None
+    shared = cast(ActorCriticState, state.shared)
     if shared.obs_moments is not None:
         valid = trajectory.valid().astype(jnp.float32)
         rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, valid)
-        num_frames = schedules.to_frames(rollout_moments.count)
         obs_moments = merge(shared.obs_moments, rollout_moments)
         state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
     return off_policy.learn_from_replay(
-        buffer, update, state, trajectory, key, axis, trajectory.carry, num_frames
+        buffer, update, state, trajectory, key, axis, trajectory.carry
     )
 
 

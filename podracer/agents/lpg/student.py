@@ -124,10 +124,8 @@ class LPGStudent:
             self.rule, shared.rule, partial(student_outputs, self._network, data),
             shared.params, data, self.discount, self.prediction_cost,
         )  # fmt: skip
-        grads, share = global_mean((grads, schedules.valid_share(trajectory)), axis)
-        shared, metrics = actor_critic.optimizer_step(self, shared, grads)
-        num_frames = schedules.frames_of(data.valid, share, axis)
-        shared = actor_critic.count_frames(shared, num_frames)
+        shared, metrics = actor_critic.optimizer_step(self, shared, global_mean(grads, axis))
+        shared = actor_critic.count_frames(shared, schedules.count_frames(trajectory, axis))
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return LearnerState(shared), {
             **metrics,
