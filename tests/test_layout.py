@@ -19,7 +19,7 @@ FLOORS = (
     ("experiments.run_records",),
     ("reports.console",),
     ("mesh", "agent", "host_memory"),
-    ("ops", "schedules"),
+    ("ops", "schedules", "reductions"),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
     ("agents.disco", "agents.lpg"),

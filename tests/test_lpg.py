@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from agents import AGENTS, blueprint
 from child import records
-from programs import collectives_by_computation, request
 from runs import anakin_setup, train_anakin
 
 import podracer
@@ -29,7 +28,7 @@ from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.checks import check_agent
-from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
+from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import TaskGroups
@@ -375,18 +374,6 @@ def test_the_number_of_devices_changes_nothing(devices):
     for a, b in shared:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
     assert np.array_equal(one.learner.local.lifetime, many.learner.local.lifetime)
-
-
-@pytest.mark.slow
-def test_no_reduction_of_its_program_can_overtake_another():
-    agent, env, mesh, config, state = lpg(devices=2)
-    text = make_chunk(env, mesh, config).lower(agent, state, request(2)).compile().as_text()
-    several = 0
-    for waits in collectives_by_computation(text):
-        order = list(waits)
-        several += len(order) > 1
-        assert all(order[i] in waits[order[i + 1]] for i in range(len(order) - 1)), order
-    assert several
 
 
 EXPERIMENT = Experiment(
