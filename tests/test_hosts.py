@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import zlib
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -28,9 +29,11 @@ from podracer.experiments.hosts import (
     use_compilation_cache,
     warn_if_alone,
 )
+from podracer.experiments.peers import PeerLostError
 from podracer.experiments.serialization import read_experiment
 from podracer.io.cache import prepare_cache
-from podracer.types import ConfigError
+from podracer.io.checkpoint import Checkpointer
+from podracer.types import ConfigError, StorageError
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
@@ -230,6 +233,35 @@ def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
     error = classify_error(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
     assert isinstance(error, peers.PeerLostError)
     assert (error.exit_code, error.component) == (77, "peer")
+
+
+@pytest.mark.figure(19)
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: ... coordination_service ..."), PeerLostError),
+        (jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out."), PeerLostError),
+        (None, StorageError),
+    ],
+)
+def test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_written(
+    cause, kind, tmp_path, monkeypatch
+):
+    """Orbax calls it a time-out that processes cannot wait for each other."""
+
+    def wait():
+        raise TimeoutError("Timed out while waiting for async_write_complete barrier.") from cause
+
+    orbax = SimpleNamespace(save=lambda *_, **__: None, wait_until_finished=wait)
+    monkeypatch.setattr(Checkpointer, "_orbax", orbax)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"x": jax.numpy.zeros(2)}, {})
+    with pytest.raises((jax.errors.JaxRuntimeError, StorageError)) as raised:
+        checkpointer.wait()
+    checkpointer.save(2, {"x": jax.numpy.zeros(2)}, {})
+    checkpointer.__exit__(KeyError, KeyError("the first error is raised"), None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert isinstance(classify_error(raised.value), kind)
 
 
 @pytest.mark.figure(19)
