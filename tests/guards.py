@@ -731,4 +731,10 @@ GUARDS = [
         "jax.errors.JaxRuntimeError",
         "test_hosts.py::test_processes_that_cannot_talk_have_lost_one",
     ),
+    Guard(
+        "io/checkpoint.py",
+        "    if isinstance(error, TimeoutError) and isinstance(",
+        "    if False and isinstance(",
+        "test_hosts.py::test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_written",
+    ),
 ]

@@ -15,6 +15,7 @@ from runs import anakin_setup, train_anakin
 from podracer import mesh as mesh_module
 from podracer.agent import DEFAULT_CONTEXT, Fused
 from podracer.agents.a2c import A2C
+from podracer.bench.anakin import prepare, training
 from podracer.drivers.anakin import anakin, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
 from podracer.envs import make
@@ -345,3 +346,11 @@ def test_continuous_actions_stay_within_their_bounds():
     params = built.actor_params(state.learner)
     action, _, _ = built.act(params, (), state.actor.timestep, keys, True)
     assert np.all(np.abs(action) <= 2.0)
+
+
+def test_a_chunk_is_timed_each_time_on_the_state_before_it():
+    """As `podracer bench anakin` does."""
+    agent, env, mesh, config, _ = anakin_setup(AGENTS["a2c"])
+    prepared = prepare(*training(agent, env, config, mesh), calls=2)
+    assert prepared.lap().seconds > 0
+    assert prepared.compile_seconds > 0

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 import zlib
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -29,9 +30,12 @@ from podracer.experiments.hosts import (
     use_compilation_cache,
     warn_if_alone,
 )
+from podracer.experiments.peers import PeerLostError
 from podracer.experiments.serialization import read_experiment
 from podracer.io.cache import prepare_cache
-from podracer.types import ConfigError
+from podracer.io.checkpoint import Checkpointer
+from podracer.io.steps import step_directories
+from podracer.types import ConfigError, StorageError
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
@@ -192,13 +196,14 @@ def test_a_run_resumes_exactly_after_the_loss_of_a_process(lost, number, tmp_pat
 
 def trim(run, every):
     """Leave no step that is newer than the last one after which all hosts had met."""
-    steps = sorted((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    steps = step_directories(run / "checkpoints")  # without the draft that a loss leaves
     while int(steps[-1].name) % every:
         shutil.rmtree(steps.pop())
 
 
 @pytest.mark.slow
 @pytest.mark.figure(19)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_hosts_that_average_resume_after_a_loss_between_two_averages(lost, tmp_path):
     """From the mean of all, so exactly where they had just met, and else in one way only."""
@@ -231,6 +236,35 @@ def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
     error = classify_error(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
     assert isinstance(error, peers.PeerLostError)
     assert (error.exit_code, error.component) == (77, "peer")
+
+
+@pytest.mark.figure(19)
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: ... coordination_service ..."), PeerLostError),
+        (jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out."), PeerLostError),
+        (None, StorageError),
+    ],
+)
+def test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_written(
+    cause, kind, tmp_path, monkeypatch
+):
+    """Orbax calls it a time-out that processes cannot wait for each other."""
+
+    def wait():
+        raise TimeoutError("Timed out while waiting for async_write_complete barrier.") from cause
+
+    orbax = SimpleNamespace(save=lambda *_, **__: None, wait_until_finished=wait)
+    monkeypatch.setattr(Checkpointer, "_orbax", orbax)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"x": jax.numpy.zeros(2)}, {})
+    with pytest.raises((jax.errors.JaxRuntimeError, StorageError)) as raised:
+        checkpointer.wait()
+    checkpointer.save(2, {"x": jax.numpy.zeros(2)}, {})
+    checkpointer.__exit__(KeyError, KeyError("the first error is raised"), None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert isinstance(classify_error(raised.value), kind)
 
 
 @pytest.mark.figure(19)
