@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import continuous, continuous_networks
+from podracer.agents.common import continuous, continuous_networks, recurrent
 from podracer.agents.common.continuous import (
     ActorCriticState,
     ActorParams,
