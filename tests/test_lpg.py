@@ -218,8 +218,7 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
     values = jax.random.normal(key, (LIVES, STATES, 1))
     params = {"value": values}
     critics = ParamsState(params, jax.vmap(CRITIC_OPTIMIZER.init)(params))
-    after, got = jax.vmap(agent.update_critic)(critics, group_by_lifetime(data, ENVS))
-    got = to_rollout(got)
+    after, got = agent.update_critics(critics, data)
     state, B = np.asarray(data.observation), LIVES * ENVS
     v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
     want, ahead = np.zeros((T, B)), np.zeros(B)

@@ -100,9 +100,10 @@ def test_the_targets_stay_those_of_the_network_that_acted():
 
 @pytest.mark.slow
 def test_it_explores_with_the_epsilon_of_its_frames():
-    agent = built(settings_with(epsilon=Linear(1.0, 0.0, frames=2 * T * B)))
-    state, trajectory = begin(agent)
-    shares = []
+    _, trajectory = begin(built(settings_with()))
+    num_frames = int(trajectory.valid().sum())
+    agent = built(settings_with(epsilon=Linear(1.0, 0.0, frames=2 * num_frames)))
+    state, shares = fresh(agent), []
     for _ in range(3):
         params = agent.actor_params(state)
         shares.append(float(params.epsilon))

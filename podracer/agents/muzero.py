@@ -29,7 +29,6 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, planning
 from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
-from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.search_actions import search_actions
 from podracer.means import Mean, mean_of
@@ -104,11 +103,10 @@ class MuZero:
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        actions = search_actions(spec, self.max_considered_actions)
         model = build_model(
             self.network,
             spec.observation,
-            actions,
+            search_actions(spec, self.max_considered_actions),
             latent_size=self.latent_size,
             dynamics_hidden=self.dynamics_hidden,
             dynamics_blocks=self.dynamics_blocks,
@@ -118,17 +116,13 @@ class MuZero:
         )
         method = self.optimizer.build(self.max_gradient_norm)
         method = optax.chain(method, optax.add_decayed_weights(self.weight_decay))
+        scheduled = ScheduledOptimizer(method, self.learning_rate)
+        optimizer = off_policy.TargetNetworkOptimizer(scheduled, self.target_update_period)
         # What the search found is known of the timesteps of a sample but of the last.
         num_transitions = self.unroll_steps + self.n_step + (self.bootstrap == "search")
-        agent = _MuZero(
-            self,
-            model,
-            Buffer(self.replay, spec, num_transitions + 1),
-            TargetNetworkOptimizer(
-                ScheduledOptimizer(method, self.learning_rate), self.target_update_period
-            ),
-            planning.next_discount(spec, self.discount),
-        )
+        buffer = Buffer(self.replay, spec, num_transitions + 1)
+        next_discount = planning.next_discount(spec, self.discount)
+        agent = _MuZero(self, model, buffer, optimizer, next_discount)
         return Agent(
             spec=spec,
             init=agent.init,
@@ -143,7 +137,7 @@ class _MuZero:
     settings: MuZero
     model: Model
     buffer: Buffer
-    optimizer: TargetNetworkOptimizer
+    optimizer: off_policy.TargetNetworkOptimizer
     next_discount: float | jax.Array  # of the value of the next state in the search
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
@@ -155,8 +149,8 @@ class _MuZero:
         self, params: ModelParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Search for each environment; extras are what the search found."""
-        search = partial(self.search, params, explore)
-        action, extras = jax.vmap(search)(timestep.observation, keys)
+        search = jax.vmap(partial(self.search, params, explore))
+        action, extras = search(timestep.observation, keys)
         return action, extras, carry
 
     def search(
@@ -179,7 +173,7 @@ class _MuZero:
             min_value_range=settings.min_value_range,
             explore=explore,
         )
-        _, samples = root.embedding
+        samples = root.embedding[1]
         extras = {"policy": policy, "value": value, **jax.tree.map(lambda x: x[0], samples)}
         return model.actions.to_actions(index[None], samples)[0], extras
 
@@ -228,10 +222,8 @@ class _MuZero:
         # policy target. `observed` is 0 after a time-out: the following steps were not observed, so
         # nothing is learned from them, nor from a sample that begins at an episode's end.
         alive = observed = valid[0].astype(jnp.float32)
-
-        state = model.representation(
-            params, jax.tree.map(lambda x: x[0], steps.timestep.observation)
-        )
+        observation = jax.tree.map(lambda x: x[0], steps.timestep.observation)
+        state = model.representation(params, observation)
         losses, root_value_logits = prediction_loss(0, state, alive, observed)
         for k in range(K):
             state, reward_logits = model.dynamics(params, state, steps.action[k])
@@ -257,8 +249,6 @@ class _MuZero:
             values: jax.Array = trajectory.steps.extras["value"]
         else:
             values = jax.vmap(partial(self.model.value, target_params))(timesteps.observation)
-        rewards, discounts, valid = (
-            x[: settings.unroll_steps + n]
-            for x in (next_steps.reward, next_steps.discount, trajectory.valid())
-        )
+        arrays = (next_steps.reward, next_steps.discount, trajectory.valid())
+        rewards, discounts, valid = (x[: settings.unroll_steps + n] for x in arrays)
         return n_step_targets(values, rewards, settings.discount * discounts, valid, n)

@@ -204,7 +204,7 @@ def _check_act(
         name,
         "actor_params",
         lambda a, s: a.build().actor_params(s) if learns_rule else policy_params(a.build(), s),
-        agent,
+        blueprint,
         state,
     )
     timestep = jax.eval_shape(lambda: _blank_timestep(built.spec, num_envs))

@@ -64,8 +64,9 @@ def kinds_of(value: Any) -> dict[str, type]:
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON; dataclasses carry the name of their class as `kind`.
 
-    The `spec` of an environment and fields whose metadata has `derived` are left out. An object that JSON cannot hold is
-    described by its name or by its class, a `functools.partial` also by the arguments it binds.
+    The `spec` of an environment and fields whose metadata has `derived` are left out. An object
+    that JSON cannot hold is described by its name or by its class, a `functools.partial` also by
+    the arguments it binds.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("derived"))

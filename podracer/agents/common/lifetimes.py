@@ -123,6 +123,21 @@ def lifetime_means(x: jax.Array, lifetimes: int) -> jax.Array:
     return jnp.mean(x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), axis=(0, 2))
 
 
+def standardize(advantages: jax.Array, valid: jax.Array, lifetimes: int) -> jax.Array:
+    """Return advantages `[T, B]` with zero mean and unit variance over each lifetime.
+
+    Invalid ones do not count and become 0.
+    """
+    mask = valid.reshape(len(valid), lifetimes, -1)
+    grouped = advantages.reshape(mask.shape)
+    count = jnp.maximum(jnp.sum(mask, axis=(0, 2), keepdims=True), 1)
+    mean = jnp.sum(mask * grouped, axis=(0, 2), keepdims=True) / count
+    centered = mask * (grouped - mean)
+    deviation = jnp.sqrt(jnp.sum(centered**2, axis=(0, 2), keepdims=True) / count)
+    # The constant is of the size of rewards, so that noise well below them is not magnified.
+    return (centered / (deviation + 1e-3)).reshape(advantages.shape)
+
+
 def policy_gradient(
     logits: jax.Array, data: Experience, advantages: jax.Array, lifetimes: int
 ) -> jax.Array:

@@ -27,7 +27,10 @@ from podracer.agents.common.lifetimes import (
     empty_window,
     group_by_lifetime,
     lifetime_experience,
+    lifetime_means,
+    map_lifetimes,
     num_lifetimes,
+    standardize,
     student_spec,
     to_rollout,
     to_rollouts,
@@ -256,8 +259,8 @@ class MetaTraining:
         is_new = lifetime != local.lifetime
         # A window across two lifetimes does not show the effect of the rule's updates.
         is_whole = local.is_whole & ~is_new
-        rollout = group_by_lifetime(data, self.groups.num_envs)
-        critics, advantages = jax.vmap(self.update_critic)(local.critics, rollout)
+        critics, advantages = self.update_critics(local.critics, data)
+        rollout, advantages = group_by_lifetime((data, advantages), self.groups.num_envs)
 
         is_full = shared.num_rollouts == self.settings.inner_updates
         shared = jax.lax.cond(
@@ -364,30 +367,36 @@ class MetaTraining:
             total = total + cost * means[name]
         return total
 
-    def update_critic(self, critic: ParamsState, data: Experience) -> tuple[ParamsState, jax.Array]:
-        """Return the critic of one lifetime after an update, and standardized advantages before it.
+    def update_critics(
+        self, critics: ParamsState, data: Experience
+    ) -> tuple[ParamsState, jax.Array]:
+        """Return the critics after one update, and standardized advantages `[T, B]` before it.
 
-        They are `[T, E]`, as the data of the lifetime are.
+        One critic under `vmap` would sum the steps of a lifetime in another order.
         """
-        settings = self.settings
+        settings, lifetimes = self.settings, jax.tree.leaves(critics.params)[0].shape[0]
+
+        def apply(params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
+            return self.critic.apply(params, (), observation, first)[0]["value"]
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            heads, _ = self.critic.apply(params, (), data.observation, data.first)
-            values = heads["value"][..., 0]
+            values = map_lifetimes(apply, params, (data.observation, data.first))[..., 0]
             constants = jax.lax.stop_gradient(values)
             advantages = generalized_advantages(
                 constants[:-1], constants[1:], data.reward, settings.discount * data.discount,
                 data.valid, settings.gae_lambda,
             )  # fmt: skip
             errors = data.valid * (constants[:-1] + advantages - values[:-1])
-            return 0.5 * jnp.mean(errors**2), advantages
+            return 0.5 * jnp.sum(lifetime_means(errors**2, lifetimes)), advantages
 
-        grads, advantages = jax.grad(loss, has_aux=True)(critic.params)
-        step = take_step(
-            CRITIC_OPTIMIZER, critic.params, critic.optimizer_state, grads,
-            settings.critic_learning_rate,
-        )  # fmt: skip
-        return ParamsState(*step), _standardized(advantages, data.valid)
+        grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
+        standardized = standardize(advantages, data.valid, lifetimes)
+
+        def step(critic: ParamsState, grads: Params) -> ParamsState:
+            rate, state = settings.critic_learning_rate, critic.optimizer_state
+            return ParamsState(*take_step(CRITIC_OPTIMIZER, critic.params, state, grads, rate))
+
+        return jax.vmap(step)(critics, grads), standardized
 
     # --- new lifetimes ----------------------------------------------------------------------------
 
@@ -428,16 +437,3 @@ class MetaTraining:
         """Unscaled optimizer of the rule."""
         clip = optax.clip_by_global_norm(self.settings.max_gradient_norm)
         return optax.chain(clip, optax.scale_by_adam())
-
-
-def _standardized(advantages: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return advantages `[T, E]` of a lifetime with zero mean and unit variance.
-
-    Invalid ones do not count and become 0.
-    """
-    count = jnp.maximum(jnp.sum(valid), 1)
-    mean = jnp.sum(valid * advantages) / count
-    centered = valid * (advantages - mean)
-    deviation = jnp.sqrt(jnp.sum(centered**2) / count)
-    # The constant is of the size of rewards, so that noise well below them is not magnified.
-    return centered / (deviation + 1e-3)

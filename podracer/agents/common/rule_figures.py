@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.agents.common.lifetimes import Experience
 from podracer.ops.returns import generalized_advantages
 
 if TYPE_CHECKING:
@@ -19,17 +20,15 @@ _PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
 _EPISODES, _STEPS = 2000, 20
 
 
-class SyntheticEpisodes(NamedTuple):
-    """Episodes with random rewards and ends, `[T, B]` each."""
-
-    reward: jax.Array
-    discount: jax.Array  # 0.0 where an episode ends, else 1.0
-    valid: jax.Array
-    returns: jax.Array  # discounted, that follow each step
+Targets = Callable[[float], tuple[jax.Array, jax.Array, jax.Array]]
+"""For actions taken with a probability: returns that follow, policy and prediction targets."""
 
 
-def synthetic_episodes(discount: float) -> SyntheticEpisodes:
-    """Return 2000 environments of 20 steps, of which one in seven has a reward."""
+def synthetic_episodes(discount: float) -> tuple[Experience, jax.Array]:
+    """Return 2000 environments of 20 steps with random rewards and ends, and discounted returns.
+
+    One step in seven has a reward. The actions are all 0. Returns `[T, B]` follow each step.
+    """
     keys = jax.random.split(jax.random.key(0), 3)
     shape = (_STEPS, _EPISODES)
     is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
@@ -37,23 +36,32 @@ def synthetic_episodes(discount: float) -> SyntheticEpisodes:
     continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
     valid, zeros = jnp.ones(shape, bool), jnp.zeros(shape)
     returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
-    return SyntheticEpisodes(reward, continues, valid, returns)
+    data = Experience(
+        observation=(),
+        first=jnp.zeros((_STEPS + 1, _EPISODES), bool),
+        action=jnp.zeros(shape, jnp.int32),
+        reward=reward,
+        discount=continues,
+        valid=valid,
+        carry=(),
+    )
+    return data, returns
 
 
-def draw_over_returns(
-    figure: Figure,
-    targets: Callable[[float], tuple[np.ndarray, np.ndarray, np.ndarray]],
-    title: str,
-) -> None:
+def draw_over_returns(figure: Figure, targets: Targets, title: str) -> None:
     """Draw a rule's targets over the return: median, middle 80 %, and means.
 
-    `targets(probability)` has, for n steps whose actions had this probability, the return that
-    follows `[n]`, the policy target `[n]`, described by the title, and the prediction target
-    `[n, m]`.
+    The title describes the policy target, `[T, B]` as the returns are; the prediction target is
+    `[T, B, m]`.
     """
+
+    def flat_targets(probability: float) -> tuple[np.ndarray, ...]:
+        returns, *others = (np.asarray(x) for x in targets(probability))
+        return tuple(x.reshape(returns.size, *x.shape[2:]) for x in (returns, *others))
+
     axes = figure.add_subplot(1, 2, 1)
     for index, probability in enumerate(_PROBABILITIES):
-        returns, policy_targets, _ = targets(probability)
+        returns, policy_targets, _ = flat_targets(probability)
         centers, members = _bins(returns)
         percentiles = [np.percentile(policy_targets[steps], [10, 50, 90]) for steps in members]
         low, middle, high = np.array(percentiles).T
@@ -63,7 +71,7 @@ def draw_over_returns(
     axes.legend(frameon=False)
     axes.set(title=title, xlabel="return")
     axes = figure.add_subplot(1, 2, 2)
-    returns, _, prediction_targets = targets(0.5)
+    returns, _, prediction_targets = flat_targets(0.5)
     centers, members = _bins(returns)
     shares = np.array([prediction_targets[steps].mean(0) for steps in members])
     axes.stackplot(

@@ -6,14 +6,13 @@ constant policy, uniform predictions and values of 0, and with random rewards.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.rule_figures import draw_over_returns, synthetic_episodes
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.rule import RuleParams, apply_rule, init_memory
@@ -25,16 +24,15 @@ if TYPE_CHECKING:
 
 def targets_over_returns(
     params: RuleParams, discount: float, trace_lambda: float, probability: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Apply the rule to synthetic episodes in which the actions taken have this probability.
 
-    Returns, for each of n steps, the discounted return that follows `[n]`, the probability that the
-    policy's target gives to the action taken `[n]`, and the target of y `[n, m]`.
+    Returns the discounted return that follows each step and the probability that the policy's
+    target gives to the action taken, `[T, B]`, and the target of y `[T, B, m]`.
     """
-    episodes = synthetic_episodes(discount)
-    num_steps, num_envs = episodes.reward.shape
+    data, returns = synthetic_episodes(discount)
     logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
-    timesteps, predictions = (num_steps + 1, num_envs), jnp.asarray(params.prediction.bias).size
+    timesteps, predictions = data.first.shape, jnp.asarray(params.prediction.bias).size
     outputs = Outputs(
         policy=jnp.broadcast_to(logits, (*timesteps, 2)),
         prediction=jnp.zeros((*timesteps, predictions)),
@@ -42,16 +40,7 @@ def targets_over_returns(
         action_value=jnp.zeros((*timesteps, 2, 3)),
         next_policy=jnp.zeros((*timesteps, 2, 2)),
     )
-    data = Experience(
-        observation=(),
-        first=jnp.zeros(timesteps, bool),
-        action=jnp.zeros((num_steps, num_envs), jnp.int32),
-        reward=episodes.reward,
-        discount=episodes.discount,
-        valid=episodes.valid,
-        carry=(),
-        behavior=outputs.policy[:-1],
-    )
+    data = dataclasses.replace(data, behavior=outputs.policy[:-1])
     support = jnp.asarray([-1.0, 0.0, 1.0])
     values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
     advantages = values.advantages
@@ -62,8 +51,7 @@ def targets_over_returns(
     values = values.normalized(moments)
     targets, _ = apply_rule(params, memory, data, outputs, outputs, values)
     policy_target = jax.nn.softmax(targets.policy)[..., 0]
-    flat = (episodes.returns, policy_target, jax.nn.softmax(targets.prediction))
-    return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in flat)  # type: ignore[return-value]
+    return returns, policy_target, jax.nn.softmax(targets.prediction)
 
 
 def draw_targets(figure: Figure, params: RuleParams, discount: float, trace_lambda: float) -> None:
