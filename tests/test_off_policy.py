@@ -27,6 +27,7 @@ from walk import (
     with_rewards,
 )
 
+from podracer.agent import Context
 from podracer.agents import r2d2
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.muzero_model import Model
@@ -249,8 +250,10 @@ def test_refuses_a_network_with_memory():
 
 
 def test_refuses_rollouts_of_another_length_than_its_memories_have():
-    with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
-        check_agent(blueprint(AGENTS["r2d2"], DISCRETE.spec, 8), num_envs=4, length=3)
+    state, trajectory = begin(*agent_and_env("r2d2"))
+    agent = AGENTS["r2d2"].build(DISCRETE.spec, Context(rollout_length=3))
+    with pytest.raises(ConfigError, match="rollout_length is 3, but a rollout has 8 steps"):
+        agent.learn(state, trajectory, jax.random.key(0), None)
 
 
 # --- what they learn from ------------------------------------------------------------------------

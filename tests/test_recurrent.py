@@ -26,6 +26,7 @@ from walk import (
     slow,
 )
 
+from podracer.agent import Context
 from podracer.agents import sac
 from podracer.agents.common import recurrent
 from podracer.agents.common.continuous_networks import with_last_action
@@ -253,10 +254,11 @@ def test_losses_are_those_of_single_steps(name):
 
 @pytest.mark.parametrize("name", ["sac", *map(slow, ["td3", "sac-lstm"])])
 def test_they_keep_the_contract(name):
-    agent = blueprint(SETTINGS[name], ENV.spec, 8)
-    check_agent(agent, num_envs=4)
-    with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
-        check_agent(agent, num_envs=4, length=3)
+    check_agent(blueprint(SETTINGS[name], ENV.spec), num_envs=4)
+    state, trajectory = begin(AGENTS[name], ENV)
+    agent = SETTINGS[name].build(ENV.spec, Context(rollout_length=3))
+    with pytest.raises(ConfigError, match="rollout_length is 3, but a rollout has 8 steps"):
+        agent.learn(state, trajectory, jax.random.key(0), None)
 
 
 @pytest.mark.slow

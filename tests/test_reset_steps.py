@@ -18,7 +18,7 @@ import pytest
 from agents import AGENTS as SMALL_AGENTS
 from agents import blueprint
 from test_off_policy import AGENTS as REPLAY_AGENTS
-from walk import BOX, WALK, Walk, network
+from walk import BOX, WALK, Walk, built, methods_of, network
 
 import podracer
 from podracer.agents.a2c import A2C

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import continuous, continuous_networks, recurrent
+from podracer.agents.common import continuous, continuous_networks
 from podracer.agents.common.continuous import (
     ActorCriticState,
     ActorParams,
@@ -125,9 +125,7 @@ class DDPG:
             carry=networks.carry,
             actor_params=continuous.actor_params,
             warmup=self.replay.warmup,
-            unlearned_timesteps=recurrent.unlearned_timesteps(
-                networks.carry, self.recurrence.unroll_length, context
-            ),
+            unlearned_timesteps=learner.unlearned_timesteps,
         )
 
 

@@ -84,6 +84,12 @@ class Learner:
         )
         return LearnerState(state, self.buffer.init(num_envs, carry=recurrent.stored_spec(carry)))
 
+    @property
+    def unlearned_timesteps(self) -> int:
+        """Timesteps of a rollout that come after a sequence, which begins with it."""
+        recurrence = self.networks.recurrence
+        return 0 if recurrence is None else max(0, self.buffer.stride - recurrence.unroll_length)
+
     def learn(
         self,
         update: Update[Any],
