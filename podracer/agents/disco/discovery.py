@@ -98,7 +98,7 @@ class DiscoDiscovery(MetaSettings):
         """Return the agent for an environment of lifetimes."""
         network = build_network(
             self.network,
-            student_spec(spec),
+            student_spec(spec, self.inner_updates, context.rollout_length),
             predictions=self.rule.predictions,
             support_size=self.support_size,
             model_size=self.model_size,
