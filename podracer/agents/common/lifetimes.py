@@ -55,21 +55,18 @@ def to_experience(trajectory: Trajectory, behavior: PyTree = ()) -> Experience:
     )
 
 
-def student_spec(spec: EnvironmentSpec) -> EnvironmentSpec:
+def student_spec(spec: EnvironmentSpec, inner_updates: int, rollout_length: int) -> EnvironmentSpec:
     """Return what a student sees of an environment of lifetimes: one task.
 
-    Raises `ConfigError` for another environment.
+    Raises `ConfigError` for another environment, and where lifetimes are too short for windows of
+    `inner_updates` rollouts and the next one.
     """
-    if not isinstance(spec.extension, TaskGroups):
+    groups = spec.extension
+    if not isinstance(groups, TaskGroups):
         raise ConfigError(
             "a rule is learned from students' lifetimes: take "
             f'`environment="lifetimes:{spec.name}"`.'
         )
-    return dataclasses.replace(spec, observation=spec.observation["observation"], extension=None)
-
-
-def check_windows(groups: TaskGroups, inner_updates: int, rollout_length: int) -> None:
-    """Raise `ConfigError` where lifetimes are too short for windows of K rollouts and the next."""
     # Two windows: in shorter lifetimes no window is whole, and nothing is ever learned.
     minimum = 2 * (inner_updates + 1) * rollout_length
     if groups.num_steps < minimum:
@@ -77,6 +74,7 @@ def check_windows(groups: TaskGroups, inner_updates: int, rollout_length: int) -
             f"lifetimes of {groups.num_steps} steps are too short for {inner_updates} "
             f"updates of {rollout_length}: take steps={minimum} or more."
         )
+    return dataclasses.replace(spec, observation=spec.observation["observation"], extension=None)
 
 
 def num_lifetimes(groups: TaskGroups, num_envs: int, lifetime_groups: int) -> int:

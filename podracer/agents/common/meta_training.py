@@ -23,7 +23,6 @@ from podracer.agent import Agent, Context, Rule
 from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.lifetimes import (
     Experience,
-    check_windows,
     empty_window,
     group_by_lifetime,
     lifetime_experience,
@@ -31,7 +30,6 @@ from podracer.agents.common.lifetimes import (
     map_lifetimes,
     num_lifetimes,
     standardize,
-    student_spec,
     to_rollout,
     to_rollouts,
 )
@@ -180,8 +178,7 @@ def build(
 ) -> Agent:
     """Return an agent that learns a rule from the lifetimes of students, see `student_spec`."""
     groups: TaskGroups = spec.extension
-    check_windows(groups, settings.inner_updates, context.rollout_length)
-    observation = student_spec(spec).observation
+    observation = spec.observation["observation"]
     critic = settings.network.build(observation, {"value": Head(1)})
     training = MetaTraining(
         settings, init_rule, students, costs, critic, groups, observation, context.rollout_length

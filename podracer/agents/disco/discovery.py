@@ -98,7 +98,7 @@ class DiscoDiscovery(MetaSettings):
         """Return the agent for an environment of lifetimes."""
         network = build_network(
             self.network,
-            student_spec(spec),
+            student_spec(spec, self.inner_updates, context.rollout_length),
             predictions=self.rule.predictions,
             support_size=self.support_size,
             model_size=self.model_size,
@@ -178,7 +178,8 @@ class _Students:
         mask = data.valid.astype(jnp.float32)
         means = [lifetime_means(x, lifetimes) for x in masked_powers(values.advantages, mask)]
         moments, share = students.moments.update(means)
-        # The rule is applied to all environments at once, each with what its student knows.
+        # The rule is applied to all environments at once, each with what its student knows: under
+        # `vmap` the gradients of its weights would be kept for each lifetime, and then summed.
         share, env_moments, memory = jax.tree.map(
             lambda x: jnp.repeat(x, mask.shape[1] // lifetimes, axis=0),
             (share, moments, students.memory),

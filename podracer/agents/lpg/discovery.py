@@ -87,7 +87,8 @@ class LPG(MetaSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment of lifetimes."""
-        network = build_network(self.network, student_spec(spec), self.rule)
+        task = student_spec(spec, self.inner_updates, context.rollout_length)
+        network = build_network(self.network, task, self.rule)
         if jax.tree.leaves(network.carry(1)):
             raise ConfigError("students of LPG need a feed-forward network.")
         costs = MetaCosts(
