@@ -116,10 +116,10 @@ def speed(contender: Contender, plan: Plan, **about: Any) -> dict[str, Any]:
 
 
 def doctor() -> dict[str, Any]:
-    from podracer.cli.doctor import doctor
+    from podracer.cli.doctor import DoctorOptions, doctor
 
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = doctor([])
+        code = doctor(DoctorOptions())
     lines = output.getvalue().splitlines()
     print("\n".join(line for line in lines if "environments" not in line), flush=True)
     return {"value": int(code != 0), "output": lines}

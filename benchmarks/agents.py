@@ -87,7 +87,7 @@ def sbx(options: Any) -> None:
     if options.sbx is None:
         print("left out: sbx, which --sbx PYTHON would name")
         return
-    peer = [str(options.sbx), str(Path(__file__).with_name("peer_sbx.py"))]
+    peer = [str(options.sbx), str(Path(__file__).with_name("peers.py")), "sbx"]
     num = 4
     for name, environment, width, steps in (
         ("sac", "pendulum", 256, 1000),

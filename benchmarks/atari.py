@@ -72,9 +72,9 @@ def cleanrl(options: argparse.Namespace) -> Clock:
 
 
 def stable_baselines3(options: argparse.Namespace) -> Clock:
-    """Run `peer_sb3.py`, an update for each line."""
+    """Run it in `peers.py`, an update for each line."""
     words = f"--environment PongNoFrameskip-v4 --envs {ENVIRONMENTS} --length {LENGTH}"
-    command = [options.sb3_python, str(HERE / "peer_sb3.py"), *words.split()]
+    command = [options.sb3_python, str(HERE / "peers.py"), "sb3", *words.split()]
     laps = _run(command, stdin="\n" * options.updates).splitlines()[1:]
     clock, seconds = [], 0.0
     for number, lap in enumerate(laps, 1):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from podracer.agents.common.recurrent import Recurrence
-from podracer.cli.arguments import find_recipe, parse_experiment
+from podracer.cli.recipe_flags import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment

@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from foreign import take_turns
 from torch import nn
 
 Lap = Callable[[], Any]
@@ -103,16 +102,7 @@ def program(request: str) -> Lap:
 
 def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    print(json.dumps({"torch": torch.__version__}), flush=True)
-    for request in sys.stdin:
-        lap = program(request)
-        began, used = time.perf_counter(), time.process_time()
-        lap()
-        seconds = {
-            "seconds": time.perf_counter() - began,
-            "cpu_seconds": time.process_time() - used,
-        }
-        print(json.dumps(seconds), flush=True)
+    take_turns({"torch": torch.__version__}, program)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 CartPole (4 epochs, two separate networks with two layers of 64, tanh) with 4 and with 1024
 environments, and MinAtar Breakout with 64, each against rejax, PureJaxRL, Stoix and
-stable-baselines3 where their Python is given; they are run by the scripts `peer_*.py` here. No
+stable-baselines3 where their Python is given; they are run by `peers.py`. No
 evaluation is timed. Stoix runs on one device and on as many as podracer, the others on one.
 Then convolutional networks against the same agent with the gradients that JAX writes for them:
 MinAtar Breakout, and the Nature network on 84x84x4 pixels. Last the time to solve CartPole, 475 in
@@ -49,7 +49,7 @@ from podracer.mesh import find_devices, make_mesh
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
 
-HERE = Path(__file__).parent
+PEERS = str(Path(__file__).with_name("peers.py"))
 SOLVED, EPISODES = 475.0, 128
 
 
@@ -88,11 +88,11 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
     ]
     contenders += [
         elsewhere(f"rejax {i}" if len(options.rejax_python) > 1 else "rejax", command)
-        for i, command in enumerate(_peers("peer_rejax.py", options.rejax_python, setting))
+        for i, command in enumerate(_peers("rejax", options.rejax_python, setting))
     ]
     contenders += [
         elsewhere("purejaxrl", [*command, "--repository", options.purejaxrl])
-        for command in _peers("peer_purejaxrl.py", options.purejaxrl_python, setting)
+        for command in _peers("purejaxrl", options.purejaxrl_python, setting)
     ]
     contenders += [
         elsewhere(
@@ -106,13 +106,13 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
             ],
         )
         for devices in sorted({1, options.devices})
-        for command in _peers("peer_stoix.py", options.stoix_python, setting)
+        for command in _peers("stoix", options.stoix_python, setting)
     ]
     if setting.peer_environment == "CartPole-v1":  # the other one is not in Gymnasium
         few = replace(setting, updates=max(1, 1024 // (setting.envs * setting.length)))
         contenders += [
             elsewhere("stable-baselines3", command)
-            for command in _peers("peer_sb3.py", options.sb3_python, few)
+            for command in _peers("sb3", options.sb3_python, few)
         ]
     about = {
         "environments": setting.envs,
@@ -127,7 +127,7 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
             _say(mine, peer)
 
 
-def _peers(script: str, pythons: list[str], setting: Setting) -> list[list[str]]:
+def _peers(library: str, pythons: list[str], setting: Setting) -> list[list[str]]:
     flags = {
         "--environment": setting.peer_environment,
         "--envs": setting.envs,
@@ -137,7 +137,7 @@ def _peers(script: str, pythons: list[str], setting: Setting) -> list[list[str]]
         "--activation": setting.activation,
     }
     words = [str(word) for pair in flags.items() for word in pair]
-    return [[python, str(HERE / script), *words] for python in pythons]
+    return [[python, PEERS, library, *words] for python in pythons]
 
 
 def _say(mine: Result, other: Result) -> None:
@@ -259,7 +259,7 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
 
 def solve_elsewhere(python: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     words = [str(word) for pair in settings.items() for word in pair]
-    command = [python, str(HERE / "peer_rejax.py"), "--solve", str(seed), *words]
+    command = [python, PEERS, "rejax", "--solve", str(seed), *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,6 +1,6 @@
 """Whole training programs for `limits.py`: what they compute, beside what the machine could.
 
-FLOPs, operations and bytes are counted in the trace of a program (`podracer.plan.work`): FLOPs are
+FLOPs, operations and bytes are counted in the trace of a program (`work.py`): FLOPs are
 those of matrix products and convolutions, bytes those that all operations would write if none were
 fused. So the share of the copy can exceed 1 where XLA fuses well, and where both shares are small
 the time goes into the operations themselves, which are too small for the machine.
@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from agents import CARTPOLE, CHUNK, ENVS, PENDULUM, REPLAY, T
 from harness import alternate, append, here, make
+from work import count
 
 from podracer.bench.anakin import Program, training
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments import recipes
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
-from podracer.plan.work import count
 
 Parts = tuple[str, Any, AnakinConfig]  # environment, agent, driver
 WIDE = TorsoNetwork(MLP((256, 256)))

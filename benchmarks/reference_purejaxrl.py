@@ -17,7 +17,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reference_common import Report, distinct_episodes, gymnax_environment, parse
+from foreign import Report, distinct_episodes, gymnax_environment, parse
 
 
 def load(repository: str, agent: str, environment: tuple[Any, Any]) -> Any:
@@ -81,7 +81,7 @@ def training_curve(metrics: Any, frames: int, points: int) -> list[tuple[float, 
 
 def main() -> None:
     options = parse(__doc__)
-    report = Report(["gymnax", "jax", "flax", "optax", "distrax", "flashbax"])
+    report = Report("gymnax", "jax", "flax", "optax", "distrax", "flashbax")
     environment = gymnax_environment(options.environment)
     module = load(options.repository, options.agent, environment)
     config = {**options.settings, "TOTAL_TIMESTEPS": options.frames, "ENV_NAME": "", "PROJECT": ""}

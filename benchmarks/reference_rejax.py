@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import optax
-from reference_common import Report, distinct_episodes, gymnax_environment, parse
+from foreign import Report, distinct_episodes, gymnax_environment, parse
 from rejax import get_algo
 from rejax.evaluate import evaluate
 
@@ -35,19 +36,20 @@ def acting(algorithm: Any, state: Any, policy: str, epsilon: float) -> Any:
     return act
 
 
+def evaluation(
+    algorithm: Any, state: Any, key: jax.Array, policy: str, epsilon: float, episodes: int
+) -> tuple[Any, Any, Any]:
+    """Return its steps so far, and lengths and returns of whole episodes."""
+    act = acting(algorithm, state, policy, epsilon)
+    limit = algorithm.env_params.max_steps_in_episode
+    lengths, returns = evaluate(act, key, algorithm.env, algorithm.env_params, episodes, limit)
+    return state.global_step, lengths, returns
+
+
 def main() -> None:
     options = parse(__doc__)
-    report = Report(["rejax", "gymnax", "jax", "flax", "optax"])
+    report = Report("rejax", "gymnax", "jax", "flax", "optax")
     env, params = gymnax_environment(options.environment)
-
-    def evaluation(algorithm: Any, state: Any, key: jax.Array) -> Any:
-        act = acting(algorithm, state, options.policy, options.epsilon)
-        limit = algorithm.env_params.max_steps_in_episode
-        lengths, returns = evaluate(
-            act, key, algorithm.env, algorithm.env_params, options.episodes, limit
-        )
-        return state.global_step, lengths, returns
-
     settings = dict(options.settings)
     iteration = settings["num_envs"] * settings.get("num_steps", 1)
     between = iteration * max(1, round(options.frames / options.evaluations / iteration))
@@ -63,7 +65,8 @@ def main() -> None:
         skip_initial_evaluation=True,
         **settings,
     )
-    algorithm = algorithm.replace(eval_callback=evaluation)
+    how = {"policy": options.policy, "epsilon": options.epsilon, "episodes": options.episodes}
+    algorithm = algorithm.replace(eval_callback=functools.partial(evaluation, **how))
     train = jax.jit(lambda key: algorithm.train(rng=key)[1])
     for seed in options.seeds:
         frames, lengths, returns = jax.device_get(train(jax.random.key(seed)))

@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from reference_common import Report, distinct_episodes, parse
+from foreign import Report, distinct_episodes, parse
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
@@ -129,7 +129,7 @@ def main() -> None:
     options = parse(__doc__)
     torch.set_num_threads(1)
     packages = ["stable_baselines3", "torch", "gymnasium", "mujoco", "numpy"]
-    report = Report(packages + (["sbx-rl", "jax"] if options.library == "sbx" else []))
+    report = Report(*packages, *(["sbx-rl", "jax"] if options.library == "sbx" else []))
     for seed in options.seeds:
         folder = Path(options.scratch) / f"seed{seed}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -61,6 +61,7 @@ deployment
 ```{toctree}
 :hidden:
 :caption: Extend
+extend
 add-an-agent
 add-an-environment
 reward-shaping

@@ -21,7 +21,7 @@ import jax
 
 from podracer import schedules
 from podracer.means import Mean
-from podracer.mesh import global_grad_and_mean
+from podracer.mesh import global_grad
 from podracer.types import (
     Carry,
     ConfigError,
@@ -134,15 +134,14 @@ class Fused:
         The gradient goes through the rollout. `params` are the field of the shared state.
         """
 
-        def loss(params: Params) -> tuple[jax.Array | Mean, tuple[jax.Array, Any]]:
+        def loss(params: Params) -> tuple[jax.Array | Mean, Any]:
             trajectory, auxiliary = rollout(params)
             value, metrics = self.loss(params, state, trajectory, reuse)
-            return value, (schedules.valid_share(trajectory), (metrics, trajectory, auxiliary))
+            return value, (metrics, trajectory, auxiliary)
 
-        params = state.shared.params
-        grads, share, (metrics, *outputs) = global_grad_and_mean(loss, params, axis=axis)
-        trajectory, auxiliary = outputs
-        num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+        grads, aux = global_grad(loss, state.shared.params, axis=axis)
+        metrics, trajectory, auxiliary = aux
+        num_frames = schedules.count_frames(trajectory, axis)
         state, gradient_metrics = self.apply_gradients(state, grads, num_frames)
         return state, {**metrics, **gradient_metrics}, (trajectory, auxiliary)
 

@@ -140,7 +140,7 @@ class HasEvaluation(Protocol):
     def for_evaluation(self) -> Any:
         """Return the environment to evaluate in, of the same kind as this one.
 
-        For example whole games and unclipped rewards of Atari, or trading's validation period.
+        For example whole games and unclipped rewards of Atari, or a later period of prices.
         """
         ...
 

@@ -155,7 +155,7 @@ def make_evaluator(
     a run play fresh ones; leave `update` at 0 to play the same ones again. Each episode has an
     environment of its own, so that short episodes are not preferred to long ones. An environment
     that is `HasEvaluation` is evaluated in `for_evaluation()`: whole games and unclipped rewards
-    for Atari, the validation period for trading.
+    for Atari.
 
     `policy` is `greedy`, the agent's best actions, or `sampled`, those of `act(explore=True)`;
     `epsilon` is the probability of a uniformly random allowed action instead. Raises `ConfigError`

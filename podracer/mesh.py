@@ -29,6 +29,7 @@ from podracer import cgroups
 from podracer.means import Mean, divide
 from podracer.types import ConfigError, LearnerState, PyTree
 
+Axis = str | tuple[str, ...] | None  # of a mesh, one or several
 Device = Any  # jax.Device, which type checkers take for a variable
 DATA, POD, HOST = "data", "pod", "host"
 REPLICATED = PartitionSpec()
@@ -88,17 +89,17 @@ def find_devices(count: int = 0) -> list[Device]:
     if len(set(sizes)) > 1:
         raise ConfigError(
             f"the processes have {', '.join(map(str, sizes))} devices: give each as many, and the "
-            "same --devices."
+            "same `devices`."
         )
     if count < 0 or count > len(devices):
         raise ConfigError(
-            f"--devices {count} was asked for, but this run sees {len(devices)} "
+            f"`devices={count}` was asked for, but this run sees {len(devices)} "
             f"{devices[0].platform} device(s)."
         )
     count = count or len(devices)
     if count % jax.process_count():
         raise ConfigError(
-            f"--devices {count} cannot be split evenly over {jax.process_count()} processes: "
+            f"`devices={count}` cannot be split evenly over {jax.process_count()} processes: "
             f"take a multiple of {jax.process_count()}."
         )
     share = count // jax.process_count()
@@ -241,8 +242,8 @@ def check_divisible(what: str, count: int, num_parts: int, parts: str = "devices
         )
 
 
-def num_shards(axis: str | None) -> int:
-    """Return the number of shards along a mesh axis; 1 if `axis` is None."""
+def num_shards(axis: Axis) -> int:
+    """Return the number of shards along axes of a mesh; 1 if `axis` is None."""
     return 1 if axis is None else jax.lax.axis_size(axis)
 
 
@@ -257,11 +258,7 @@ def global_max(x: Float[Array, "..."], axis: str | None) -> Float[Array, "..."]:
 
 
 def global_mean(tree: PyTree, axis: str | None) -> PyTree:
-    """Return the mean over all shards of a tree of float arrays, with one all-reduce.
-
-    Two reductions of a program must depend on each other (decision 0012): reduce everything in one
-    call, or compute the later one from the result of the earlier.
-    """
+    """Return the mean over all shards of a tree of float arrays, with one all-reduce."""
     if axis is None:
         return tree
     flat, unravel = ravel_pytree(tree)
@@ -282,28 +279,9 @@ def global_grad(
     loss is a mean over equally many items, or a `Mean`, the result is the gradient of the mean over
     all items.
     """
-
-    def loss_and_nothing(*args: Any) -> tuple[Any, tuple[None, Any]]:
-        value, aux = loss(*args)
-        return value, (None, aux)
-
-    grads, _, aux = global_grad_and_mean(loss_and_nothing, params, *args, axis=axis)
-    return grads, aux
-
-
-def global_grad_and_mean(
-    loss: Callable[..., tuple[Float[Array, ""] | Mean, tuple[PyTree, Any]]],
-    params: PyTree,
-    *args: Any,
-    axis: str | None,
-) -> tuple[PyTree, PyTree, Any]:
-    """Return the gradient of `loss(params, *args) -> (loss, (local, aux))`, as `global_grad`.
-
-    Between gradient and aux is the mean of `local` over shards, by the same all-reduce.
-    """
-    grads, (share, (local, aux)) = _grad_of_total(loss, is_all=axis is None)(params, *args)
-    grads, share, mean = global_mean((grads, share, local), axis)
-    return _divided(grads, share), mean, aux
+    grads, (share, aux) = _grad_of_total(loss, is_all=axis is None)(params, *args)
+    grads, share = global_mean((grads, share), axis)
+    return _divided(grads, share), aux
 
 
 def _grad_of_total(
@@ -387,6 +365,11 @@ def split_evenly(x: Shaped[Array, "n ..."], limit: int) -> Shaped[Array, "K m ..
     limit = max(1, limit)
     sizes = (size for size in range(min(limit, n), limit // 2, -1) if n % size == 0)
     return x.reshape(-1, next(sizes, n), *x.shape[1:])
+
+
+def platform_of(mesh: Mesh) -> str:
+    """Return the platform for which a program of a mesh is traced, see `traced_for`."""
+    return _TRACED_FOR.get() or mesh.devices.flat[0].platform
 
 
 def _is_for_cpu() -> bool:

@@ -90,14 +90,11 @@ def _parts(config: Any) -> Iterator[tuple[str, Any]]:
 
 def valid_share(trajectory: Trajectory) -> jax.Array:
     """Return the share of a shard's transitions that are valid, f32 []."""
-    return jnp.mean(trajectory.valid(), dtype=jnp.float32)
+    return jnp.mean(trajectory.valid().astype(jnp.float32))
 
 
 def frames_of(valid: jax.Array, share: jax.Array, axis: str | None) -> jax.Array:
-    """Return the frames of a rollout, those of all shards together, uint32 [].
-
-    `valid` is `[T, B]`; `share`, f32 [], is that of all shards, as a reduction brought it.
-    """
+    """Return the frames of a rollout, uint32 [], from its `valid [T, B]` and all shards' share."""
     return to_frames(share * (valid.size * num_shards(axis)))
 
 
@@ -109,16 +106,9 @@ def to_frames(count: jax.Array) -> jax.Array:
     return jnp.round(count).astype(jnp.uint32) * jnp.uint32(num_hosts_apart())
 
 
-def count_frames(trajectory: Trajectory, axis: str | None) -> tuple[jax.Array, Trajectory]:
-    """Return the frames of a rollout, as `frames_of`, by a reduction of their own.
-
-    The trajectory that comes back depends on it, so that later reductions wait (decision 0012).
-    """
-    share = global_mean(valid_share(trajectory), axis)
-    timestep = trajectory.steps.timestep
-    timestep = dataclasses.replace(timestep, last=timestep.last | (share < 0))  # never true
-    steps = dataclasses.replace(trajectory.steps, timestep=timestep)
-    return frames_of(trajectory.valid(), share, axis), dataclasses.replace(trajectory, steps=steps)
+def count_frames(trajectory: Trajectory, axis: str | None) -> jax.Array:
+    """Return the frames of a rollout, those of all shards together, uint32 []."""
+    return frames_of(trajectory.valid(), global_mean(valid_share(trajectory), axis), axis)
 
 
 def init_frames() -> jax.Array:

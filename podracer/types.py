@@ -23,7 +23,6 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jaxtyping import Array, Bool, Float32
 
 PyTree = Any
@@ -61,12 +60,17 @@ def reset_on_warm_start() -> Any:
     return dataclasses.field(metadata={"reset_on_warm_start": True})
 
 
-def flag(name: str) -> Any:
-    """Annotate a field with the name of its flag, `Annotated[float, flag("optimizer-epsilon")]`.
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """Marker of a field with a longer flag: `Annotated[float, Flag("optimizer-epsilon")]`.
 
-    Flags have no prefix, so a class that is part of several agents needs longer flags than fields.
+    Flags have no prefix unless two are the same, and the fields of a part may have general names.
     """
-    return tyro.conf.arg(name=name)
+
+    name: str
+
+
+NO_FLAG = Flag("")  # marks a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`
 
 
 @dataclass_transform(

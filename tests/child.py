@@ -60,7 +60,7 @@ def call(*arguments, **extra):
     return finish(start(*arguments, **extra))
 
 
-def wait_for_lines(process, run: Path, lines: int, timeout=90):
+def wait_for_lines(process, run: Path, lines: int, timeout=240):
     """Until the run has recorded so many lines, or has ended."""
     path = run / "metrics.jsonl"
     deadline = time.monotonic() + timeout
@@ -68,7 +68,9 @@ def wait_for_lines(process, run: Path, lines: int, timeout=90):
         if path.exists() and path.read_bytes().count(b"\n") >= lines:
             return
         time.sleep(0.01)
-    assert process.poll() is not None, "no progress"
+    if process.poll() is None:
+        process.kill()
+        raise AssertionError(f"no progress in {timeout} s")
 
 
 def records(run: Path):

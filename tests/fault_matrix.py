@@ -160,10 +160,10 @@ class Recorder:
         }
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        about = provenance()
-        commit = about.pop("commit")
+        commit, about = provenance()
         rows = {str(n): {**self._row(n), "commit": commit} for n in FIGURES}
-        record = {**about, "commands": [self.command], "figures": rows}
+        run = {**about, "commits": [commit], "commands": [self.command]}
+        record = {"runs": [run], "figures": rows}
         self.path.write_text(json.dumps(record, indent=1) + "\n")
         terminalreporter.write_line("\n" + table(record))
 
@@ -180,8 +180,8 @@ class Recorder:
         }
 
 
-def provenance() -> dict[str, Any]:
-    """The machine, the versions and the commit that a record is about."""
+def provenance() -> tuple[str, dict[str, Any]]:
+    """The commit that a record is about, and its date, machine and versions."""
     processor = platform.processor() or platform.machine()
     if (information := Path("/proc/cpuinfo")).exists():
         lines = information.read_text().splitlines()
@@ -189,8 +189,7 @@ def provenance() -> dict[str, Any]:
         processor = next(names, processor)
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "commit": commit.stdout.strip() or "unknown",
+    return commit.stdout.strip() or "unknown", {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": f"{processor}, {os.cpu_count()} cores, {platform.system()}",
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -208,8 +207,7 @@ def _version(package: str) -> str | None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return the record as Markdown: one row for each figure, and where it was measured."""
-    versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items() if v)
+    """Return the record as Markdown: one row for each figure, and where they were measured."""
     lines = [
         "| | fault and promise | goal | passed | measured | commit |",
         "|---" * 6 + "|",
@@ -219,9 +217,11 @@ def table(record: dict[str, Any]) -> str:
         commit = row["commit"] if row["tests"] else ""
         notes = "; ".join(_summed(row["notes"]))
         lines.append(f"| {number} | {fault} | {goal} | {_passed(row)} | {notes} | {commit} |")
-    about = f"{record['date']}, {record['machine']}, {versions}:"
-    commands = [f"- `{command}`" for command in record["commands"]]
-    return "\n".join([*lines, "", about, "", *commands]) + "\n"
+    for run in record["runs"]:
+        versions = ", ".join(f"{name} {v}" for name, v in run["versions"].items() if v)
+        about = f"{', '.join(run['commits'])}: {run['date']}, {run['machine']}, {versions}:"
+        lines += ["", about, "", *(f"- `{command}`" for command in run["commands"])]
+    return "\n".join(lines) + "\n"
 
 
 def _passed(row: dict[str, Any]) -> str:
@@ -246,14 +246,26 @@ def _summed(notes: Sequence[str]) -> list[str]:
 
 
 def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one record: each figure as in the one with the most cases of it, on one machine."""
-    about = {(record["machine"], *record["versions"].items()) for record in records}
-    if len(about) > 1:
-        raise SystemExit("the records are of different machines or versions")
+    """Return one record: each figure as in the one with the most cases of it."""
     rows = {n: [record["figures"][n] for record in records] for n in records[0]["figures"]}
     figures = {n: max(reversed(each), key=lambda row: row["total"]) for n, each in rows.items()}
-    commands = [command for record in records for command in record["commands"]]
-    return {**records[-1], "commands": commands, "figures": figures}
+    runs = [run for record in records for run in record["runs"]]
+    return {"runs": _joined(runs, {row["commit"] for row in figures.values()}), "figures": figures}
+
+
+def _joined(runs: Sequence[dict[str, Any]], shown: Collection[str]) -> list[dict[str, Any]]:
+    """Return the runs of commits that are shown, those with one date, machine and versions as one.
+
+    Only the commits that are shown are named.
+    """
+    joined: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        if commits := [commit for commit in run["commits"] if commit in shown]:
+            key = json.dumps([run["date"], run["machine"], run["versions"]])
+            total = joined.setdefault(key, {**run, "commits": [], "commands": []})
+            total["commits"] += [x for x in commits if x not in total["commits"]]
+            total["commands"] += [x for x in run["commands"] if x not in total["commands"]]
+    return list(joined.values())
 
 
 def with_table(page: str, record: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """How programs of the tests are compiled, and the collectives in their text."""
 
 import contextlib
+import itertools
 import re
 
 import jax
@@ -23,7 +24,17 @@ def request(devices, num_updates=1):
     return np.tile(np.int32([0, num_updates]), (devices, 1))
 
 
-def collectives_by_computation(text):
+def unordered(text):
+    """Pairs of successive collectives of a compiled program that do not wait for each other."""
+    return [
+        (first, second)
+        for waits in _collectives_by_computation(text)
+        for first, second in itertools.pairwise(waits)
+        if first not in waits[second]
+    ]
+
+
+def _collectives_by_computation(text):
     """Of a compiled program: for each computation, its instructions that reduce over devices (by
     themselves or in what they call), each with the instructions that it waits for."""
     computations, name = {}, None
@@ -36,7 +47,9 @@ def collectives_by_computation(text):
             computations[name][instruction[1]] = (code, re.findall(r"%([\w.\-]+)", code))
 
     def reduces(code, names):
-        if re.search(r" (all-reduce|all-gather|collective-permute|all-to-all)", code):
+        if re.search(
+            r" (all-reduce|all-gather|collective-permute|all-to-all|reduce-scatter)", code
+        ):
             return True
         return any(
             reduces(*inner) for name in names for inner in computations.get(name, {}).values()

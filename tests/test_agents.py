@@ -52,7 +52,7 @@ from podracer.environment import auto_reset
 from podracer.mesh import find_devices, global_grad, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
-from podracer.ops.moments import init_moments, moments_of
+from podracer.ops.moments import init_moments
 from podracer.ops.returns import generalized_advantages
 from podracer.rollout import ActorState, rollout
 from podracer.schedules import Linear
@@ -630,9 +630,9 @@ def test_advantages_are_standardized_together(grouping, memory):
     advantage = jax.random.normal(jax.random.key(0), (1 if memory == "none" else T, B))
     valid = np.ones(advantage.shape, np.float32)
     valid[0, 4] = 0
-    pair = (advantage, jnp.asarray(valid))
-    groups, weights = epochs.advantage_groups(pair, jnp.asarray(items), grouping)
-    means, variances = epochs.advantage_moments(moments_of(groups, None, weights), items, grouping)
+    means, variances = epochs.advantage_moments(
+        advantage, jnp.asarray(valid), jnp.asarray(items), grouping, None
+    )
     for k in range(2):
         counted = np.where(valid, advantage, np.nan)
         group = {"minibatch": counted[:, items[k]], "batch": counted}.get(grouping)

@@ -172,7 +172,7 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
 
 
 def test_refuses_what_nothing_can_plan_in():
-    with pytest.raises(ConfigError, match="take --environment model:catch"):
+    with pytest.raises(ConfigError, match='take `environment="model:catch"`'):
         AlphaZero(network=SMALL).build(make("catch").spec)
     with pytest.raises(ConfigError, match="needs discrete actions; pendulum has continuous"):
         AlphaZero(network=SMALL).build(make("model:pendulum").spec)

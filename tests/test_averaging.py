@@ -169,7 +169,7 @@ def test_resumed_equals_uninterrupted(tmp_path):
         ({"pods": EXPERIMENT.pods[:3]}, "a power of 2 of pods, but there are 3"),
         ({"pods": (*EXPERIMENT.pods[:3], FASTER)}, "need the same hyperparameters"),
         ({"exchange": Averaging("all", 3)}, "multiple of a chunk's 2, but it is 3"),
-        ({"exchange": Averaging("all", 0)}, "need a period"),
+        ({"exchange": Averaging("all", 0)}, "needs a period"),
         ({"exchange": Averaging("all", 12)}, "never reached in a run of 12 updates"),
     ],
 )

@@ -18,6 +18,7 @@ from podracer.checks import check_agent
 from podracer.experiments import recipes
 from podracer.experiments.recipes.registry import RECIPES
 from podracer.experiments.run_setup import build
+from podracer.io.entry_points import installed
 from podracer.types import (
     ArraySpec,
     ConfigError,
@@ -290,7 +291,8 @@ def test_learners_that_would_drift_apart_are_refused(learn):
     mine = agent(learn=learn) if learn else agent()
     check(mine, num_devices=1)
     with pytest.raises(
-        ConfigError, match=r"Mine.learn puts into shared\['policy'\] what each of the 2 .*--dev"
+        ConfigError,
+        match=r"Mine.learn puts into shared\['policy'\] what each of the 2 .*`devices=1`",
     ):
         check(mine, num_devices=2)
 
@@ -335,7 +337,7 @@ def test_every_agent_passes_as_it_is(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *installed("recipes")])
 def test_the_agent_of_every_recipe_passes_as_it_is(name):
     try:
         agent, _ = build(recipes.find(name))

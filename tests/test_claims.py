@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pages import ROOT, run_page
-from programs import collectives_by_computation
 from walk import B, T, close
 
 import podracer
-from podracer.drivers.anakin import make_chunk
 from podracer.rollout import init_actor, rollout
 
 CATCH = podracer.make("catch")
@@ -197,25 +195,6 @@ def test_curiosity_pays_for_what_is_new_and_the_pay_fades(page):
         state, metrics = learner(state, trajectory, jax.random.key(number))
         bonuses.append(float(metrics["intrinsic_reward"]))
     assert bonuses[-1] < 0.9 * bonuses[0]
-
-
-@pytest.mark.slow
-@of_page("reward-shaping")
-def test_the_reductions_of_curiosity_are_ordered(page):
-    """On two devices; see `test_anakin.py`."""
-    cartpole = podracer.make("cartpole")
-    settings = page.CuriousPPO(podracer.PPO(num_epochs=1))
-    agent = podracer.Blueprint(settings, cartpole.spec, podracer.Context(8))
-    mesh = podracer.make_mesh(jax.devices()[:2])
-    config = podracer.AnakinConfig(num_envs=8, rollout_length=8, updates_per_chunk=2)
-    state = podracer.init_state(agent, cartpole, mesh, config, jax.random.key(0))
-    chunk = make_chunk(cartpole, mesh, config)
-    by_device = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    request = jax.device_put(jnp.zeros(2, jnp.int32), by_device)
-    program = chunk.lower(agent, state, request).compile().as_text()
-    for waits in collectives_by_computation(program):
-        order = list(waits)
-        assert all(order[i] in waits[order[i + 1]] for i in range(len(order) - 1)), order
 
 
 # --- how to, and an example ----------------------------------------------------------------------

@@ -12,9 +12,11 @@ import pytest
 from child import call
 from PIL import Image
 
-from podracer.cli.arguments import find_experiment, find_recipe, join_values, peek_flag, pop_flag
+from podracer.cli.arguments import take_flags
+from podracer.cli.commands import COMMANDS
 from podracer.cli.completion import script
-from podracer.cli.main import COMMANDS, main, usage
+from podracer.cli.main import main, usage
+from podracer.cli.recipe_flags import find_experiment, find_recipe
 from podracer.types import ConfigError
 
 
@@ -116,50 +118,33 @@ except SystemExit:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "value", "rest"),
+    ("arguments", "values", "others"),
     [
-        (["--update-rule=rule.npz", "x"], "rule.npz", ["x"]),
-        (["--update_rule", "rule.npz", "x"], "rule.npz", ["x"]),
-        (["--update-rule=", "x"], "", ["x"]),
-        (["--update-rule", "-1"], "-1", []),
-        (["--update-rule", "x", "y", "--update-rule=z"], "z", ["y"]),
-        (["--update-rule", "--seed"], None, ["--update-rule", "--seed"]),
-        (["--update-rule"], None, ["--update-rule"]),
-        (["--update-rules", "x"], None, ["--update-rules", "x"]),
+        (["--update-rule=rule.npz", "x"], {"update_rule": "rule.npz"}, ["x"]),
+        (["--update_rule", "rule.npz", "x"], {"update_rule": "rule.npz"}, ["x"]),
+        (["--update-rule=", "x"], {"update_rule": ""}, ["x"]),
+        (["--update-rule", "-1"], {"update_rule": "-1"}, []),
+        (["--update-rule", "None"], {"update_rule": "None"}, []),
+        (["--update-rule", "x", "y", "--update-rule=z"], {"update_rule": "z"}, ["y"]),
+        (["--update-rules", "x", "--help"], {}, ["--update-rules", "x", "--help"]),
     ],
 )
-def test_a_flag_and_its_value(arguments, value, rest):
-    assert peek_flag(arguments, "update-rule") == value
-    assert pop_flag(arguments, "update-rule") == value
-    assert arguments == rest
+def test_flags_on_which_others_depend(arguments, values, others):
+    assert take_flags(arguments, "update_rule", "arch") == (values, others)
+
+
+def test_such_a_flag_without_a_value_is_refused(capsys):
+    for arguments in (["--update-rule"], ["--update-rule", "--seed"]):
+        with pytest.raises(SystemExit) as stop:
+            take_flags(arguments, "update_rule")
+        assert stop.value.code == 78
+        assert "--update-rule" in capsys.readouterr().err
 
 
 def test_an_empty_value_is_not_the_default():
     with pytest.raises(ConfigError, match="there is no rule at"):
         find_experiment(["catch", "--update-rule="])
     assert find_recipe("atari_ppo", ["--game="])[0].environment == "atari-sticky:"
-
-
-def test_what_varies_may_stand_behind_several_flags():
-    together = [
-        "--seeds",
-        "2",
-        "--frames=9",
-        "--vary",
-        "learning_rate=1,2",
-        "entropy_cost=0",
-        "b=3",
-    ]
-    apart = [
-        "--vary",
-        "learning_rate=1,2",
-        "entropy_cost=0",
-        "--seeds",
-        "2",
-        "--vary=b=3",
-        "--frames=9",
-    ]
-    assert join_values(apart, "vary") == join_values(together, "vary") == together
 
 
 def test_python_dash_m_podracer_is_the_command_line():

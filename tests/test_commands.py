@@ -25,15 +25,11 @@ import pytest
 
 import podracer
 from podracer.cli import main as command_line
-from podracer.cli import train
-from podracer.cli.arguments import (
-    find_experiment,
-    find_recipe,
-    parse_experiment,
-)
+from podracer.cli import pods
 from podracer.cli.main import main
-from podracer.cli.pods import sweep
-from podracer.cli.train import FreeSettings, TrainOptions
+from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experiment
+from podracer.cli.resume import free_settings
+from podracer.cli.train import TrainOptions
 from podracer.cli.values import read_whole_number
 from podracer.experiments import recipes, training
 from podracer.experiments.experiment import Experiment
@@ -87,7 +83,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def run(finished_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)  # they are
+    monkeypatch.setattr("podracer.cli.running.initialize_devices", lambda *_: None)  # they are
     return Path(shutil.copytree(finished_run, tmp_path / "copy"))
 
 
@@ -320,8 +316,6 @@ def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
 def test_the_end_of_a_tournament_names_it_and_what_comes_next(
     code, lines, monkeypatch, capsys, tmp_path
 ):
-    from podracer.cli import pods
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("podracer.tournament.orchestrator.run_tournament", lambda *arguments: code)
     monkeypatch.setattr("podracer.reports.standings.LiveStandings", MagicMock())
@@ -348,10 +342,13 @@ MISTAKES = [
     ("doctor now", "Unrecognized options"),
     ("--completion powershell", "bash, zsh, fish"),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
-    ("train cartpole_a2c", "did you mean catch_a2c --environment cartpole?"),
-    ("train brax_ppo", "take pendulum_ppo --environment brax:NAME; `podracer list environments`"),
-    ("train gymnax_dqn", "take cartpole_dqn --environment gymnax:NAME; "),
-    ("train lunarlander_rainbow", "take cartpole_rainbow --environment NAME; "),
+    ("train cartpole_a2c", "did you mean catch_a2c with --environment cartpole?"),
+    (
+        "train brax_ppo",
+        "take pendulum_ppo with --environment brax:NAME; `podracer list ",
+    ),
+    ("train gymnax_dqn", "take cartpole_dqn with --environment gymnax:NAME; "),
+    ("train lunarlander_rainbow", "take cartpole_rainbow with --environment NAME; "),
     ("train pendlum_sac", "did you mean pendulum_sac?"),
     ("train ppo", "did you mean cartpole_ppo?"),
     ("completion bash", "did you mean podracer --completion?"),
@@ -363,21 +360,31 @@ MISTAKES = [
     ("sweep catch --no-clip_value", "sweep catch has no flag --no-clip-value: it belongs to PPO."),
     ("train catch --threads-per-actor=2", "it belongs to --arch sebulba."),
     ("train catch --channels 8", "it belongs to --torso cnn, --torso resnet."),
-    ("train CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
-    ("train gymnasium:CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
-    ("train pendulum", "such as cartpole_ppo --environment pendulum."),
+    ("train CartPole-v1", "such as cartpole_ppo with --environment gymnasium:CartPole-v1."),
+    (
+        "train gymnasium:CartPole-v1",
+        "such as cartpole_ppo with --environment gymnasium:CartPole-v1.",
+    ),
+    ("train pendulum", "such as cartpole_ppo with --environment pendulum."),
     ("train cartpole_ppo --environment own:Disc-v0,n=1", "gymnasium:own:Disc-v0,n=1."),
     ("train nothing.json", "there is no file nothing.json"),
     ("train :", "name your own as MODULE:FUNCTION"),
     ("train no_such_module:mine", "There is no module 'no_such_module'"),
     ("train os:getcwd", "must return an Experiment"),
-    ("train catch more", "Unrecognized options"),
+    ("train catch more", "'more' is no setting: write FIELD=VALUE"),
     ("train catch --frmaes 10", "--frames"),
     ("train cartpole_ppo --lr 1e-3", "did you mean --learning-rate?"),
     ("train cartpole_ppo --total_timesteps=9", "no flag --total_timesteps here: did you mean --fr"),
     ("train cartpole_ppo --batch-size 8", "did you mean --num-minibatches?"),
     ("train pendulum_sac --tau 0.1", "did you mean --target-update-rate?"),
-    ("sweep catch --learning-rate 1e-3 1e-4", "write --vary learning_rate=1e-3,1e-4."),
+    ("sweep catch --learning-rate 1e-3 1e-4", "for a sweep, --vary NAME=VALUE,VALUE."),
+    (
+        "train catch_a2c agent.learning_rat=1",
+        "A2C has no field 'learning_rat': did you mean",
+    ),
+    ("train catch_a2c agent.learning_rate=x", "'x' must be a number, or START:END"),
+    ("train catch_a2c agent.network=mlp", "write agent.network.FIELD=VALUE"),
+    ("train catch_a2c agnet.discount=1", "Experiment has no field 'agnet': did you mean agent"),
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("resume nowhere --lr 1e-3", "Unrecognized options"),
     ("train catch --frames", "Missing argument"),
@@ -442,11 +449,11 @@ MISTAKES = [
     ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --arch sebulba"),
     ("train catch --arch sebulba --fused", "fused"),
     ("train catch_alphazero --environment catch", "--environment model:catch"),
-    ("sweep cartpole_sebulba --seeds 2", "for seed in 0 1 2; do podracer train cartpole_sebulba"),
+    ("sweep cartpole_sebulba --seeds 2", "train cartpole_sebulba once for each --seed."),
     ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
-    ("sweep catch_a2c --vary learning_rate=1:2", "--draws N"),
+    ("sweep catch_a2c --vary learning_rate=1:2", "give the number of --draws"),
     ("sweep catch_a2c --vary learning_rate=2:1 --draws 3", "cannot be read"),
     ("sweep catch_a2c --vary=", "--vary needs a value"),
     ("sweep catch_a2c --seeds 2 --vary", "--vary needs a value"),
@@ -474,13 +481,10 @@ MISTAKES = [
     ("report nowhere", "holds no run"),
     ("report", "at least one run"),
     ("rule nowhere", "holds no run"),
-    ("backtest nowhere", "holds no run"),
-    ("promote models nowhere", "holds no run"),
-    ("rollback nowhere", "has no model yet"),
     ("leaderboard nowhere", "holds no tournament"),
     ("export nowhere", "nowhere holds no run"),
     ("watch nowhere", "there is no directory nowhere"),
-    ("watch ''", "watch needs a directory"),
+    ("watch ''", "'' names no file and no directory"),
     ("watch . --host nosuch.invalid --port 0", "take another --host"),
     ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
@@ -708,18 +712,10 @@ def test_forged_metadata_of_a_checkpoint_is_refused(change):
 
 
 def test_resume_has_a_flag_for_every_setting_that_may_change():
-    hints = typing.get_type_hints(FreeSettings)
-    assert hints.keys() == FREE_ON_RESUME
-    for name, hint in typing.get_type_hints(Experiment).items():
-        if name in hints:
-            is_optional = type(None) in typing.get_args(hint)  # and None a value to change it to
-            not_given = typing.Literal["unchanged"] if is_optional else None
-            assert hints[name] == hint | not_given, name
-    assert FreeSettings().changes() == {}
-    assert FreeSettings(target_return=None, frames=7).changes() == {
-        "target_return": None,
-        "frames": 7,
-    }
+    fields = {field.name: field for field in free_settings()}
+    assert fields.keys() == FREE_ON_RESUME
+    assert {field.value for field in fields.values()} == {"unchanged"}
+    assert type(None) in typing.get_args(fields["target_return"].hint)  # a value to change it to
 
 
 @pytest.mark.parametrize(
@@ -860,8 +856,8 @@ def test_another_environment_has_its_own_architecture_and_no_target(
 @pytest.mark.parametrize(("flags", "target"), [((), None), (("--target-return", "9"), 9)])
 def test_a_sweep_has_the_target_that_a_flag_gives_and_not_the_recipes(flags, target, monkeypatch):
     experiments = []
-    monkeypatch.setattr(train, "run", lambda experiment, *_, **__: experiments.append(experiment))
-    sweep(["cartpole_ppo", "--seeds", "2", *flags])
+    monkeypatch.setattr(pods, "run", lambda experiment, *_, **__: experiments.append(experiment))
+    pods.sweep(["cartpole_ppo", "--seeds", "2", *flags])
     assert [(len(x.pods), x.target_return) for x in experiments] == [(2, target)]
 
 
@@ -890,8 +886,8 @@ def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
             assert experiment.keep_best is value
             assert rest == ["--seed", "3"]
     for flags, words in (
-        (["--wide-network", "perhaps"], "--wide_network must be of type bool, but it is 'perhaps'"),
-        (["--steps", "many"], "--steps must be of type int, but it is 'many'"),
+        (["--wide-network", "perhaps"], "wide_network must be of type bool, but it is 'perhaps'"),
+        (["--steps", "many"], "steps must be of type int, but it is 'many'"),
         (["--kind", "x"], "a flag is a str, int, float or bool"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from podracer.cli import pods, train
-from podracer.cli.main import COMMANDS, main
+from podracer.cli import pods, resume, train
+from podracer.cli.commands import COMMANDS
+from podracer.cli.main import main
 from podracer.experiments import recipes
 from podracer.experiments.hosts import Hosts
 
@@ -241,10 +242,10 @@ def test_every_command_is_one_that_podracer_has(
         begun.append(chosen)
         return 0
 
-    monkeypatch.setattr(train, "run", begin)
-    monkeypatch.setattr(pods, "_run", begin)
+    for module, function in ((train, "run"), (pods, "run"), (resume, "run"), (pods, "_run")):
+        monkeypatch.setattr(module, function, begin)
     catch = recipes.find("catch")
-    monkeypatch.setattr(train.ResumeOptions, "reopen", lambda *_: catch)
+    monkeypatch.setattr(resume.ResumeOptions, "reopen", lambda *_: catch)
     with pytest.raises(SystemExit) as leaving:
         main([name, *arguments])
     assert leaving.value.code == 0

@@ -364,7 +364,7 @@ def test_a_run_keeps_the_digest_of_its_file(file):
 
 
 def test_a_recipe_of_the_rule_needs_its_file():
-    with pytest.raises(ConfigError, match="needs the file of a discovered rule: --update-rule"):
+    with pytest.raises(ConfigError, match="needs the file of a discovered rule: `agent"):
         build(recipes.find("catch_disco"))
 
 

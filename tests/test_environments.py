@@ -510,11 +510,6 @@ def test_hidden_components_are_all_that_is_missing() -> None:
         np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)
 
 
-def test_hidden_components_of_an_environment_for_evaluation() -> None:
-    env = make("partial:trading:synthetic,hide=0")
-    assert evaluation_environment(env).environment == evaluation_environment(env.environment)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

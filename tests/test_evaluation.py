@@ -343,7 +343,7 @@ def test_an_evaluation_of_one_episode_warns_once(tmp_path, caplog):
     messages = [r.getMessage() for r in caplog.records if "repetitions" in r.getMessage()]
     assert len(messages) == 1
     assert "16 evaluation episodes" in messages[0]
-    assert "--evaluation-policy sampled or --evaluation-epsilon 0.01" in messages[0]
+    assert '`evaluation_policy="sampled"`, `evaluation_epsilon=0.01`' in messages[0]
 
 
 def evaluation(returns, unfinished, distinct=3, broken=0):

@@ -5,25 +5,25 @@ import dataclasses
 import json
 import logging
 import math
+import re
 import sys
 from functools import partial
-from importlib.metadata import EntryPoint
 from typing import Annotated
 
 import jax
 import numpy as np
 import pytest
-import tyro
 
 import podracer
-from podracer.cli.arguments import find_experiment, parse_experiment
 from podracer.cli.main import main
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
-from podracer.types import check_ranges
+from podracer.reports.run import write_report
+from podracer.types import NO_FLAG, check_ranges
 
 PACKAGE = '''
 import dataclasses
@@ -170,7 +170,7 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         ("nowhere.recipes:mine", "There is no module 'nowhere'"),
         ("lab.recipes:his", "There is no function 'his' in the module lab.recipes"),
         ("lab.recipes:Line", "must return an Experiment, not Line"),
-        ("json:dumps", "json:dumps needs --obj, which has no default"),
+        ("json:dumps", "json:dumps needs a value of 'obj', which has no default"),
         ("builtins:dict", "builtins:dict is no recipe"),
         ("math:sqrt", "math:sqrt is no recipe"),
     ):
@@ -178,14 +178,126 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         assert message in capsys.readouterr().err
 
 
+INSTALLED = '''
+import dataclasses
+
+import podracer
+from lab.recipes import Line, mine
+
+
+def line(size="5", slope=1.0):
+    """Five steps to the right are worth 1."""
+    if slope != 1.0:
+        raise podracer.ConfigError("this line is level.")
+    return podracer.auto_reset(Line(int(size)))
+
+
+def robot():
+    """Balance a pole on the host."""
+    return podracer.Gymnasium("CartPole-v1")
+
+
+robot.on_host = True
+
+
+def line_a2c():
+    """My agent on a line by its name."""
+    return dataclasses.replace(mine(), environment="line:4")
+
+
+def draw(arguments):
+    """Draw a line of the length that is given."""
+    if arguments == ["--fail"]:
+        raise podracer.ConfigError("there is no ink.")
+    print("_" * int(arguments[0]))
+
+
+def ends(run, config):
+    """Show where a line ends."""
+    return {"Ends & edges": f"<p>at {config['environment']['inner']['length']}</p>"}
+
+
+def broken(run, config):
+    raise RuntimeError("no pencil")
+'''
+
+ENTRY_POINTS = """
+[podracer.environments]
+line = lab.line:line
+robot = lab.line:robot
+[podracer.recipes]
+line_a2c = lab.line:line_a2c
+[podracer.commands]
+draw = lab.line:draw
+[podracer.reports]
+ends = lab.line:ends
+broken = lab.line:broken
+"""
+
+
+@pytest.fixture
+def installed_package(folder, monkeypatch):
+    """A package that is installed, as a folder beside its metadata."""
+    (folder / "lab" / "line.py").write_text(INSTALLED)
+    metadata = folder / "lab-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_what_an_installed_package_has_is_listed_without_an_import(installed_package, capsys):
+    assert podracer_command("--help") == 0
+    assert re.search(r"podracer draw \.\.\. +Draw a line of the leng", capsys.readouterr().out)
+    assert podracer_command("list") == 0
+    out = capsys.readouterr().out
+    assert re.search("line +Five steps to the right are worth 1.", out)
+    assert re.search("line_a2c +My agent on a line by its name.", out)
+    for mistyped, name in (("drawn", "draw"), ("train line_a2", "line_a2c"), ("check lin", "line")):
+        assert podracer_command(*mistyped.split()) == 78
+        assert f"did you mean {name}" in "".join(capsys.readouterr())
+    assert "lab.line" not in sys.modules
+    (installed_package / "lab" / "line.py").write_text("not Python")
+    assert podracer_command("--help") == 0
+    assert re.search(r"podracer draw \.\.\. +installed, lab.line:draw", capsys.readouterr().out)
+
+
+def test_an_installed_package_brings_commands_and_environments(installed_package, capsys):
+    assert podracer_command("draw", 3) == 0
+    assert capsys.readouterr().out == "___\n"
+    assert podracer_command("draw", "--fail") == 78
+    assert capsys.readouterr().err == "podracer: there is no ink.\n"
+    assert podracer.make("line").inner.length == 5
+    assert podracer.make("line:7").inner.length == 7
+    assert recipes.find("catch_a2c").with_environment("line:7").arch == "anakin"
+    assert recipes.find("catch_a2c").with_environment("robot").arch == "sebulba"
+    with pytest.raises(podracer.ConfigError, match="this line is level"):
+        podracer.make("line,slope=2")
+    with pytest.raises(podracer.ConfigError, match=r"^line:7: .* argument 'tilt'"):
+        podracer.make("line:7,tilt=2")
+    assert podracer_command("check", "line:3") == 0
+
+
 @pytest.mark.slow
-def test_recipes_of_installed_packages_have_names(folder, monkeypatch):
-    sys.path.append(str(folder))
-    entry = EntryPoint("my_line", "lab.recipes:mine", "podracer.recipes")
-    monkeypatch.setattr(recipes, "entry_points", lambda group: [entry])
-    podracer.train("my_line", run_dir=folder / "run", frames=320)
-    agent, _ = podracer.load(folder / "run")  # the run has the name of an installed recipe
+def test_an_installed_package_brings_a_recipe(installed_package):
+    run = installed_package / "run"
+    assert podracer_command("train", "line_a2c", "--frames", 320, "--run-dir", run) == 0
+    config = (run / "config.json").read_text()
+    assert json.loads(config)["experiment"]["environment"] == "line:4"
+    assert "lab" not in config.replace(str(installed_package), "")
+    agent, _ = podracer.load(run)  # the run has the name of an installed recipe
     assert agent.name == "Shifted"
+
+
+def test_an_installed_package_brings_a_section_of_the_report(installed_package, caplog):
+    run = installed_package / "run"
+    run.mkdir()
+    config = {"experiment": {"seed": 1}, "environment": {"inner": {"length": 4}}}
+    (run / "config.json").write_text(json.dumps(config))
+    page = write_report([run], run / "report.html").read_text()
+    assert "<h2>Ends &amp; edges</h2><p>at 4</p>" in page
+    assert "The report has no section of lab.line:broken: no pencil" in caplog.text
 
 
 @pytest.mark.slow
@@ -197,7 +309,7 @@ def test_a_run_is_loaded_with_its_recipe(folder):
         agent, state = podracer.load(folder / "run", recipe=recipe)
         assert agent.name == result.agent.name == "Shifted"
         assert fingerprint(state) == fingerprint(result.state)
-    with pytest.raises(podracer.ConfigError, match="name its recipe, such as --recipe"):
+    with pytest.raises(podracer.ConfigError, match="name its recipe, such as `recipe="):
         podracer.load(folder / "run")
 
 
@@ -364,34 +476,78 @@ def test_functions_with_other_bound_arguments_are_other_experiments():
         from_json(to_json(function), like=partial(np.clip, -2.0, a_max=1.0))
 
 
-def test_a_field_with_the_name_of_another_flag_is_refused_in_a_sentence():
+def parsed_agent(agent, *flags):
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=agent)
+    return parse_experiment("train mine", flags, experiment, TrainOptions())[1]
+
+
+def test_a_field_with_the_name_of_another_flag_begins_with_its_part():
     @podracer.struct
     class Clashing(podracer.A2C):
         frames: int = podracer.static(default=1)
 
-    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=Clashing())
-    with pytest.raises(podracer.ConfigError, match="would have the flag frames: rename"):
-        parse_experiment("train mine", [], experiment, TrainOptions())
+    experiment = parsed_agent(Clashing(), "--frames", "7", "--agent.frames", "5")
+    assert (experiment.frames, experiment.agent.frames) == (7, 5)
 
 
-def test_a_second_network_has_no_flags_where_it_says_so():
-    """Its flags are not its own to rename, so the message names what leaves them out."""
+def test_flags_of_a_second_network_begin_with_its_name():
+    network = podracer.TorsoNetwork(podracer.MLP((8,)))
 
     @podracer.struct
-    class WithTarget(podracer.A2C):
-        target: podracer.TorsoNetwork = podracer.static(default=podracer.TorsoNetwork())
+    class WithNovelty(podracer.A2C):
+        novelty_network: podracer.TorsoNetwork = podracer.static(default=network)
+        novelty_optimizer: podracer.Optimizer = podracer.Optimizer()
+        novelty_scale: float = 0.5
 
+    agent = parsed_agent(
+        WithNovelty(), "--hidden", "4", "--novelty-network.hidden", "16", "--optimizer", "rmsprop",
+        "--novelty-optimizer.optimizer", "radam", "--novelty-scale", "2",
+    ).agent  # fmt: skip
+    assert agent.network.torso.hidden == (4,)
+    assert agent.novelty_network.torso.hidden == (16,)
+    assert (agent.optimizer.name, agent.novelty_optimizer.name) == ("rmsprop", "radam")
+    assert agent.novelty_scale == 2
+
+
+def test_an_agent_around_another_has_the_flags_of_both():
+    @podracer.struct
+    class Around(podracer.A2C):
+        inner: podracer.Agent = podracer.static(default=podracer.PPO())
+
+    agent = parsed_agent(Around(), "--discount", "0.5", "--inner.discount", "0.25").agent
+    assert (agent.discount, agent.inner.discount) == (0.5, 0.25)
+
+
+def test_a_part_has_no_flags_where_it_says_so():
     @podracer.struct
     class WithoutFlags(podracer.A2C):
-        target: Annotated[podracer.TorsoNetwork, tyro.conf.Suppress] = podracer.static(
+        target: Annotated[podracer.TorsoNetwork, NO_FLAG] = podracer.static(
             default=podracer.TorsoNetwork()
         )
 
-    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=WithTarget())
-    message = r"would have the flag activation, .*Annotated\[TYPE, tyro\.conf\.Suppress\]"
-    with pytest.raises(podracer.ConfigError, match=message):
-        parse_experiment("train mine", [], experiment, TrainOptions())
-    experiment = dataclasses.replace(experiment, agent=WithoutFlags())
-    _, parsed, _ = parse_experiment("train mine", ["--hidden", "8"], experiment, TrainOptions())
-    assert parsed.agent.network.torso.hidden == (8,)
-    assert parsed.agent.target == podracer.TorsoNetwork()
+    agent = parsed_agent(WithoutFlags(), "--hidden", "8").agent
+    assert agent.network.torso.hidden == (8,)
+    assert agent.target == podracer.TorsoNetwork()
+    with pytest.raises(SystemExit):
+        parsed_agent(WithoutFlags(), "--target.hidden", "8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "agent"),
+    [
+        (("agent.learning_rate=1e-3",), {"learning_rate": 1e-3}),
+        (("agent.learning_rate=1e-3:0",), {"learning_rate": podracer.Linear(1e-3, 0.0)}),
+        (
+            ("agent.network.torso.hidden=64,32", "agent.optimizer.name=rmsprop"),
+            {"network": {"torso": {"hidden": (64, 32)}}, "optimizer": {"name": "rmsprop"}},
+        ),
+        (
+            ("agent.network.shared=False", "--value-cost", "2"),
+            {"network": {"shared": False}, "value_cost": 2.0},
+        ),
+    ],
+)  # fmt: skip
+def test_a_setting_means_what_it_does_in_python(settings, agent):
+    experiment = recipes.find("catch_a2c")
+    changed = parse_experiment("train", settings, experiment, TrainOptions())[1]
+    assert changed == experiment.with_fields({"agent": agent})

@@ -74,7 +74,25 @@ def test_each_figure_is_of_the_record_with_the_most_cases(pytester):
         record = fault_matrix.merged(pair)
         counts = {n: (row["passed"], row["total"]) for n, row in record["figures"].items()}
         assert (counts["1"], counts["2"], counts["3"]) == ((9, 11), (0, 1), (8, 10))
-        assert len(record["commands"]) == 2
+        assert [len(run["commands"]) for run in record["runs"]] == [2]
+    records[1]["runs"][0]["machine"] = "another"
+    runs = fault_matrix.merged(records)["runs"]
+    assert [(len(run["commands"]), run["machine"] == "another") for run in runs] == [
+        (1, False),
+        (1, True),
+    ]
+
+
+def test_runs_none_of_whose_figures_are_shown_are_left_out():
+    def record(commit, total):
+        rows = {str(n): {"total": total, "commit": commit} for n in (1, 2)}
+        run = {"date": "", "machine": commit, "versions": {}}
+        return {"runs": [{**run, "commits": [commit], "commands": [commit]}], "figures": rows}
+
+    old, new = record("old", 5), record("new", 7)
+    assert fault_matrix.merged([old, new]) == new
+    old["figures"]["2"]["total"] = 9
+    assert [run["machine"] for run in fault_matrix.merged([old, new])["runs"]] == ["old", "new"]
 
 
 def test_an_unknown_figure_is_refused(pytester):

@@ -13,8 +13,7 @@ import podracer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.experiments import recipes
 from podracer.experiments.field_types import check_types
-from podracer.trading.backtest import backtest
-from podracer.trading.delivery import current_model, promote, rollback
+from podracer.io.models import current_model
 from podracer.types import check_ranges
 
 CATCH = recipes.find("catch_a2c")
@@ -163,12 +162,8 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
         podracer.train("catch_a2c", weights="~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.export_policy("~/none", format="stablehlo")
-    for command in (backtest, partial(promote, "~/models")):
-        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
-            command("~/none")
-    for command in (current_model, rollback):
-        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
-            command("~/none")
+    with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
+        current_model("~/none")
 
 
 def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
@@ -180,7 +175,7 @@ def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
         with pytest.raises(podracer.ConfigError, match=words):
             train("catch_a2c")
     export = partial(podracer.export_policy, format="stablehlo")
-    for command in (podracer.load, export, backtest, partial(promote, "models"), rollback):
+    for command in (podracer.load, export):
         with pytest.raises(podracer.ConfigError, match=words):
             command("~nosuchuser/x")
 

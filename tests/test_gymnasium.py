@@ -566,9 +566,9 @@ def test_no_file_has_a_module_imported(module, tmp_path):
         library("io.seal").seal_json(
             tmp_path / "config.json", {"experiment": serialization.to_json(experiment)}
         )
-        with pytest.raises(types.ConfigError, match=f"module '{module}'.*--environment"):
+        with pytest.raises(types.ConfigError, match=f"module '{module}'.*add `environment="):
             serialization.read_experiment(tmp_path)
-        with pytest.raises(types.ConfigError, match="--environment"):
+        with pytest.raises(types.ConfigError, match="add `environment="):
             recipes.find(str(tmp_path / "config.json"))
     assert module not in sys.modules
     for repeated in (

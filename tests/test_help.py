@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from podracer.cli.main import COMMANDS, main
+from podracer.cli.commands import COMMANDS
+from podracer.cli.main import main
 from podracer.experiments import recipes
+from podracer.io.entry_points import installed
 
 ONE_OF_MANY = {
     "sweep": ["catch_a2c"],
@@ -26,7 +28,9 @@ def kinds(config):
 def pages():
     """Arguments that show a help page each: all commands, every kind of agent, every driver."""
     yield from (
-        [command, *ONE_OF_MANY.get(command, [])] for command in COMMANDS if command != "train"
+        [command, *ONE_OF_MANY.get(command, [])]
+        for command in [*COMMANDS, *installed("commands")]
+        if command != "train"
     )
     yield ["bench", "sebulba"]
     yield ["bench", "recipe", "lpg"]
@@ -82,10 +86,11 @@ def test_groups_are_named_and_the_run_comes_first(monkeypatch):
     page = help_page(["train", "cartpole_dqn"], monkeypatch)
     titles = re.findall(r"^ ([a-z_.]+ options) *$", page, re.M)
     parts = [
-        f"agent{part} options" for part in ("", ".munchausen", ".network", ".optimizer", ".replay")
+        f"agent{part} options"
+        for part in ("", ".munchausen", ".network", ".network.torso", ".optimizer", ".replay")
     ]
     assert titles[0] == "run options"
-    assert sorted(titles[1:6]) == parts
-    assert titles[6:] == ["anakin options", "hosts options"]
+    assert sorted(titles[1:7]) == parts
+    assert titles[7:] == ["anakin options", "hosts options"]
     order = [page.index(f"--{flag} ") for flag in ("frames", "seed", "run-dir", "arch", "devices")]
     assert order == sorted(order)

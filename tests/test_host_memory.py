@@ -22,8 +22,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import run_setup
 from podracer.host_memory import HostMemory, host_leaves, read_windows, write_slices
 from podracer.mesh import make_mesh
-from podracer.plan.counted import size_of
-from podracer.plan.memory import _host_bytes, anakin_memory
+from podracer.plan.memory import _host_bytes, anakin_memory, size_of
 from podracer.plan.plan import _memory_lines
 from podracer.replay import Replay
 from podracer.types import ConfigError
@@ -172,5 +171,5 @@ def test_what_a_replay_in_host_memory_cannot_do_is_said_before_anything_is_compi
     env = make("catch")
     agent = blueprint(HOST, env.spec)
     mesh = population.population_mesh(jax.devices()[:1], 2)
-    with pytest.raises(ConfigError, match="take --storage device, or a tournament"):
+    with pytest.raises(ConfigError, match=r'take `agent\.replay\.storage="device"`, or a'):
         population.init_states(agent, [Pod(0), Pod(1)], env, mesh, AnakinConfig(16, 8, 2))

@@ -11,15 +11,17 @@ import socket
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 import zlib
+from types import SimpleNamespace
 
 import jax
 import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
 import podracer
-from podracer.cli import train as train_commands
+from podracer.cli import running
 from podracer.experiments import peers
 from podracer.experiments.errors import classify_error
 from podracer.experiments.hosts import (
@@ -28,9 +30,12 @@ from podracer.experiments.hosts import (
     use_compilation_cache,
     warn_if_alone,
 )
+from podracer.experiments.peers import PeerLostError
 from podracer.experiments.serialization import read_experiment
 from podracer.io.cache import prepare_cache
-from podracer.types import ConfigError
+from podracer.io.checkpoint import Checkpointer
+from podracer.io.steps import step_directories
+from podracer.types import ConfigError, StorageError
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
@@ -89,10 +94,10 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
     processes, devices, one, monkeypatch
 ):
     """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
-    monkeypatch.setattr(train_commands, "initialize_devices", lambda _, count: throw(Taken(count)))
+    monkeypatch.setattr(running, "initialize_devices", lambda _, count: throw(Taken(count)))
     experiment = dataclasses.replace(read_experiment(one), devices=0)
     with pytest.raises(Taken) as error:
-        train_commands.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
+        running.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
     assert error.value.args == (devices,)
 
 
@@ -191,13 +196,14 @@ def test_a_run_resumes_exactly_after_the_loss_of_a_process(lost, number, tmp_pat
 
 def trim(run, every):
     """Leave no step that is newer than the last one after which all hosts had met."""
-    steps = sorted((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    steps = step_directories(run / "checkpoints")  # without the draft that a loss leaves
     while int(steps[-1].name) % every:
         shutil.rmtree(steps.pop())
 
 
 @pytest.mark.slow
 @pytest.mark.figure(19)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_hosts_that_average_resume_after_a_loss_between_two_averages(lost, tmp_path):
     """From the mean of all, so exactly where they had just met, and else in one way only."""
@@ -230,6 +236,35 @@ def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
     error = classify_error(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
     assert isinstance(error, peers.PeerLostError)
     assert (error.exit_code, error.component) == (77, "peer")
+
+
+@pytest.mark.figure(19)
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: ... coordination_service ..."), PeerLostError),
+        (jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out."), PeerLostError),
+        (None, StorageError),
+    ],
+)
+def test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_written(
+    cause, kind, tmp_path, monkeypatch
+):
+    """Orbax calls it a time-out that processes cannot wait for each other."""
+
+    def wait():
+        raise TimeoutError("Timed out while waiting for async_write_complete barrier.") from cause
+
+    orbax = SimpleNamespace(save=lambda *_, **__: None, wait_until_finished=wait)
+    monkeypatch.setattr(Checkpointer, "_orbax", orbax)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"x": jax.numpy.zeros(2)}, {})
+    with pytest.raises((jax.errors.JaxRuntimeError, StorageError)) as raised:
+        checkpointer.wait()
+    checkpointer.save(2, {"x": jax.numpy.zeros(2)}, {})
+    checkpointer.__exit__(KeyError, KeyError("the first error is raised"), None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert isinstance(classify_error(raised.value), kind)
 
 
 @pytest.mark.figure(19)
@@ -287,10 +322,10 @@ def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        (Hosts("127.0.0.1", 2, 0), "--coordinator 127.0.0.1 must be HOST:PORT"),
-        (Hosts("127.0.0.1:1234", 2, 2), "--process-id 2 must lie below --num-processes 2"),
+        (Hosts("127.0.0.1", 2, 0), "`coordinator=127.0.0.1` must be HOST:PORT"),
+        (Hosts("127.0.0.1:1234", 2, 2), "`process_id=2` must lie below `num_processes=2`"),
         (Hosts("127.0.0.1:1234", 2), "together"),
-        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "--join-seconds must be above 0"),
+        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "`join_seconds` must be above 0"),
         (Hosts("127.0.0.1:1234", 2, 0, join_seconds=math.inf), "at most 604,800, but it is inf"),
         (Hosts("127.0.0.1:0", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("127.0.0.1:65536", 2, 1), "with a port from 1 to 65,535"),
@@ -389,6 +424,36 @@ def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
         assert use_compilation_cache() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", kept)
+
+
+def test_training_leaves_the_configuration_of_jax_as_it_was(tmp_path):
+    """And programs of the caller's own are compiled as if there had been no run."""
+    code = """
+        from pathlib import Path
+        import jax, podracer
+        def values():
+            return {name: jax.config._read(name) for name in jax.config.values}
+        jax.jit(lambda x: x + 1)(1.0)
+        before, cache = values(), Path.home() / ".cache/podracer/xla"
+        podracer.train("catch_a2c", run_dir="run", frames=1, evaluations=0)
+        assert values() == before, values()
+        programs = set(cache.iterdir())
+        assert programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.jit(lambda x: x * 3)(1.0)
+        assert set(cache.iterdir()) == programs
+        jax.config.update("jax_compilation_cache_dir", "mine")
+        jax.jit(lambda x: x * 4)(1.0)
+        assert list(Path("mine").iterdir()) and set(cache.iterdir()) == programs
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("JAX_")
+    } | {"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_folder_of_compiled_programs_is_private_and_whole(tmp_path):

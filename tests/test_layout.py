@@ -4,6 +4,7 @@ import ast
 import difflib
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ FLOORS = (
     ("experiments.run_records",),
     ("reports.console",),
     ("mesh", "agent", "host_memory"),
-    ("ops", "schedules"),
+    ("ops", "schedules", "reductions"),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
     ("agents.disco", "agents.lpg"),
@@ -28,12 +29,12 @@ FLOORS = (
     ("drivers.anakin", "drivers.sebulba", "drivers.selection", "drivers.averaging"),
     ("drivers.population",),
     ("experiments",),
-    ("tournament", "trading"),
+    ("tournament",),
     ("reports", "bench", "export", "serve"),
-    ("reproduce",),
     ("plan",),
     ("cli",),
     ("__init__", "__main__"),
+    ("trading",),  # an extension, attached by entry points: nothing imports it
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -91,6 +92,12 @@ def test_imports_go_down_only():
     assert upwards == []
 
 
+def test_the_room_that_is_attached_by_entry_points_is_named_nowhere_else():
+    attached = ROOT / "trading"
+    files = [path for path in FILES if attached not in path.parents]
+    assert [name_of(path) for path in files if "podracer.trading" in path.read_text()] == []
+
+
 def test_the_check_of_imports_can_fail():
     assert FLOOR[room_of("reports.run")] > FLOOR[room_of("experiments.training")]
     assert room_of("agents.lpg.rule") == "agents.lpg"
@@ -113,6 +120,48 @@ def test_no_circle_of_files():
         for module in free:
             del graph[module]
     assert sorted(graph) == []
+
+
+def test_no_circle_of_commands():
+    """Deferred imports count here: a command that needs another one's file stands above it."""
+    files = {module_of(path): path for path in sorted((ROOT / "cli").glob("*.py"))}
+    graph = {module: (imports(path) & files.keys()) - {module} for module, path in files.items()}
+    while free := [module for module, names in graph.items() if not names & graph.keys()]:
+        for module in free:
+            del graph[module]
+    assert sorted(graph) == []
+
+
+FLAG = re.compile(r"(?<![\w(-])--[a-z]")
+
+
+def test_only_the_command_line_speaks_of_flags():
+    """Errors and warnings below it name fields, which `cli/sentences.py` makes flags of."""
+    assert FLAG.search("take --evaluations 0")
+    assert not FLAG.search("var(--text) a--b")
+    found = []
+    for path in FILES:
+        if path.is_relative_to(ROOT / "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_warning = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("warning", "error", "warn", "_warn")
+            )
+            if isinstance(node, ast.Raise) or is_warning:
+                texts = (x.value for x in ast.walk(node) if isinstance(x, ast.Constant))
+                found += [
+                    f"{name_of(path)}:{node.lineno}: {text}"
+                    for text in texts
+                    if isinstance(text, str) and FLAG.search(text)
+                ]
+    assert found == []
+
+
+def test_no_library_of_flags_below_the_command_line():
+    users = [path for path in FILES if "import tyro" in path.read_text()]
+    assert [name_of(path) for path in users if not path.is_relative_to(ROOT / "cli")] == []
 
 
 def test_files_and_functions_stay_short():

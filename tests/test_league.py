@@ -484,7 +484,7 @@ def test_what_is_no_league_is_refused(tmp_path):
             "minimax cannot look ahead in kuhn_poker",
         ),
         (dataclasses.replace(LEAGUE, matches=0), "matches must be at least 1"),
-        (dataclasses.replace(LEAGUE, opponents=None, train_against="past"), "add --opponents"),
+        (dataclasses.replace(LEAGUE, opponents=None, train_against="past"), "add `opponents`"),
     ):
         with pytest.raises(ConfigError, match=words):
             league.check()

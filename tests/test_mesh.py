@@ -156,7 +156,7 @@ def test_find_devices_counts():
     assert find_devices() == jax.devices()
     assert find_devices(3) == jax.devices()[:3]
     for count in (9, -1):
-        with pytest.raises(ConfigError, match=rf"--devices {count} was asked .* 8 cpu device"):
+        with pytest.raises(ConfigError, match=rf"`devices={count}` was asked .* 8 cpu device"):
             find_devices(count)
 
 

@@ -15,7 +15,6 @@ from podracer.ops.moments import (
     init_moments,
     merge,
     moments_of,
-    moments_of_each,
     normalize,
 )
 from podracer.types import ArraySpec
@@ -61,13 +60,6 @@ def test_updates_equal_the_moments_of_all_data(shape):
         assert moments.count == len(items)
         np.testing.assert_allclose(moments.mean[name], items.mean(0), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(moments.variance[name], items.var(0), rtol=1e-4)
-
-
-def test_what_is_measured_together_has_its_own_moments():
-    batch = batches(1, (7, 4))[0]
-    several = moments_of_each((batch["number"], batch, None), None, (None, None, None))
-    for moments, items in zip(several, (batch["number"], batch), strict=False):
-        jax.tree.map(np.testing.assert_array_equal, moments, moments_of(items, None))
 
 
 def test_items_without_weight_do_not_count_and_half_precision_does_not_overflow():

@@ -18,18 +18,16 @@ from podracer.agents.a2c import A2C
 from podracer.agents.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
-from podracer.envs.trading import load_market
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.history import installed_versions
 from podracer.experiments.run_setup import make_run_setup
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
+from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.trading.backtest import backtest
-from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
@@ -45,7 +43,6 @@ COMMANDS = (
     "train catch --run-dir PATH",
     "train catch --weights PATH",
     "train catch --update-rule PATH",
-    "train trading_ppo --environment trading:PATH.csv",
     "train PATH.json",
     "sweep catch_a2c --run-dir PATH",
     "tournament catch --run-dir PATH",
@@ -61,14 +58,8 @@ COMMANDS = (
     "export PATH",
     "export run --out PATH.onnx",
     "fingerprint PATH",
-    "plan catch --prices PATH",
-    "reproduce --page --out PATH",
     "rule PATH",
     "serve PATH",
-    "backtest PATH",
-    "promote PATH run",
-    "promote models PATH",
-    "rollback PATH",
 )
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
@@ -78,12 +69,8 @@ FUNCTIONS: dict[str, Callable] = {
     "export": export_policy,
     "out": lambda path: export_policy("run", out=path),
     "report": lambda path: write_report([Path(path)], Path("page.html")),
-    "market": load_market,
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
-    "backtest": backtest,
-    "promote": lambda path: promote(path, "run"),
-    "rollback": rollback,
     "current_model": current_model,
 }
 

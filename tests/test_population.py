@@ -369,7 +369,7 @@ def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     finish_sweep(run, EXPERIMENT)
     out = capsys.readouterr().out
     assert f"Not ranked: {run} has no evaluation yet" in out
-    assert "resume it, with --evaluations 1 or more." in out
+    assert "resume it, with `evaluations=1` or more." in out
     config = read_config(run / "config.json")
     seal_json(
         run / "config.json", {**config, "experiment": config["experiment"] | {"evaluations": 5}}
@@ -453,7 +453,7 @@ def test_what_cannot_be_a_population_is_refused(tmp_path):
 
     refused("learning_rate must be at least 0", pods=(pod(0, learning_rate=-1.0),))
     refused("no float hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
-    refused("take --arch anakin", driver=EXPERIMENT.with_arch("sebulba").driver)
+    refused("take `driver=podracer.Anakin", driver=EXPERIMENT.with_arch("sebulba").driver)
     assert not (tmp_path / "no" / "config.json").exists()
 
 
@@ -491,8 +491,8 @@ def test_ranges_are_drawn_evenly_on_their_scale():
         (["learning_rate=a,b"], 0, "cannot be read"),
         (["learning_rate=1e-3,nan"], 0, "cannot be read"),
         (["learning_rate=2:1"], 5, "cannot be read"),
-        (["learning_rate=1:2"], 0, "--draws N"),
-        (["learning_rate=1:0:9,2:0:9"], 0, "it is the start that varies"),
+        (["learning_rate=1:2"], 0, "number of `draws`"),
+        (["learning_rate=1:0:9,2:0:9"], 0, "of a schedule only the start varies"),
         (["learning_rate=1,2"], 3, "range"),
         (["a=1", "a=2"], 0, "twice"),
         (["learning_rate=1e-3,0.001"], 0, "'learning_rate=1e-3,0.001' names a value twice"),

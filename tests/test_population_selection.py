@@ -280,9 +280,9 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert best.agent.learning_rate == found[0].hyperparameters[0].value
     assert (best.pods, best.exchange) == ((), None)
 
-    from podracer.cli.pods import leaderboard
+    from podracer.cli.pods import LeaderboardOptions, leaderboard
 
-    assert leaderboard([str(whole)]) == 0
+    assert leaderboard(LeaderboardOptions(whole)) == 0
     assert "Selected  3 times" in capsys.readouterr().out
 
 
@@ -337,10 +337,10 @@ class InTurns:
         ({"environment": InTurns()}, "in self-play say nothing of strength"),
         ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
         ({"pods": ()}, "at least 2 pods, but there is 0"),
-        ({"exchange": Selection(Truncation(), 0)}, "need a period"),
+        ({"exchange": Selection(Truncation(), 0)}, "needs a period"),
         ({"exchange": Selection(Truncation(), 12)}, "multiple of a chunk's 5, .* 12: take 10"),
         ({"exchange": Selection(Truncation(), 40)}, "never reached in a run of 40 updates"),
-        ({"exchange": Selection(PopulationBased(()), 10)}, "--vary learning_rate=1e-5:1e-2"),
+        ({"exchange": Selection(PopulationBased(()), 10)}, "by `exchange.rule.bounds`"),
         (
             {"exchange": Selection(PopulationBased((Range("depth", 1, 2),)), 10)},
             "no float hyperparameter 'depth'",
@@ -368,7 +368,7 @@ def test_a_selection_is_made_of_flags():
     made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, vary)
     assert made == Selection(PopulationBased((BOUNDS[0],), fraction=0.3), 10)
     assert sweep.make_exchange(None, None, 0, vary) is None
-    with pytest.raises(ConfigError, match="give its rule with --select"):
+    with pytest.raises(ConfigError, match="give the rule of a selection"):
         sweep.make_exchange(None, None, 10, vary)
     with pytest.raises(ConfigError, match="either select or average"):
         sweep.make_exchange(Truncation(), "ring", 10, vary)
@@ -376,12 +376,12 @@ def test_a_selection_is_made_of_flags():
 
 @pytest.mark.slow
 def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
-    from podracer.cli.pods import leaderboard
+    from podracer.cli.pods import LeaderboardOptions, leaderboard
 
     podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, exchange=None)
-    assert leaderboard([str(tmp_path), "--json"]) == 0
+    assert leaderboard(LeaderboardOptions(tmp_path, json=True)) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(number for row in rows for number in row["pods"]) == [0, 1, 2, 3]
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
     with pytest.raises(ConfigError, match=r"podracer watch .* shows a sweep"):
-        leaderboard([str(tmp_path), "--watch"])
+        leaderboard(LeaderboardOptions(tmp_path, watch=True))

@@ -15,17 +15,15 @@ from podracer.experiments.serialization import read_config
 from podracer.io import reading
 from podracer.io.directories import holds_begun_tournament
 from podracer.io.jsonl import read_records
+from podracer.io.models import current_model
 from podracer.io.reading import read_limited, read_lines
 from podracer.io.run_directory import write_bytes
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.steps import newest_saved
-from podracer.plan.devices import _read as read_prices
 from podracer.reports.run import _object
-from podracer.reproduce.records import read_records as read_figures
 from podracer.tournament.leaderboard import _read as read_log
 from podracer.tournament.report import reason_of_failure
-from podracer.trading.delivery import current_model
 from podracer.types import CheckpointError, PodracerError
 
 READERS = {
@@ -37,8 +35,6 @@ READERS = {
     "pods.jsonl": read_records,
     "leaderboard.jsonl": read_log,
     "rule.npz": read_rule,
-    "prices.json": read_prices,
-    "records.jsonl": read_figures,
     "record.jsonl": lambda path: current_model(path.parent),
 }
 KINDS = {

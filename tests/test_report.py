@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
-from podracer.cli.runs import report
+from podracer.cli.runs import ReportOptions, report
 from podracer.experiments.run_records import RunRecords
 from podracer.experiments.scores import returns_of
 from podracer.experiments.statistics import (
@@ -660,9 +660,9 @@ def test_a_comparison_is_no_page_of_a_run(tmp_path, capsys):
     runs = [make_run(tmp_path / folder / "run", seed=seed) for seed, folder in enumerate("ab")]
     for run in runs:
         (run / "report.html").write_text("mine")
-    assert report([*map(str, runs)]) == 0
+    assert report(ReportOptions(tuple(runs))) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'comparison.html'}\n"
     assert [(run / "report.html").read_text() for run in runs] == ["mine", "mine"]
-    assert report([str(runs[0]), str(runs[0])]) == 0  # which is one
+    assert report(ReportOptions((runs[0], runs[0]))) == 0  # which is one
     assert capsys.readouterr().out == f"{runs[0] / 'report.html'}\n"
     assert "mine" in (runs[1] / "report.html").read_text()

@@ -16,11 +16,15 @@ import pytest
 from child import environment, records, wait_for_lines
 
 from podracer.bench import machine
-from podracer.cli.main import main
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.reproduce import measure
-from podracer.reproduce.chart import _Axis
-from podracer.reproduce.figure import (
+from podracer.types import PodracerError
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.reproduce import measure
+from benchmarks.reproduce.__main__ import main
+from benchmarks.reproduce.chart import _Axis
+from benchmarks.reproduce.figure import (
     SCALES,
     Axes,
     Case,
@@ -32,13 +36,13 @@ from podracer.reproduce.figure import (
     Verdict,
     verdict,
 )
-from podracer.reproduce.figures import FIGURES
-from podracer.reproduce.page import html_page, markdown_page
-from podracer.reproduce.read import learning_curve
-from podracer.reproduce.records import SHIPPED, append_record, read_records, shown_records
-from podracer.types import PodracerError
+from benchmarks.reproduce.figures import FIGURES
+from benchmarks.reproduce.page import html_page, markdown_page
+from benchmarks.reproduce.read import learning_curve
+from benchmarks.reproduce.records import SHIPPED, append_record, read_records, shown_records
 
 ROOT = Path(__file__).parents[1]
+WITH_BENCHMARKS = environment(PYTHONPATH=str(ROOT))
 COMMAND = ("train", "catch", "--frames", "2048", "--num-envs", "8", "--rollout-length", "8")
 COMMAND += ("--updates-per-chunk", "8", "--evaluations", "2", "--run-dir", "{folder}/run")
 
@@ -108,7 +112,7 @@ def test_the_projects_points_were_measured_by_the_commands_of_the_figures():
 def test_the_page_in_the_documentation_is_that_of_the_projects_records():
     page = markdown_page(list(FIGURES.values()), read_records(SHIPPED))
     assert (ROOT / "docs" / "reproduction.md").read_text() == page, (
-        "podracer reproduce --page --out build/figures && "
+        "python -m benchmarks.reproduce --page --out build/figures && "
         "cp build/figures/reproduction.md docs/reproduction.md"
     )
 
@@ -269,7 +273,7 @@ def test_a_case_that_cannot_be_read_loses_no_other_and_fails_the_command(
     monkeypatch.setitem(FIGURES, "figure", figure)
     monkeypatch.setattr(measure, "_run", lambda arguments: (0, ["{hello}", '{"value": 1}', "[]"]))
     with pytest.raises(SystemExit) as leaving:
-        main(["reproduce", "figure", "--out", str(tmp_path)])
+        main(["figure", "--out", str(tmp_path)])
     one, two = read_records(tmp_path / "records.jsonl")
     assert one.error == "its output cannot be read: IndexError: list index out of range"
     assert (two.error, two.values) == ("", {"value": 1})
@@ -277,7 +281,7 @@ def test_a_case_that_cannot_be_read_loses_no_other_and_fails_the_command(
     assert "cases failed, which the same command repeats: one of figure." in capsys.readouterr().err
     cases[0] = cases[1]
     with pytest.raises(SystemExit) as leaving:
-        main(["reproduce", "figure", "--out", str(tmp_path)])
+        main(["figure", "--out", str(tmp_path)])
     assert leaving.value.code == 0
 
 
@@ -291,10 +295,10 @@ def test_the_command_that_runs_is_stopped_and_may_save(tmp_path):
     podracer.chmod(0o755)
     code = (
         "import sys\nfrom podracer.io.signals import exit_on_stop\n"
-        "from podracer.reproduce.measure import _run\n"
+        "from benchmarks.reproduce.measure import _run\n"
         f"sys.executable = {str(podracer)!r}\nwith exit_on_stop():\n    _run(['train'])"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=WITH_BENCHMARKS)
     try:
         while not (tmp_path / "begun").exists() and process.poll() is None:
             time.sleep(0.02)
@@ -312,8 +316,10 @@ def test_the_command_that_runs_ends_where_this_one_is_killed(lines, tmp_path):
     """At any moment; once it trains, it saves."""
     run = tmp_path / "run"
     command = ["train", "catch_a2c", "--frames", "1e9", "--save-seconds", "1e9", "--devices", "1"]
-    code = f"from podracer.reproduce.measure import _run\n_run({[*command, '--run-dir', str(run)]})"
-    with subprocess.Popen([sys.executable, "-c", code], env=environment()) as parent:
+    code = (
+        f"from benchmarks.reproduce.measure import _run\n_run({[*command, '--run-dir', str(run)]})"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], env=WITH_BENCHMARKS) as parent:
         task = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         while not (pids := task.read_text().split()):
             assert parent.poll() is None
@@ -333,7 +339,7 @@ def test_a_small_figure_from_the_command_to_the_page(tmp_path, monkeypatch, caps
     figure = a_figure(curves=lambda measured: [Curve("return", ((1.0, 0.5),))])
     monkeypatch.setitem(FIGURES, "figure", figure)
     with pytest.raises(SystemExit) as leaving:
-        main(["reproduce", "figure", "--out", str(tmp_path)])
+        main(["figure", "--out", str(tmp_path)])
     assert leaving.value.code == 0
     assert "figure: reproduced. It did." in capsys.readouterr().out
     (record,) = read_records(tmp_path / "records.jsonl")
@@ -351,11 +357,18 @@ def test_a_figure_that_needs_what_is_not_here_is_left_out(tmp_path, monkeypatch)
     assert read_records(tmp_path / "records.jsonl") == []  # the project's own points are shown
 
 
-def test_a_mistyped_figure_is_refused_with_the_nearest(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["notebok"], "did you mean notebook"),
+        (["--page", "--out", "s3://bucket/run"], "is an address"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_a_reason(arguments, words, capsys):
     with pytest.raises(SystemExit) as leaving:
-        main(["reproduce", "notebok"])
+        main(arguments)
     assert leaving.value.code == 78
-    assert "did you mean notebook" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_a_record_names_no_commit_of_another_project(tmp_path, monkeypatch):

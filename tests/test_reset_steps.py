@@ -8,7 +8,7 @@ then takes a step that only resets it; a lost episode leaves such steps in both.
 import dataclasses
 import functools
 import math
-from functools import partial
+from functools import partial, partialmethod
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +18,26 @@ import pytest
 from agents import AGENTS as SMALL_AGENTS
 from agents import blueprint
 from test_off_policy import AGENTS as REPLAY_AGENTS
-from walk import WALK, built, methods_of, network
+from walk import BOX, WALK, Walk, built, methods_of, network
 
 import podracer
 from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.ddpg import DDPG
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import auto_reset
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.model import WithModel
 from podracer.experiments.experiment import Experiment
 from podracer.means import Mean
 from podracer.mesh import global_grad
-from podracer.replay import Sample
+from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear
 from podracer.types import Step, TimeStep, Trajectory
 
@@ -51,6 +56,7 @@ ON_POLICY = {
         target_kl=0.02,
     ),
     "pqn": PQN(num_minibatches=1, network=network(shared=False)),
+    "alphazero": AlphaZero(num_epochs=3, num_simulations=4, network=network()),
     "stacx": dataclasses.replace(SMALL_AGENTS["stacx"], network=network()),
     "frodo": SMALL_AGENTS["frodo"],
     "lpg_student": SMALL_AGENTS["lpg_student"],
@@ -70,33 +76,46 @@ def timestep(rng, reward, discount, first, last):
     )
 
 
-def twins(length, episodes=4):
+def twins(length, tail=0, shows_terminal=True):
     """The timesteps of one stream: as a device shows it, as a host does, and with lost rows.
 
-    Values of steps that do not count are different in each.
+    There are four episodes, the third of which ends by a time-out, and the first `tail` steps of a
+    fifth. Values of steps that do not count are different in each, and so are the observations of
+    terminals, unless `shows_terminal` is False.
     """
     rng, other = np.random.default_rng(length), np.random.default_rng(100 + length)
     first = timestep(rng, 0.0, 1.0, True, False)
-    device, host, lost = [first], [first], [first]
-    for _ in range(episodes):
-        for time in range(1, length + 1):
-            ends = time == length
+    device, host, lost = streams = [first], [first], [first]
+
+    def in_all(*steps):
+        for stream in streams:
+            stream.extend(steps)
+
+    for episode in range(5):
+        for time in range(1, (tail if episode == 4 else length) + 1):
+            ends = time == length and episode < 4
             step = timestep(rng, rng.normal(size=COLUMNS), 1.0 - ends, ends, False)
             step = dataclasses.replace(step, reward=rng.normal(size=COLUMNS).astype(np.float32))
-            device.append(step)
             if not ends:
-                host.append(step)
-                lost.append(step)
+                in_all(step)
                 continue
+            if episode == 2:
+                timeout = timestep(rng, 0.0, 1.0, False, True)
+                timeout = dataclasses.replace(timeout, reward=step.reward)
+                in_all(timeout, timestep(rng, 0.0, 1.0, True, False))
+                continue
+            device.append(step)
             terminal = timestep(other, 0.0, 0.0, False, True)
             terminal = dataclasses.replace(terminal, reward=step.reward)
+            if not shows_terminal:
+                terminal = dataclasses.replace(terminal, observation=step.observation)
             restart = dataclasses.replace(
                 step, reward=np.zeros(COLUMNS, np.float32), discount=np.ones(COLUMNS, np.float32)
             )
             cut = timestep(other, 0.0, 1.0, True, True)
             host += [terminal, restart]
             lost += [terminal, cut, cut, restart]
-    return device, host, lost
+    return streams
 
 
 def trajectory_of(agent, params, timesteps):
@@ -118,11 +137,24 @@ def values_of(metrics):
     return {name: float(metric) for name, metric in metrics.items()}
 
 
+def with_state(timesteps, env):
+    """Show a state as well, one for all timesteps: to an agent that plans in the environment."""
+    keys = jax.random.split(jax.random.key(7), COLUMNS)
+    state = jax.vmap(env.reset)(keys)[0]
+    return [
+        dataclasses.replace(step, observation={"observation": step.observation, "state": state})
+        for step in timesteps
+    ]
+
+
 @functools.cache
 def learned(name, length, kind):
-    agent = blueprint(ON_POLICY[name], WALK.spec).build()
+    env = WithModel(WALK) if name == "alphazero" else WALK
+    agent = blueprint(ON_POLICY[name], env.spec).build()
+    timesteps = twins(length)[kind]
+    timesteps = with_state(timesteps, WALK) if name == "alphazero" else timesteps
     state = agent.init(jax.random.key(0), COLUMNS)
-    trajectory = trajectory_of(agent, agent.actor_params(state), twins(length)[kind])
+    trajectory = trajectory_of(agent, agent.actor_params(state), timesteps)
     state, metrics = jax.jit(agent.learn, static_argnums=3)(
         state, trajectory, jax.random.key(2), None
     )
@@ -156,6 +188,81 @@ def test_steps_that_only_reset_change_no_metric_no_moment_and_no_update(name, le
             (other.shared, other.local),
             (state.shared, state.local),
         )
+
+
+# --- agents with a replay ------------------------------------------------------------------------
+
+TAIL = 6  # common steps at the end, so that the last one that is learned is the same
+RECURRENCE = Recurrence(burn_in_length=1, unroll_length=1, head_size=6)
+OFF_POLICY = {
+    **{name: REPLAY_AGENTS[name] for name in ("dqn", "c51", "td3", "sac", "qt_opt", "r2d2")},
+    "ddpg-gru": DDPG(network=network("gru"), random_frames=0, n_step=2, recurrence=RECURRENCE),
+    "disco": SMALL_AGENTS["disco"],
+}
+CONTINUOUS = ("td3", "sac", "qt_opt", "ddpg-gru")
+
+
+def with_replay(agent, name, num_steps):
+    """Return a blueprint with a replay of these timesteps, one sequence if it takes any."""
+    replay = Replay(COLUMNS * 512, batch_size=COLUMNS, updates_per_rollout=2, warmup=0)
+    spec = auto_reset(Walk(BOX)).spec if name in CONTINUOUS else WALK.spec
+    settings = {"replay": replay}
+    if name == "r2d2":
+        settings |= {"burn_in_length": 1, "unroll_length": num_steps - 1 - agent.n_step}
+    elif name == "ddpg-gru":
+        unroll_length = num_steps - 1 - agent.n_step
+        settings["recurrence"] = dataclasses.replace(RECURRENCE, unroll_length=unroll_length)
+    return blueprint(dataclasses.replace(agent, **settings), spec, num_steps)
+
+
+def every_sample(num_steps, scale, buffer, state, *_):
+    """Return all samples of a replay, those that begin with a transition first."""
+    num_starts = (num_steps - buffer.length) // buffer.stride + 1
+    starts, rows = jnp.indices((num_starts, COLUMNS)).reshape(2, -1)
+    trajectory = buffer._trajectory(state, rows, starts)
+    order = jnp.argsort(~trajectory.valid()[0], stable=True)
+    trajectory = Trajectory(
+        jax.tree.map(lambda x: x[:, order], trajectory.steps),
+        *jax.tree.map(lambda x: x[order], (trajectory.final, trajectory.carry)),
+        (),
+    )
+    weights = scale / (1.0 + jnp.arange(order.size))
+    return Sample(trajectory, weights, rows[order], starts[order])
+
+
+@functools.cache
+def learned_from_replay(name, length, kind):
+    # A discovered rule reads what a transition leads to, at terminals as well, as published.
+    timesteps = twins(length, TAIL, shows_terminal=name != "disco")[kind]
+    num_steps = len(timesteps) - 1
+    plan = with_replay(OFF_POLICY[name], name, num_steps)
+    agent = plan.build()
+    state = agent.init(jax.random.key(0), COLUMNS)
+    trajectory = trajectory_of(agent, agent.actor_params(state), timesteps)
+    # A loss of R2D2 is a sum over a sequence, whose length is another for each twin.
+    scale = 1.0 / plan.settings.unroll_length if name == "r2d2" else 1.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Buffer, "sample", partialmethod(partial(every_sample, num_steps, scale)))
+        state, metrics = jax.jit(agent.learn, static_argnums=3)(
+            state, trajectory, jax.random.key(2), None
+        )
+    return state.shared, values_of(metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        pytest.param(name, length, marks=() if (name, length) == ("td3", 1) else pytest.mark.slow)
+        for name in OFF_POLICY
+        for length in (1, 2, 5, 20)
+    ],
+)
+def test_a_replay_with_steps_that_only_reset_teaches_the_same(name, length):
+    (state, expected), *others = (learned_from_replay(name, length, kind) for kind in range(3))
+    for other, metrics in others:
+        assert metrics == pytest.approx(expected, rel=2e-4, abs=1e-5)
+        assert int(other.frames) == int(state.frames) == (4 * length + TAIL) * COLUMNS
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-3, 2e-5), other, state)
 
 
 def sample_of(name, length, num_masked):

@@ -17,7 +17,7 @@ from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
-from podracer.cli.arguments import parse_experiment
+from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.values import format_schedule, read_schedule
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import hyperparameters, with_hyperparameters

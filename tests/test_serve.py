@@ -20,13 +20,12 @@ from walk import Walk
 import podracer
 from podracer.experiments import recipes
 from podracer.experiments.loading import reopen
-from podracer.io.models import Decision
+from podracer.io.models import Decision, current_model
 from podracer.policy import Policy
 from podracer.serve import server as servers
 from podracer.serve.arrays import arrays_of
 from podracer.serve.server import listen, make_server
 from podracer.serve.service import Model, RequestError, Service, load_model
-from podracer.trading import delivery
 from podracer.types import ArraySpec, CheckpointError, ConfigError, Discrete
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
@@ -398,7 +397,12 @@ def parts(address):
 
 
 @pytest.fixture(scope="module")
-def trading_runs(tmp_path_factory):
+def delivery():
+    return pytest.importorskip("podracer.trading.delivery")
+
+
+@pytest.fixture(scope="module")
+def trading_runs(delivery, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     experiment = recipes.find("trading_ppo").with_fields({
         "environment": "trading:synthetic,tickers=2,bars=200",
@@ -412,12 +416,12 @@ def trading_runs(tmp_path_factory):
 
 
 @pytest.fixture
-def models(trading_runs, tmp_path, monkeypatch):
+def models(delivery, trading_runs, tmp_path, monkeypatch):
     """Two promoted models, the second one current."""
     monkeypatch.setattr(delivery, "_validation_return", _rising())
     for directory in trading_runs:
         delivery.promote(tmp_path / "models", directory)
-    assert delivery.current_model(tmp_path / "models").name == "000002"
+    assert current_model(tmp_path / "models").name == "000002"
     return tmp_path / "models"
 
 
@@ -432,7 +436,9 @@ def load(directory):
 
 
 @pytest.mark.slow
-def test_promotions_and_rollbacks_under_load_lose_no_request(models, trading_runs, monkeypatch):
+def test_promotions_and_rollbacks_under_load_lose_no_request(
+    delivery, models, trading_runs, monkeypatch
+):
     """Every answer is that of the model that it names."""
     monkeypatch.setattr(delivery, "_validation_return", _rising())
     service = Service(models, load)
@@ -471,7 +477,9 @@ def test_promotions_and_rollbacks_under_load_lose_no_request(models, trading_run
 
 
 @pytest.mark.slow
-def test_a_damaged_model_does_not_replace_a_good_one(models, trading_runs, monkeypatch, caplog):
+def test_a_damaged_model_does_not_replace_a_good_one(
+    delivery, models, trading_runs, monkeypatch, caplog
+):
     monkeypatch.setattr(delivery, "_validation_return", _rising())
     service = Service(models, load)
     delivery.promote(models, trading_runs[0])
@@ -487,7 +495,7 @@ def test_a_damaged_model_does_not_replace_a_good_one(models, trading_runs, monke
 
 
 @pytest.mark.slow
-def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
+def test_an_error_that_nobody_foresaw_keeps_the_model(delivery, models, caplog):
     loaded = iter([model_of("000001", "a2c")])
     service = Service(models, lambda path: next(loaded))  # StopIteration at the second
     delivery.rollback(models)

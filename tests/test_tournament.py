@@ -209,7 +209,7 @@ def test_a_pod_that_was_killed_for_its_silence_says_so(tmp_path):
 
     play(tmp_path, engine=Pretence(fate))
     reasons = {event.reason for event in read_events(tmp_path) if isinstance(event, Failed)}
-    assert reasons == {"recorded nothing for 1800 s (--stall-seconds)"}
+    assert reasons == {"recorded nothing for 1800 s (stall_seconds)"}
 
 
 def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go_on(tmp_path):
@@ -671,8 +671,8 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"pod_cpus": math.nan, "engine": "ray"}, "pod_cpus must be finite and not negative"),
         ({"pod_gpus": math.inf, "engine": "ray"}, "pod_gpus must be finite and not negative"),
         ({"pod_gpus": 1.5, "engine": "ray"}, "pod_gpus must not be a fraction above 1"),
-        ({"pod_gpus": 1.0}, "--pod-gpus is for Ray clusters: add --engine ray, or leave it out"),
-        ({"pod_cpus": 8.0, "engine": "inline"}, "--pod-cpus is for Ray clusters"),
+        ({"pod_gpus": 1.0}, "`pod_gpus` is for Ray clusters: add `engine=ray`, or leave it out"),
+        ({"pod_cpus": 8.0, "engine": "inline"}, "`pod_cpus` is for Ray clusters"),
         ({"experiments": ("cartpole_ppo",)}, "must be a tuple of Experiment objects, such as"),
         ({"experiments": [MIXED[0]]}, "must be a tuple of Experiment objects, such as"),
         ({"experiments": (WRONG_KIND,)}, "Experiment.evaluations cannot be '3': it must be a"),
@@ -697,8 +697,8 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
             {"experiments": (SWEEP,), "selection": selection.PopulationBased()},
             "the sweep 'cartpole_ppo' chooses hyperparameters by itself",
         ),
-        ({"anchor": "minimax-1"}, "--anchor is for leagues: add --opponents"),
-        ({"matches": 2}, "--matches is for leagues: add --opponents"),
+        ({"anchor": "minimax-1"}, "`anchor` is for leagues: add `opponents`"),
+        ({"matches": 2}, "`matches` is for leagues: add `opponents`"),
         ({"experiments": (GENERATIONS_OF_200,), "round_frames": 10_000}, "never reached"),
     ],
 )

@@ -21,21 +21,22 @@ import podracer
 from podracer.agents.ppo import PPO
 from podracer.checks import check_environment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.environment import AutoReset, auto_reset
+from podracer.environment import AutoReset, auto_reset, evaluation_environment
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
-from podracer.envs.trading.environment import Trading, backtest_environment, execute_orders
-from podracer.envs.trading.indicators import compute_indicators, turbulence_index
-from podracer.envs.trading.market import Market, Period, split_market
-from podracer.envs.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.experiments.experiment import Experiment
+from podracer.trading.backtest import trading_in
 from podracer.trading.baselines import (
     buy_and_hold,
     equal_weight,
     minimum_variance,
     minimum_variance_weights,
 )
+from podracer.trading.environment import Trading, execute_orders
+from podracer.trading.indicators import compute_indicators, turbulence_index
+from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
+from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.types import ConfigError
 
 STEPS = 120
@@ -369,7 +370,7 @@ def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
     env = make("trading:synthetic,episode_length=20,final_discount=0.9,bars=100,cost=0.002")
     for examined, period in (
         (env.for_evaluation(), env.inner.periods.validation),
-        (backtest_environment(env), env.inner.periods.backtest),
+        (auto_reset(trading_in(env).for_backtest()), env.inner.periods.backtest),
     ):
         assert isinstance(examined, AutoReset)
         assert (examined.inner.data.price == period.close.astype(np.float32)).all()
@@ -380,7 +381,12 @@ def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
         assert examined.inner.cost == 0.002
     assert not hasattr(auto_reset(Pendulum()), "for_evaluation")
     with pytest.raises(ConfigError, match="pendulum has no back-test period"):
-        backtest_environment(auto_reset(Pendulum()))
+        trading_in(auto_reset(Pendulum()))
+
+
+def test_hidden_components_of_an_environment_for_evaluation() -> None:
+    env = make("partial:trading:synthetic,hide=0")
+    assert evaluation_environment(env).environment == evaluation_environment(env.environment)
 
 
 def test_environments_are_values() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,18 +20,17 @@ from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
-from podracer.envs import make
-from podracer.envs.trading.environment import Trading, backtest_environment
-from podracer.envs.trading.market import Market, Period, split_market
-from podracer.envs.trading.synthetic import synthetic_market
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.reports import trading
 from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
+from podracer.trading.environment import Trading
+from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
+from podracer.trading.page import POINTS, _thinned, sections
+from podracer.trading.synthetic import synthetic_market
 from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
@@ -173,15 +173,27 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
     assert left.value.code == 0
     assert (run / "other.html").exists()
     assert figures["periods"]["backtest"] == ["2010-08-13", "2010-10-07"]
-    assert figures["updates"] == 12
+    assert figures["updates"] == 13  # twelve, and one more for steps that only reset
     expected = backtest(run).backtest.metrics["equal weight"]
     assert figures["backtest"]["equal weight"]["sharpe"] == expected.sharpe
     assert figures["backtest"]["policy"]["costs"] >= 0
 
 
-def test_other_environments_are_refused() -> None:
-    with pytest.raises(ConfigError, match="catch has no back-test period"):
-        backtest_environment(make("catch"))
+@pytest.mark.slow
+def test_the_report_on_a_run_has_its_validation_period(run: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(run)])
+    assert left.value.code == 0
+    page = (run / "report.html").read_text()
+    (section,) = re.findall("<h2>Validation, .*?</section>", page, re.DOTALL)
+    assert "2010-06-18 to 2010-08-12" in section
+    assert "minimum variance" in section
+    assert section.count("<picture>") == 2
+
+
+def test_the_report_on_a_run_that_does_not_trade_has_no_section(tmp_path: Path) -> None:
+    for environment in ({}, {"kind": "Catch"}, {"inner": {"kind": "CartPole"}}):
+        assert sections(tmp_path, {"environment": environment}) == {}
 
 
 # --- no leak -------------------------------------------------------------------------------------
@@ -224,7 +236,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
         one_tested, other_tested, strict=True))  # fmt: skip
 
     write_csv(market, tmp_path / "other" / "bars.csv")
-    with pytest.raises(ConfigError, match=r"split.backtest.market.digest changed since: bring"):
+    with pytest.raises(ConfigError, match=r"periods.backtest.market.digest changed since: bring"):
         backtest(tmp_path / "other" / "run0")
     with pytest.raises(ConfigError, match="began in another environment"):
         promote(tmp_path / "other" / "models", tmp_path / "other" / "run0")
@@ -239,12 +251,12 @@ def test_an_environment_is_compared_with_the_runs(run: Path) -> None:
 
 
 def test_long_curves_are_drawn_to_their_end_and_with_their_extremes():
-    length = 2 * trading.POINTS + 3
+    length = 2 * POINTS + 3
     curves = np.ones((2, length))
     curves[0, 7], curves[1, 1501] = 0.5, 2.0
     period = Period(synthetic_market(tickers=1, bars=length))
     result = SimpleNamespace(period=period)
-    times, drawn = trading._thinned(result, curves)
+    times, drawn = _thinned(result, curves)
     assert (drawn.min(), drawn.max()) == (0.5, 2.0)
     assert times[-1] == period.times[-1]
-    assert len(times) == drawn.shape[1] < trading.POINTS
+    assert len(times) == drawn.shape[1] < POINTS

@@ -19,12 +19,13 @@ from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run, reopen
+from podracer.experiments.loading import reopen
 from podracer.io.checkpoint import fingerprint
 from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
 from podracer.serve.service import Model, Service, load_model
 from podracer.trading import delivery
-from podracer.trading.backtest import backtest
+from podracer.trading.backtest import backtest, load_trading
+from podracer.trading.bars import load_market
 from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import CheckpointError, ConfigError
 
@@ -194,7 +195,7 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
 def test_a_kill_leaves_the_old_or_the_new_model(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, env, state, _ = load_run(pair[0])
+    agent, env, state = load_trading(pair[0], "newest")
     scores = {pair[0].name: 0.0, "000001": 1.0}  # to play them each time would take minutes
 
     def load(directory: Path, **_: Any) -> Any:
@@ -202,6 +203,7 @@ def test_a_kill_leaves_the_old_or_the_new_model(
         return agent, env, state, None
 
     monkeypatch.setattr(delivery, "load_run", load)
+    monkeypatch.setattr(delivery, "load_trading", lambda run, checkpoint: load(run)[:3])
     monkeypatch.setattr(delivery, "_validation_return", lambda agent, env, state: state.score)
     assert int(state.update) == UPDATES
     promote(tmp_path / "start", pair[0])
@@ -331,3 +333,73 @@ def test_models_of_one_directory_trade_under_the_same_terms(
         rollback(tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
     assert np.isfinite(decisions(tmp_path / "models")[0]["score"])
+
+
+# --- what a user gets wrong ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("backtest nowhere", "holds no run"),
+        ("promote models nowhere", "holds no run"),
+        ("rollback nowhere", "has no model yet"),
+    ],
+)
+def test_a_directory_that_holds_nothing_is_a_sentence(
+    command: str, words: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert called(*command.split()) == 78
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.figure(20)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train trading_ppo --environment trading:PATH.csv",
+        "backtest PATH",
+        "promote PATH run",
+        "promote models PATH",
+        "rollback PATH",
+    ],
+)
+def test_no_command_takes_an_address_for_a_path(
+    command: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert called(*command.replace("PATH", "s3://bucket/run").split()) == 78
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "is an address, but files are kept in directories of this machine" in error
+    assert not list(tmp_path.iterdir())
+
+
+FUNCTIONS = (load_market, backtest, functools.partial(promote, run="run"), rollback)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("s3://bucket/run", "is an address"),
+        (Path("gs://bucket/run"), "is an address"),
+        ("file:///run", "is an address"),
+        ("~nosuchuser/x", "no home directory for '~nosuchuser/x': write the path without '~'"),
+    ],
+)
+def test_no_function_takes_a_path_that_leads_nowhere(
+    function: Callable[..., Any], path: Any, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        function(path)
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for command in (backtest, functools.partial(promote, "~/models")):
+        with pytest.raises(ConfigError, match=f"^{tmp_path}/none holds no run"):
+            command("~/none")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/none has no model yet"):
+        rollback("~/none")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.envs.trading.bars import load_market
-from podracer.envs.trading.indicators import (
+from podracer.trading.bars import load_market
+from podracer.trading.indicators import (
     INDICATORS,
     compute_indicators,
     directional_index,
@@ -23,14 +23,14 @@ from podracer.envs.trading.indicators import (
     relative_strength_index,
     turbulence_index,
 )
-from podracer.envs.trading.market import (
+from podracer.trading.market import (
     SPLIT_THRESHOLD,
     Market,
     adjust_for_splits,
     check_jumps,
     split_market,
 )
-from podracer.envs.trading.synthetic import optimal_wealth, synthetic_market, wave_market
+from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.types import ConfigError
 
 SMALL = synthetic_market(tickers=3, bars=12)

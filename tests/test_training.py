@@ -39,6 +39,7 @@ from podracer.experiments.serialization import from_json, read_experiment, to_js
 from podracer.experiments.warnings import run_warnings
 from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
@@ -113,26 +114,26 @@ def test_evaluations_that_have_no_room_are_said():
     assert sentences(full) == []
     assert sentences(few) == [
         "Only 5 of the 10 evaluations will run, because a run evaluates only at the end of a chunk "
-        "(--updates-per-chunk 100). --updates-per-chunk 48 would leave room for all."
+        "(`driver.updates_per_chunk=100`). `driver.updates_per_chunk=48` would leave room for all."
     ]
     roomy = few.with_fields({"driver": {"updates_per_chunk": 48}})
     assert sentences(roomy) == []
     assert len(roomy.evaluation_updates) == 10
     (text,) = sentences(few.with_fields({"frames": 1}))
-    assert text.endswith("(--updates-per-chunk 1).")
+    assert text.endswith("(`driver.updates_per_chunk=1`).")
 
 
 def test_a_target_that_no_evaluation_can_reach_is_said():
     run = recipes.find("cartpole_sebulba")
     assert sentences(run) == []
     (text,) = sentences(run.with_fields({"evaluations": 0}))
-    assert text == "--target-return 475 ends no run without evaluations."
+    assert text == "`target_return=475` ends no run without evaluations."
 
 
 def test_a_period_of_averages_that_nobody_makes_is_said():
     run = recipes.find("cartpole_sebulba")
     (text,) = sentences(run.with_fields({"driver": {"average_every": 8}}))
-    assert text == "--average-every does nothing without --average-hosts."
+    assert text == "`driver.average_every` does nothing without `driver.average_hosts`."
 
 
 def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
@@ -581,7 +582,7 @@ BAD = [
     ({"seed": 2**32}, "seed must be at most 4,294,967,295"),
     ({"evaluations": -1}, "evaluations"),
     ({"evaluation_episodes": 0}, "evaluation_episodes"),
-    ({"devices": 9}, "--devices 9 was asked for, but this run sees 8"),
+    ({"devices": 9}, "`devices=9` was asked for, but this run sees 8"),
     ({"devices": -1}, "devices must be at least 0"),
     ({"save_seconds": -1.0}, "save_seconds"),
     ({"save_seconds": float("nan")}, "save_seconds"),
@@ -643,7 +644,7 @@ def test_hostile_run_names_are_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", recipes.RECIPES)
+@pytest.mark.parametrize("name", [*recipes.RECIPES, *installed("recipes")])
 def test_every_recipe_is_whole(name):
     experiment = recipes.find(name)
     experiment.check()

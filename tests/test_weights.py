@@ -23,6 +23,7 @@ from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.envs import make
+from podracer.experiments import training
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Recorder, Totals
 from podracer.experiments.run_setup import make_run_setup
@@ -120,16 +121,23 @@ def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
     assert stored_fingerprint(alone.run_dir) != stored_fingerprint(whole)
 
 
-def fail(boundary):
-    raise RuntimeError("before the first save")
+def fail_before_the_first_save(**options):
+    """A callback is too late for that: it is called after a save."""
+
+    def fail(*_):
+        raise RuntimeError("before the first save")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.Run, "_save", fail)
+        with pytest.raises(RuntimeError, match="before the first save"):
+            podracer.train(EXPERIMENT, **options)
 
 
 @pytest.mark.slow
 def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
-    with pytest.raises(RuntimeError, match="before the first save"):
-        podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=cut, callbacks=[fail])
+    fail_before_the_first_save(seed=1, weights=first.run_dir, run_dir=cut)
     podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
 
@@ -143,8 +151,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     other, run, own = tmp_path / "other", tmp_path / "run", tmp_path / "own"
     podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
     for directory in (run, tmp_path / "run2"):
-        with pytest.raises(RuntimeError, match="before the first save"):
-            podracer.train(EXPERIMENT, weights=other, run_dir=directory, callbacks=[fail])
+        fail_before_the_first_save(weights=other, run_dir=directory)
     crash = (run / "crash.json").read_text()
     whole = podracer.train(EXPERIMENT, weights=other, run_dir=tmp_path / "whole")
     podracer.train(EXPERIMENT, run_dir=other, resume=True)
@@ -164,8 +171,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     def mine(setup):
         return setup.init(), Totals()
 
-    with pytest.raises(RuntimeError, match="before the first save"):
-        podracer.train(EXPERIMENT, begin=mine, run_dir=own, callbacks=[fail])
+    fail_before_the_first_save(begin=mine, run_dir=own)
     with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
         podracer.train(EXPERIMENT, run_dir=own, resume=True)
     podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
@@ -380,10 +386,14 @@ def test_there_is_one_way_to_begin(first, tmp_path):
 
 @pytest.mark.slow
 def test_the_flag(tmp_path):
-    flags = ("train", "catch_a2c", "--frames", 4000, "--evaluations", 0, "--devices", 1)
+    flags = (
+        "train", "catch_a2c", "--frames", 8000, "--evaluations", 0, "--devices", 1,
+        "--updates-per-chunk", 1, "--save-seconds", 0,
+    )  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"
-    more = ("--weights", one, "--checkpoint", 8, "--learning-rate", 1e-3)
+    more = ("--weights", one, "--checkpoint", 2, "--learning-rate", 1e-3)
     for directory, flags_of_run in ((one, ()), (two, more)):
         code, _, error = call(*flags, "--run-dir", directory, *flags_of_run)
         assert code == 0, error
-    assert json.loads((two / "config.json").read_text())["weights"]["run"] == str(one)
+    weights = json.loads((two / "config.json").read_text())["weights"]
+    assert (weights["run"], weights["updates"]) == (str(one), 2)  # of 4

@@ -97,7 +97,7 @@ class AlphaZero:
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
-                f"state: take --environment model:{spec.name}."
+                f'state: take `environment="model:{spec.name}"`.'
             )
         model = spec.extension
         network = off_policy.require_feed_forward(

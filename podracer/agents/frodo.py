@@ -125,7 +125,7 @@ class _Frodo:
         Losses are means over all steps, where those that are not valid count as 0; metrics are
         means over valid ones.
         """
-        num_frames, trajectory = schedules.count_frames(trajectory, axis)
+        num_frames = schedules.count_frames(trajectory, axis)
         learner: meta.MetaState = state.shared
         parts = split_environments(
             trajectory, self.settings.inner_updates + 1, learner.meta_optimizer_state.count

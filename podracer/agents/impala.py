@@ -17,7 +17,7 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
-from podracer.mesh import global_grad_and_mean
+from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.schedules import Schedule
@@ -79,12 +79,11 @@ class Impala:
             """Update once from the rollout, which older parameters may have acted in."""
             learner: CountedState = state.shared
 
-            def loss(params: Params) -> tuple[Mean, tuple[jax.Array, Metrics]]:
-                mean, metrics = self.loss(model, params, trajectory, learner.frames)
-                return mean, (mean.share, metrics)
+            def loss(params: Params) -> tuple[Mean, Metrics]:
+                return self.loss(model, params, trajectory, learner.frames)
 
-            grads, share, metrics = global_grad_and_mean(loss, learner.params, axis=axis)
-            num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+            grads, metrics = global_grad(loss, learner.params, axis=axis)
+            num_frames = schedules.count_frames(trajectory, axis)
             state, update_metrics = optimizer.apply_gradients(state, grads, num_frames)
             return state, {**metrics, **update_metrics}
 

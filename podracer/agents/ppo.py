@@ -24,7 +24,7 @@ from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
-from podracer.ops.moments import Moments, init_moments, moments_of_each
+from podracer.ops.moments import Moments, init_moments, moments_of
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -172,7 +172,9 @@ class _PPO:
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         settings, learner = self.settings, cast(PPOState, state.shared)
-        inputs = trajectory.steps.timestep.observation if settings.normalize_observations else None
+        observation_moments = normalization.update_moments(
+            learner.observation_moments, trajectory, axis
+        )
         trajectory = normalization.normalized_by_actor(learner.observation_moments, trajectory)
         trajectory, return_moments, reward_sums = normalization.scale_rewards(
             learner.return_moments, state.local, trajectory, discount=settings.discount, axis=axis
@@ -181,20 +183,16 @@ class _PPO:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        pair = (batch.advantage, batch.valid)
-        advantages, valid = epochs.advantage_groups(pair, items, settings.advantage_normalization)
-        # Computed in one call, so in one reduction (docs/decisions/0012).
-        arrays = (advantages, inputs, (batch.target, batch.advantage))
-        weights = (valid, trajectory.valid().astype(jnp.float32), batch.valid)
-        moments, observation_moments, value_moments = moments_of_each(arrays, axis, weights)
-        pairs = epochs.advantage_moments(moments, items, settings.advantage_normalization)
+        moments = epochs.advantage_moments(
+            batch.advantage, batch.valid, items, settings.advantage_normalization, axis
+        )
         learner, metrics = epochs.scan_minibatches(
-            partial(self.update, batch, axis), learner, (items, *pairs), settings.target_kl
+            partial(self.update, batch, axis), learner, (items, *moments), settings.target_kl
         )
-        moments = normalization.update_moments(learner.observation_moments, observation_moments)
         learner = dataclasses.replace(
-            learner, observation_moments=moments, return_moments=return_moments
+            learner, observation_moments=observation_moments, return_moments=return_moments
         )
+        value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
         learner = actor_critic.count_frames(learner, schedules.to_frames(value_moments.count))
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)

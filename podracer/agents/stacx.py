@@ -124,7 +124,7 @@ class _Stacx:
         Both are means over all steps, where those that are not valid count as 0; metrics are means
         over valid ones.
         """
-        num_frames, trajectory = schedules.count_frames(trajectory, axis)
+        num_frames = schedules.count_frames(trajectory, axis)
         new_state, metrics = meta.learn(
             self.settings.meta_learning_rate,
             state.shared,

@@ -84,17 +84,17 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
 
 def training(
     agent: Blueprint, env: Environment, config: AnakinConfig, mesh: Mesh
-) -> tuple[Program, TrainState]:
-    """Return one chunk of the whole program, and its initial state."""
+) -> tuple[Program, tuple[TrainState, jax.Array]]:
+    """Return one chunk of the whole program, and its state: that of the run, and the request."""
     chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     request = request_array(mesh, Request.NONE, config.updates_per_chunk)
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, request: jax.Array) -> TrainState:
-        return chunk(state, request)[0]
+    def step(state: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
+        return chunk(*state)[0], state[1]
 
-    return partial(step, request=request), state
+    return step, (state, request)
 
 
 def acting(

@@ -25,12 +25,11 @@ class Trial:
     learner_idle: float
     lag_mean: float
 
-    def flags(self) -> str:
-        """Return the flags for `podracer train`."""
+    def settings(self) -> dict[str, int]:
+        """Return the settings of the driver and the devices that are no defaults, by name."""
         names = ("num_envs", "threads_per_actor", "env_threads", "actors", "learners")
         values = {"devices": self.devices} | {name: getattr(self.config, name) for name in names}
-        chosen = {name: value for name, value in values.items() if value}  # 0 is a default
-        return " ".join(f"--{name.replace('_', '-')} {n}" for name, n in chosen.items())
+        return {name: value for name, value in values.items() if value}  # 0 is a default
 
 
 def trials(

@@ -19,6 +19,7 @@ from podracer.environment import action_struct
 from podracer.io.sinks import group
 from podracer.means import Mean
 from podracer.mesh import DATA, REPLICATED
+from podracer.reductions import is_reduction, scan_parts
 from podracer.types import (
     Carry,
     ConfigError,
@@ -32,9 +33,6 @@ from podracer.types import (
     Trajectory,
 )
 
-# Operations by which a device learns of the others.
-_REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "reduce_scatter"}
-_REDUCTIONS |= {"ppermute", "all_to_all"}
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # of a tree that JAX takes
 
 
@@ -132,7 +130,7 @@ def _check_reduces(
             f"{agent.name}.learn puts into shared{different[0]} what each of the "
             f"{num_devices} devices has by itself, so that their states drift apart: take "
             "gradients with podracer.global_grad(loss, params, ..., axis=axis), other means with "
-            "podracer.global_mean, or train with --devices 1."
+            "podracer.global_mean, or train with `devices=1`."
         )
 
 
@@ -153,13 +151,11 @@ def _differing_outputs(equation: JaxprEqn, inputs: list[bool]) -> list[bool]:
     """
     name, params = equation.primitive.name, equation.params
     parts = list(jaxprs_in_params(params))
-    if name in _REDUCTIONS:
+    if is_reduction(equation):
         return [False] * len(equation.outvars)
     if name == "scan":
-        body = parts[0]
-        end = len(inputs) - _num_sliced(equation.invars, body.invars)
-        num_carry = len(body.outvars) - _num_sliced(equation.outvars, body.outvars)
-        return _differing_in_loop(body, inputs, end, num_carry)
+        num_consts, num_carry = scan_parts(equation)
+        return _differing_in_loop(parts[0], inputs, num_consts + num_carry, num_carry)
     if name == "while":
         body, body_inputs = params["body_jaxpr"].jaxpr, inputs[params["cond_nconsts"] :]
         return _differing_in_loop(body, body_inputs, len(body_inputs), len(equation.outvars))
@@ -172,11 +168,6 @@ def _differing_outputs(equation: JaxprEqn, inputs: list[bool]) -> list[bool]:
         return _differing(parts[0], inputs)
     differs = name == "axis_index" or any(inputs)
     return [differs] * len(equation.outvars)
-
-
-def _num_sliced(arrays: Sequence[Any], rows: Sequence[Any]) -> int:
-    """Return how many arrays a loop gives to its body, or takes from it, row by row."""
-    return sum(x.aval.shape != y.aval.shape for x, y in zip(arrays, rows, strict=True))
 
 
 def _differing_in_loop(body: Jaxpr, inputs: list[bool], end: int, num_carry: int) -> list[bool]:

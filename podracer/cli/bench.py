@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import tyro
 
-from podracer.cli.arguments import (
-    find_recipe,
-    parse,
-    parse_experiment,
-    parse_parts,
-    pop_flag,
-    require_in_range,
-    split_recipe,
-)
+from podracer.cli.arguments import leading_name, parse, require_in_range, take_flags
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
@@ -32,8 +23,8 @@ MAX_REPETITIONS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class AnakinOptions:
-    """Flags of `podracer bench anakin`."""
+class BenchOptions:
+    """Measure acting and training of the recipe `catch`, compile time apart."""
 
     name: Annotated[Literal["anakin", "recipe", "sebulba"], tyro.conf.Positional] = "anakin"
     """What to measure. `podracer bench NAME --help` shows its flags."""
@@ -97,13 +88,12 @@ class TuneOptions:
 
 def bench(arguments: Sequence[str]) -> int:
     """Run `podracer bench`: measure the throughput of each part of an architecture."""
-    name = arguments[0] if arguments and not arguments[0].startswith("-") else "anakin"
+    name, flags = leading_name(arguments, "anakin")
     if name == "sebulba":
-        return _bench_sebulba(arguments[1:])
+        return _bench_sebulba(flags)
     if name == "recipe":
-        return _bench_recipe(arguments[1:])
-    about = "Measure acting and training of the recipe `catch`, compile time apart."
-    options = parse(AnakinOptions, "bench", arguments, about=about)
+        return _bench_recipe(flags)
+    options = parse(BenchOptions, "bench", arguments)
     if options.name != "anakin":
         from podracer.types import ConfigError
 
@@ -119,12 +109,13 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def _bench_sebulba(arguments: Sequence[str]) -> int:
+    from podracer.cli.flags import group_of, parse_parts
     from podracer.drivers.sebulba import SebulbaConfig
 
-    parts = {"bench": SebulbaOptions(), "sebulba": SebulbaConfig()}
+    parts = {"bench": group_of(SebulbaOptions()), "sebulba": group_of(SebulbaConfig())}
     about = "Measure simulation, inference and training of IMPALA on a host environment."
-    parsed = parse_parts(parts, "bench sebulba", arguments, about)
-    options = parsed.bench
+    values = parse_parts(parts, "bench sebulba", arguments, about)
+    options, driver = SebulbaOptions(**values["bench"]), SebulbaConfig(**values["sebulba"])
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     require_in_range("--seconds", options.seconds, least=0.01, most=3600)
     if not options.parts:
@@ -137,7 +128,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     from podracer.bench.sebulba import bench_sebulba, show
 
     figures = bench_sebulba(
-        options.environment, parsed.sebulba, hidden=options.hidden, devices=options.devices,
+        options.environment, driver, hidden=options.hidden, devices=options.devices,
         seconds=options.seconds, repetitions=options.repetitions, parts=options.parts,
     )  # fmt: skip
     print(json.dumps(figures) if options.json else show(options.environment, figures))
@@ -145,7 +136,9 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
 
 
 def _bench_recipe(arguments: Sequence[str]) -> int:
-    recipe, flags = split_recipe(arguments, "catch")
+    from podracer.cli.recipe_flags import find_recipe, parse_experiment
+
+    recipe, flags = leading_name(arguments, "catch")
     experiment, flags = find_recipe(recipe, flags)
     about = "Measure the speed and the memory of a recipe under Anakin."
     options, experiment, _ = parse_experiment(
@@ -165,17 +158,17 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
 
 def tune(arguments: Sequence[str]) -> int:
     """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
+    from podracer.cli.recipe_flags import find_recipe, parse_experiment
     from podracer.types import ConfigError
 
     about = (
         "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
         "CPU is measured as one device, and as one for acting beside one for each core to learn."
     )
-    if "--help" in arguments[:1]:
-        parse(TuneOptions, "tune RECIPE", ["--help"], about=about)
-    if not arguments or arguments[0].startswith("-"):
+    recipe, flags = leading_name(arguments, "")
+    if not recipe:
+        parse(TuneOptions, "tune RECIPE", flags, about=about)
         raise ConfigError("tune needs a recipe: podracer tune RECIPE.")
-    recipe, flags = arguments[0], list(arguments[1:])
     experiment, own_flags = find_recipe(recipe, flags)
     options, experiment, _ = parse_experiment(
         f"tune {recipe}", own_flags, experiment.with_arch("sebulba"), TuneOptions(), {}, about
@@ -196,11 +189,9 @@ def tune(arguments: Sequence[str]) -> int:
         trials.append(trial)
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
     if not options.json and trials:
-        best = max(trials, key=lambda trial: trial.steps_per_second).flags()
-        for name in ("seconds", *re.findall("--([a-z-]+)", best)):
-            pop_flag(flags, name)
-        own = shlex.join([recipe, *flags])
-        print(f"\nFastest: podracer train {own} --arch sebulba {best}")
+        best = max(trials, key=lambda trial: trial.steps_per_second)
+        own = shlex.join([recipe, *take_flags(flags, "seconds", *best.settings())[1]])
+        print(f"\nFastest: podracer train {own} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why
 
@@ -249,4 +240,8 @@ def _measured_by_processes(
 
 def _row(trial: Trial) -> str:
     idle = f"{trial.actor_idle:>13.0%}{trial.learner_idle:>14.0%}"
-    return f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}"
+    return f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {_flags(trial)}"
+
+
+def _flags(trial: Trial) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {n}" for name, n in trial.settings().items())

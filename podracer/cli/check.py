@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import find_modules_here, parse
-
 
 @dataclasses.dataclass(frozen=True)
 class CheckOptions:
-    """Flags of `podracer check`."""
+    """Check an environment: what it declares, then what it does in random play, in this process."""
 
     environment: Annotated[str, tyro.conf.Positional]
     """Name of the environment, as `podracer list environments` shows them, or MODULE:NAME of an
@@ -24,12 +21,8 @@ class CheckOptions:
     """Print one JSON object."""
 
 
-def check(arguments: Sequence[str]) -> int:
+def check(options: CheckOptions) -> int:
     """Run `podracer check`: return 0 if agents can be trained in the environment, else 78."""
-    about = (
-        "Check an environment: what it declares, then what it does in random play, in this process."
-    )
-    options = parse(CheckOptions, "check", arguments, about=about)
     from podracer.experiments.environment_check import examine
 
     report = examine(_named(options.environment))
@@ -39,12 +32,13 @@ def check(arguments: Sequence[str]) -> int:
 
 def _named(name: str) -> Any:
     """Return what MODULE:NAME names, and any other name as it is."""
-    from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
+    from podracer.cli.recipe_flags import find_modules_here
+    from podracer.envs.catalog import has_name
     from podracer.types import ConfigError
 
     module, _, attribute = name.partition(":")
     find_modules_here(None, name)
-    if not attribute.isidentifier() or module in ADAPTERS or name.partition(",")[0] in ENVIRONMENTS:
+    if not attribute.isidentifier() or has_name(name):
         return name
     find_modules_here(name, None)
     try:

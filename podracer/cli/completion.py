@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import typing
+from collections.abc import Sequence
 from typing import Any
 
-from podracer.cli.arguments import Arch, flag_names
-from podracer.cli.main import COMMANDS
+from podracer.cli.arguments import Arch
+from podracer.cli.bench import RecipeOptions, SebulbaOptions
+from podracer.cli.commands import COMMANDS
+from podracer.cli.flags import Field, fields_of, flag_names
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.selection import RULES
+from podracer.envs.catalog import ENVIRONMENTS
+from podracer.experiments import recipes
+from podracer.experiments.hosts import Hosts
+from podracer.experiments.serialization import FREE_ON_RESUME
+from podracer.experiments.torso import TorsoKind, torso_kind
+from podracer.io.entry_points import installed
+from podracer.tournament.config import Tournament
+from podracer.tournament.selection import SELECTION_RULES
 from podracer.types import ConfigError
 
+Words = dict[str, list[str]]
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -21,85 +34,74 @@ def script(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
-def names_after() -> dict[str, list[str]]:
+def names_after() -> Words:
     """Return the names that may follow a command."""
-    from podracer.experiments import recipes
-
+    names = sorted([*recipes.RECIPES, *installed("recipes")])
     return {
-        **dict.fromkeys(("train", "sweep", "tournament", "tune", "plan"), sorted(recipes.RECIPES)),
+        **dict.fromkeys(("train", "sweep", "tournament", "tune", "plan"), names),
         "bench": ["anakin", "recipe", "sebulba"],
         "list": ["agents", "environments", "recipes"],
         "--completion": list(SHELLS),
     }
 
 
-def flags_of_commands() -> dict[str, list[str]]:
+def flags_of_commands() -> Words:
     """Return the flags of each command, without those of a recipe."""
-    from podracer.cli.bench import AnakinOptions, RecipeOptions, SebulbaOptions
-    from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.drivers.selection import RULES
-    from podracer.experiments.hosts import Hosts
-    from podracer.tournament.config import Tournament
-    from podracer.tournament.selection import SELECTION_RULES
-
     parts = {
-        "bench": (AnakinOptions, RecipeOptions, SebulbaOptions, SebulbaConfig),
+        "bench": (RecipeOptions, SebulbaOptions, SebulbaConfig),
+        "resume": (Hosts,),
         "sweep": tuple(RULES.values()),
         "train": (Hosts,),
         "tournament": (Tournament, *SELECTION_RULES.values()),
     }
+    modules = {name: f"podracer.cli.{command.module}" for name, command in COMMANDS.items()}
+    modules |= {name: entry.module for name, entry in installed("commands").items()}
     table = {}
-    for name, command in COMMANDS.items():
-        module = importlib.import_module(f"podracer.cli.{command.module}")
-        options = getattr(module, f"{name.capitalize()}Options", None)
-        table[name] = [*flags(*filter(None, (options, *parts.get(name, ())))), "--help"]
+    for name, module in modules.items():
+        options = getattr(importlib.import_module(module), f"{name.capitalize()}Options", None)
+        table[name] = [*_flags(*filter(None, (options, *parts.get(name, ())))), "--help"]
+    table["resume"] += sorted(map(_flag, FREE_ON_RESUME))
     return table
 
 
-def flags_of_recipes() -> dict[str, list[str]]:
+def flags_of_recipes() -> Words:
     """Return the flags that `train`, `sweep` and `plan` have for each recipe."""
-    from podracer.experiments import recipes
-    from podracer.experiments.torso import torso_kind
-
-    return {
-        name: flags(recipes.find(name))
-        + [f"--{option}" for option in recipes.options_of(name)]
-        + ["--torso"] * bool(torso_kind(recipes.find(name)))
-        for name in sorted(recipes.RECIPES)
-    }
+    table = {}
+    for name in sorted(recipes.RECIPES):
+        experiment = recipes.find(name)
+        own = (*recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
+        table[name] = [*_flags(experiment), *map(_flag, own)]
+    return table
 
 
-def values_of_flags() -> dict[str, list[str]]:
+def values_of_flags() -> Words:
     """Return the values of the flags that are a choice between names."""
-    from podracer.drivers.selection import RULES
-    from podracer.envs.catalog import ENVIRONMENTS
-    from podracer.experiments import recipes
-    from podracer.experiments.torso import TorsoKind
-    from podracer.tournament.selection import SELECTION_RULES
-
-    values = {"arch": list(typing.get_args(Arch)), "environment": list(ENVIRONMENTS)}
-    values |= {"torso": list(typing.get_args(TorsoKind))}
-    values |= {"selection": list(SELECTION_RULES), "select": list(RULES)}
+    values = {
+        "arch": typing.get_args(Arch),
+        "torso": typing.get_args(TorsoKind),
+        "selection": SELECTION_RULES,
+        "select": RULES,
+    }
     for name in recipes.RECIPES:
-        values |= _choices(recipes.find(name))
-    return {_flag(name): choices for name, choices in sorted(values.items())}
+        values |= _choices(fields_of(recipes.find(name)))
+    values["environment"] = ENVIRONMENTS
+    return {_flag(name): list(choices) for name, choices in sorted(values.items())}
 
 
-def _choices(config: Any) -> dict[str, list[str]]:
-    """Return the choices of the fields of a dataclass, and of its parts, by name."""
+def _choices(fields: Sequence[Field]) -> dict[str, Any]:
+    """Return the choices of fields and of their parts' fields, by the names of the flags."""
     choices = {}
-    for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name, None)
-        if typing.get_origin(hint) is typing.Literal:
-            choices[name] = list(typing.get_args(hint))
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            choices |= _choices(value)
+    for field in fields:
+        if field.is_part:
+            choices |= _choices(fields_of(field.value))
+        elif names := [x for x in typing.get_args(field.hint) if isinstance(x, str)]:
+            choices[field.flag] = names
     return choices
 
 
-def flags(*parts: Any) -> list[str]:
+def _flags(*parts: Any) -> list[str]:
     """Return the flags of dataclasses, given as types, or as values with dataclasses inside."""
-    return sorted({_flag(name) for part in parts for name in flag_names(part)})
+    return sorted({_flag(x) for part in parts for x in flag_names(fields_of(part)).values()})
 
 
 def _flag(name: str) -> str:
@@ -133,7 +135,7 @@ _podracer_values() {{
 _podracer() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
   if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{" ".join([*COMMANDS, "--help", "--version", "--completion"])}"
+    words="{" ".join([*COMMANDS, *installed("commands"), "--help", "--version", "--completion"])}"
   elif [ "${{current#-}}" = "$current" ]; then
     words="$(_podracer_values "${{COMP_WORDS[COMP_CWORD-1]}}")"
     words="${{words:-$(_podracer_names "$command")}}"
@@ -153,7 +155,8 @@ def _zsh() -> str:
 
 
 def _fish() -> str:
-    lines = [f"complete -c podracer -n __fish_use_subcommand -a {name}" for name in COMMANDS]
+    commands = [*COMMANDS, *installed("commands")]
+    lines = [f"complete -c podracer -n __fish_use_subcommand -a {name}" for name in commands]
     for command, names in names_after().items():
         condition = f"__fish_seen_subcommand_from {command}"
         lines.append(f"complete -c podracer -n '{condition}' -a '{' '.join(names)}'")

@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
-from podracer.cli.arguments import parse
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
 from podracer.mesh import DATA, SHARDED, global_mean, make_mesh
@@ -26,13 +25,11 @@ PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "m
 
 @dataclasses.dataclass(frozen=True)
 class DoctorOptions:
-    """Flags of `podracer doctor`: none."""
+    """Print devices and versions, and check what a run needs."""
 
 
-def doctor(arguments: Sequence[str]) -> int:
+def doctor(options: DoctorOptions) -> int:
     """Run `podracer doctor`: return 0 if all that `podracer train` needs works, else 70."""
-    about = "Print devices and versions, and check what a run needs."
-    parse(DoctorOptions, "doctor", arguments, about=about)
     print(f"python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
     devices = jax.devices()

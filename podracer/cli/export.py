@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from podracer.cli.arguments import parse
 from podracer.cli.run_options import CheckpointOptions, PolicyName, output_file
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(CheckpointOptions):
-    """Flags of `podracer export`."""
+    """Write the policy of a run as a file for programs without podracer."""
 
     format: Literal["onnx", "stablehlo", "html"] = "onnx"
     """Format: `onnx` for onnxruntime, `stablehlo` for JAX, `html` for a page that plays."""
@@ -29,13 +27,8 @@ class ExportOptions(CheckpointOptions):
     """Print one JSON object."""
 
 
-def export(arguments: Sequence[str]) -> int:
+def export(options: ExportOptions) -> int:
     """Run `podracer export`: write a policy's file once it is proven to decide as the agent."""
-
-    options = parse(
-        ExportOptions, "export", arguments,
-        about="Write the policy of a run as a file for programs without podracer.",
-    )  # fmt: skip
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.export.files import SUFFIXES, export_policy
 

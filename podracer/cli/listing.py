@@ -37,6 +37,7 @@ def list_names(arguments: Sequence[str]) -> int:
     from podracer import envs
     from podracer.agents import AGENTS
     from podracer.experiments import recipes
+    from podracer.io.entry_points import installed, summary
 
     tables = {
         "agents": [(kind.__name__, _summary(kind)) for kind in AGENTS.values()],
@@ -46,7 +47,7 @@ def list_names(arguments: Sequence[str]) -> int:
         ],
         "recipes": [
             *((name, _summary(recipe)) for name, recipe in recipes.RECIPES.items()),
-            *((name, f"installed, {entry.value}") for name, entry in recipes.installed().items()),
+            *((name, summary(entry)) for name, entry in installed("recipes").items()),
         ],
     }
     for title in tables if what == "all" else (what,):

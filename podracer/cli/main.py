@@ -1,4 +1,4 @@
-"""The command line: the table of commands, and how one is chosen and run.
+"""The command line: how a command is chosen and run.
 
 JAX is imported only once a command needs it, so that a mistyped one is answered at once.
 """
@@ -14,8 +14,10 @@ import platform
 import select
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
+from podracer.cli.sentences import in_flags
+from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr
@@ -23,50 +25,13 @@ from podracer.io.text import explain_error, print_stderr
 _STDOUT = 1  # its descriptor
 
 
-class Command(NamedTuple):
-    """A command: the file of `podracer.cli` and the function that run it, and its line of help."""
-
-    module: str
-    function: str
-    usage: str
-    about: str
-
-
-COMMANDS = {
-    "train": Command("train", "train", "[RECIPE] [--flags]", "train an agent (default: catch)"),
-    "sweep": Command("pods", "sweep", "[RECIPE] --vary ...", "many settings and seeds at once"),
-    "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
-    "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament or sweep"),
-    "match": Command("match", "match", "PLAYER PLAYER ...", "runs play each other in a board game"),
-    "resume": Command("train", "resume", "RUN", "continue a run exactly, to its configured end"),
-    "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
-    "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
-    "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
-    "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
-    "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
-    "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
-    "export": Command("export", "export", "RUN", "the policy as a file for other programs"),
-    "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
-    "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
-    "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
-    "plan": Command("plan", "plan", "[RECIPE]", "memory, speed, hours and price before you rent"),
-    "reproduce": Command("reproduce", "reproduce", "[FIGURE ...]", "published figures beside ours"),
-    "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
-    "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
-    "backtest": Command("trading", "backtest", "RUN", "a trading run beside the baselines"),
-    "promote": Command("trading", "promote", "MODELS RUN", "make it the current model, if better"),
-    "rollback": Command("trading", "rollback", "MODELS", "go back to the previous model"),
-    "doctor": Command(
-        "doctor", "doctor", "", "show devices and versions, and test what works here"
-    ),
-}
-
-
 def usage() -> str:
     """Return the help page of `podracer` itself."""
     lines = ["podracer: scalable reinforcement learning on accelerators", ""]
     for name, command in COMMANDS.items():
         lines.append(f"  {f'podracer {name} {command.usage}':36} {command.about}")
+    for name, entry in installed("commands").items():
+        lines.append(f"  {f'podracer {name} ...':36} {summary(entry)}")
     lines += [
         "",
         "  podracer COMMAND --help              the flags of a command",
@@ -113,10 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+class _Formatter(logging.Formatter):
+    """Formatter of warnings, which speak of flags on the command line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a warning."""
+        return in_flags(super().format(record))
+
+
 def _log_to_stderr() -> None:
     """Print warnings as errors are printed, whatever handlers other packages give the root."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("podracer: %(message)s"))
+    handler.setFormatter(_Formatter("podracer: %(message)s"))
     logger = logging.getLogger("podracer")
     logger.addHandler(handler)
     logger.propagate = False
@@ -137,7 +110,7 @@ def _explain_error(error: Exception) -> int:
         from podracer.experiments.errors import classify_error
 
         error = classify_error(error)
-    return explain_error(error)
+    return explain_error(error, in_flags)
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -154,11 +127,18 @@ def _run(name: str, arguments: list[str]) -> int:
 
         print(script(arguments[0] if arguments else ""))
         return 0
+    if name in (of_packages := installed("commands")):
+        return of_packages[name].load()(arguments) or 0
     if name not in COMMANDS:
-        is_flag = name in ("version", "completion")
-        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, COMMANDS)
+        is_flag, names = name in ("version", "completion"), [*COMMANDS, *of_packages]
+        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, names)
         print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
         return 78
     command = COMMANDS[name]
     module = importlib.import_module(f"podracer.cli.{command.module}")
-    return getattr(module, command.function)(arguments)
+    run = getattr(module, command.function)
+    if name in TAKE_ARGUMENTS:
+        return run(arguments)
+    from podracer.cli.arguments import parse
+
+    return run(parse(getattr(module, f"{name.capitalize()}Options"), name, arguments))

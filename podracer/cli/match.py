@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import parse, require_in_range
+from podracer.cli.arguments import require_in_range
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MatchOptions:
-    """Flags of `podracer match`."""
+    """Let trained policies play each other in a game of two players, and rate them."""
 
     players: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Two or more players: directories of runs, `RUN:POD` for a pod of a sweep, `random`, or
@@ -36,12 +35,8 @@ class MatchOptions:
     """Print one JSON object."""
 
 
-def match(arguments: Sequence[str]) -> int:
+def match(options: MatchOptions) -> int:
     """Run `podracer match`: play all pairs of players, and print ratings and results."""
-    options: MatchOptions = parse(
-        MatchOptions, "match", arguments,
-        about="Let trained policies play each other in a game of two players, and rate them.",
-    )  # fmt: skip
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.loading import load_run
     from podracer.experiments.opponents import find_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import itertools
 import json
 import math
 import os
@@ -12,26 +11,24 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from podracer.cli.arguments import (
     Trackers,
-    find_recipe,
-    join_values,
-    own_recipe,
-    parse,
-    parse_experiment,
-    parse_parts,
-    peek_flag,
+    Variations,
+    leading_name,
+    read_variations,
     require_in_range,
-    split_recipe,
+    take_flags,
 )
 from podracer.cli.run_options import RunOptions, best_run
+from podracer.cli.running import run
 from podracer.experiments.hosts import Hosts
 from podracer.io.directories import holds_begun_tournament, quoted_path
 
 if TYPE_CHECKING:
-    from podracer.agent import Agent
     from podracer.experiments.experiment import Experiment
     from podracer.experiments.sweep import Configuration
     from podracer.tournament.config import Tournament
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 class SweepOptions:
     """Flags of `podracer sweep` that are no part of the experiment."""
 
-    vary: tuple[str, ...] = ()
+    vary: Variations = ()
     """Hyperparameters to vary: learning_rate=1e-4,3e-4 tries each value, learning_rate=1e-5:1e-2
     draws from a range; several lists of values make a grid."""
     seeds: int = 3
@@ -64,50 +61,33 @@ class SweepOptions:
 
 def sweep(arguments: Sequence[str]) -> int:
     """Run `podracer sweep`: train all configurations and seeds as one program."""
+    from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
     from podracer.drivers.selection import RULES
     from podracer.experiments.sweep import make_exchange, make_pods
+    from podracer.mesh import num_cores
 
-    recipe, flags = split_recipe(arguments, "catch_a2c")
+    recipe, flags = leading_name(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
-    _refuse_several_values(experiment.agent, flags)
     experiment = dataclasses.replace(experiment, target_return=None)  # that of one learner alone
-    kind = RULES.get(peek_flag(flags, "select") or "")
+    kind = RULES.get(take_flags(flags, "select")[0].get("select", ""))
     options, experiment, rules = parse_experiment(
-        f"sweep {recipe}", join_values(flags, "vary"), experiment, SweepOptions(),
+        f"sweep {recipe}", flags, experiment, SweepOptions(),
         {"selection": kind()} if kind else {},
         "Train many configurations and seeds in parallel, as one compiled program.",
     )  # fmt: skip
     seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
-    pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
+    variations = read_variations(options.vary)
+    pods = make_pods(variations, seeds, options.draws, experiment.seed)
     rule = rules.get("selection")
-    exchange = make_exchange(rule, options.average, options.every, options.vary)
+    exchange = make_exchange(rule, options.average, options.every, variations)
     experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange)
-    from podracer.cli.train import run
-    from podracer.mesh import num_cores
 
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     return run(
         experiment, options.run_dir, Hosts(),
         resume=False, recipe=own_recipe(recipe, arguments), track=options.track,
-        num_devices=num_cores(),
+        num_devices=num_cores(), finish=finish_sweep,
     )  # fmt: skip
-
-
-def _refuse_several_values(agent: Agent, flags: Sequence[str]) -> None:
-    """Raise `ConfigError` for the flag of a hyperparameter that several values follow."""
-    from podracer.drivers.population import hyperparameters
-    from podracer.types import ConfigError
-
-    names = {
-        f"--{name.replace('.', '-').replace('_', '-')}": name for name in hyperparameters(agent)
-    }
-    for i, flag in enumerate(flags):
-        values = list(itertools.takewhile(lambda x: not x.startswith("--"), flags[i + 1 :]))
-        name = names.get(flag.replace("_", "-"))
-        if name is not None and len(values) > 1:
-            raise ConfigError(
-                f"{flag} takes one value: to try several, write --vary {name}={','.join(values)}."
-            )
 
 
 def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = None) -> None:
@@ -198,11 +178,13 @@ def _print_ranking(
 class TournamentOptions:
     """Selection rule and directory of the tournament."""
 
+    recipes: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Recipes that pods begin with, in turn; by default cartpole_ppo."""
     selection: str = "PopulationBased"
     """Rule that chooses how a pod starts its next round: Independent, Uniform, Softmax,
     KTournament, Truncation, PopulationBased or Generational. Its own flags are in the help page of
     `podracer tournament --selection RULE --help`."""
-    vary: tuple[str, ...] = ()
+    vary: Variations = ()
     """Hyperparameters that PopulationBased perturbs, each with its range, such as
     learning_rate=1e-5:1e-2."""
     run_dir: Path | None = None
@@ -211,30 +193,31 @@ class TournamentOptions:
 
 def tournament(arguments: Sequence[str]) -> int:
     """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
-    names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
-    flags = join_values(arguments[len(names) :], "vary")
+    from podracer.cli.flags import group_of, parse_parts
+    from podracer.cli.recipe_flags import find_recipe, own_recipe
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
     from podracer.tournament.config import Tournament
     from podracer.tournament.selection import SELECTION_RULES, PopulationBased
     from podracer.types import ConfigError
 
-    names = names or ["cartpole_ppo"]
-    experiments = tuple(find_recipe(name, ())[0] for name in names)
-    name = peek_flag(flags, "selection") or TournamentOptions.selection
+    name = take_flags(arguments, "selection")[0].get("selection", TournamentOptions.selection)
     if name not in SELECTION_RULES:
         raise ConfigError(f"There is no selection rule {name!r}: {nearest(name, SELECTION_RULES)}")
     # Without the experiments, which have no flags: objects of the user's own may be in them.
     default = Tournament((), SELECTION_RULES[name](), rounds=4, round_frames=32_768)
-    parts = {"run": TournamentOptions(name), "tournament": default}
-    about = "Train pods that submit to a leaderboard and restart from it; recipes come first."
-    parsed = parse_parts(parts, "tournament [RECIPE ...]", flags, about)
-    options = parsed.run
-    settings = dataclasses.replace(parsed.tournament, experiments=experiments)
-    if options.vary:
+    parts = {"run": TournamentOptions(selection=name), "tournament": default}
+    groups = {title: group_of(part) for title, part in parts.items()}
+    about = "Train pods that submit to a leaderboard and restart from it."
+    values = parse_parts(groups, "tournament", arguments, about)
+    options = TournamentOptions(**values["run"])
+    names = options.recipes or ("cartpole_ppo",)
+    experiments = tuple(find_recipe(name, ())[0] for name in names)
+    settings = dataclasses.replace(default, experiments=experiments, **values["tournament"])
+    if variations := read_variations(options.vary):
         if not isinstance(settings.selection, PopulationBased):
             raise ConfigError("--vary belongs to --selection PopulationBased.")
-        bounds = tuple(map(read_range, options.vary))
+        bounds = tuple(map(read_range, variations))
         selection = dataclasses.replace(settings.selection, bounds=bounds)
         settings = dataclasses.replace(settings, selection=selection)
     time_of_start = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -246,6 +229,7 @@ def tournament(arguments: Sequence[str]) -> int:
 
 def resume_tournament(directory: Path, recipe: str | None) -> int:
     """Continue a tournament; `recipe` names the recipes of the user's own, joined by commas."""
+    from podracer.cli.recipe_flags import find_recipe
     from podracer.tournament.config import read_tournament
 
     names = recipe.split(",") if recipe else []
@@ -277,7 +261,7 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
 
 @dataclasses.dataclass(frozen=True)
 class LeaderboardOptions(RunOptions):
-    """Flags of `podracer leaderboard`, for a tournament or a sweep."""
+    """Print the ranking of a tournament or of a sweep, also while it runs."""
 
     watch: bool = False
     """Show the leaderboard of a tournament again every second until Ctrl-C."""
@@ -286,10 +270,8 @@ class LeaderboardOptions(RunOptions):
     best first."""
 
 
-def leaderboard(arguments: Sequence[str]) -> int:
+def leaderboard(options: LeaderboardOptions) -> int:
     """Run `podracer leaderboard`: print the ranking of a tournament or of a sweep."""
-    about = "Print the ranking of a tournament or of a sweep, also while it runs."
-    options = parse(LeaderboardOptions, "leaderboard", arguments, about=about)
     from podracer.experiments.sweep import RECORDS
 
     if (options.run / RECORDS).exists():

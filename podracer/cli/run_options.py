@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from podracer.cli.arguments import RunPath, find_modules_here, find_recipe
+from podracer.cli.arguments import RunPath
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class RunOptions:
 
         Raises `ConfigError` if there is no run, or if it is one in another environment.
         """
+        from podracer.cli.recipe_flags import find_modules_here, find_recipe
         from podracer.experiments.loading import reopen
         from podracer.experiments.serialization import read_config
         from podracer.types import ConfigError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import RunPath, parse, require_in_range
+from podracer.cli.arguments import RunPath, require_in_range
 from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
 from podracer.io.directories import is_tournament
 
@@ -61,7 +61,7 @@ class EpisodeOptions(CheckpointOptions):
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions(EpisodeOptions):
-    """Flags of `podracer eval`."""
+    """Evaluate a run at a checkpoint."""
 
     episodes: int = 100
     """Number of episodes, each in its own environment; at least 1."""
@@ -69,10 +69,8 @@ class EvalOptions(EpisodeOptions):
     """Print one JSON object."""
 
 
-def evaluate(arguments: Sequence[str]) -> int:
+def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-
-    options = parse(EvalOptions, "eval", arguments, about="Evaluate a run at a checkpoint.")
     from podracer.agent import policy_params
     from podracer.evaluate import MAX_EPISODES, make_evaluator
     from podracer.experiments.hosts import use_compilation_cache
@@ -116,7 +114,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PlayOptions(EpisodeOptions):
-    """Flags of `podracer play`."""
+    """Film a run at a checkpoint."""
 
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
@@ -128,10 +126,8 @@ class PlayOptions(EpisodeOptions):
     """Frames per second of the film, up to 1,000; 0 chooses by its length."""
 
 
-def play(arguments: Sequence[str]) -> int:
+def play(options: PlayOptions) -> int:
     """Run `podracer play`: film episodes of a checkpoint."""
-
-    options = parse(PlayOptions, "play", arguments, about="Film a run at a checkpoint.")
     from podracer.agent import policy_params
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.run_records import acting_text
@@ -165,7 +161,7 @@ def play(arguments: Sequence[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ReportOptions:
-    """Flags of `podracer report`."""
+    """Write one HTML page about runs or a tournament."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Directories of one or more runs, or of one tournament."""
@@ -182,12 +178,8 @@ def default_page(runs: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([folder.parent for folder in folders])) / "comparison.html"
 
 
-def report(arguments: Sequence[str]) -> int:
+def report(options: ReportOptions) -> int:
     """Run `podracer report`: write an HTML page about runs or a tournament."""
-
-    options = parse(
-        ReportOptions, "report", arguments, about="Write one HTML page about runs or a tournament."
-    )
     from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
     from podracer.types import ConfigError
@@ -211,20 +203,15 @@ def report(arguments: Sequence[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class FingerprintOptions:
-    """Flags of `podracer fingerprint`."""
+    """Print the SHA-256 of the complete training state at a checkpoint."""
 
     run: RunPath
     """Directory of the run."""
     checkpoint: AtCheckpoint = "newest"
 
 
-def fingerprint(arguments: Sequence[str]) -> int:
+def fingerprint(options: FingerprintOptions) -> int:
     """Run `podracer fingerprint`: print the SHA-256 of the complete training state."""
-
-    options = parse(
-        FingerprintOptions, "fingerprint", arguments,
-        about="Print the SHA-256 of the complete training state at a checkpoint.",
-    )  # fmt: skip
     from podracer.io.checkpoint import stored_fingerprint
     from podracer.io.seal import check_is_run, is_there
     from podracer.io.steps import CHECKPOINTS
@@ -238,18 +225,14 @@ def fingerprint(arguments: Sequence[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class RuleOptions(CheckpointOptions):
-    """Flags of `podracer rule`."""
+    """Write the update rule that a run learned to a file."""
 
     out: Path | None = None
     """Path of the file. By default rule.npz in the run."""
 
 
-def rule(arguments: Sequence[str]) -> int:
+def rule(options: RuleOptions) -> int:
     """Run `podracer rule`: write the update rule of a checkpoint to a file."""
-
-    options = parse(
-        RuleOptions, "rule", arguments, about="Write the update rule that a run learned to a file."
-    )
     from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 

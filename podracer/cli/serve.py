@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.cli.arguments import RunPath, explained_address, parse, require_in_range
+from podracer.cli.arguments import RunPath, explained_address, require_in_range
 from podracer.cli.run_options import CheckpointOptions, PolicyName
 
 
 @dataclasses.dataclass(frozen=True)
 class ServeOptions(CheckpointOptions):
-    """Flags of `podracer serve`."""
+    """Answer observations with actions over HTTP, until Ctrl-C."""
 
     run: RunPath
     """Directory of the run, or of models that `podracer promote` made: then of the current one,
@@ -27,12 +26,8 @@ class ServeOptions(CheckpointOptions):
     can who reaches the machine, without a password."""
 
 
-def serve(arguments: Sequence[str]) -> int:
+def serve(options: ServeOptions) -> int:
     """Run `podracer serve`: answer observations with actions until Ctrl-C."""
-    options: ServeOptions = parse(
-        ServeOptions, "serve", arguments,
-        about="Answer observations with actions over HTTP, until Ctrl-C.",
-    )  # fmt: skip
     from podracer.types import ConfigError
 
     if not options.host:  # which would listen at every address

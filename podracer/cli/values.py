@@ -24,7 +24,7 @@ def _path_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | N
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=lambda texts: user_path(texts[0]),
+        instance_from_str=lambda texts: _read_path(texts[0]),
         is_instance=lambda value: isinstance(value, Path),
         str_from_instance=lambda value: [str(value)],
     )
@@ -74,6 +74,13 @@ def _whole_number_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[
         is_instance=lambda value: type(value) is int,
         str_from_instance=lambda value: [str(value)],
     )
+
+
+def _read_path(text: str) -> Path:
+    """Return the path of a flag's value. Raises `ValueError` for "", which would be this folder."""
+    if not text:
+        raise ValueError("'' names no file and no directory.")
+    return user_path(text)
 
 
 def read_whole_number(text: str) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 
-from podracer.cli.arguments import RunPath, explained_address, parse, require_in_range
+from podracer.cli.arguments import RunPath, explained_address, require_in_range
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchOptions:
-    """Flags of `podracer watch`."""
+    """Serve a live page about runs, a sweep or a tournament, until Ctrl-C."""
 
     directory: RunPath
     """Directory of a run, a sweep or a tournament, or one that holds runs, even future ones."""
@@ -22,16 +21,12 @@ class WatchOptions:
     can who reaches the machine, without a password."""
 
 
-def watch(arguments: Sequence[str]) -> int:
+def watch(options: WatchOptions) -> int:
     """Run `podracer watch`: serve a live page until Ctrl-C."""
-    options: WatchOptions = parse(
-        WatchOptions, "watch", arguments,
-        about="Serve a live page about runs, a sweep or a tournament, until Ctrl-C.",
-    )  # fmt: skip
     from podracer.types import ConfigError
 
-    if "" in arguments:  # as a path it would be this directory, as a host every address
-        raise ConfigError("watch needs a directory, and takes no empty value.")
+    if not options.host:  # which would listen at every address
+        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
     port = require_in_range("--port", options.port, 0, 65_535)
     if not options.directory.is_dir():
         raise ConfigError(f"there is no directory {options.directory}.")

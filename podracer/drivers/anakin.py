@@ -48,6 +48,7 @@ from podracer.mesh import (
     check_program_memory,
     fetch,
 )
+from podracer.reductions import in_order
 from podracer.rollout import (
     ActorState,
     Purpose,
@@ -100,7 +101,7 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
     if config.fused and not isinstance(built.learn, Fused):
         raise ConfigError(
             f"{built.name} has no fused form: its loss needs more than `act` computes. Run it with "
-            "--no-fused."
+            "`driver.fused=False`."
         )
 
 
@@ -164,7 +165,7 @@ def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages
     """
     axis = DATA if mesh.size > 1 else None
     program = jax.shard_map(
-        lambda agent, state, request: chunk(agent, env, config, axis, state, request),
+        in_order(lambda agent, *args: chunk(agent, env, config, axis, *args), mesh),
         mesh=mesh,
         in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED),

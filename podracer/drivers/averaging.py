@@ -45,10 +45,11 @@ class Averaging:
         if len({pod.hyperparameters for pod in pods}) > 1:
             raise ConfigError(
                 "pods that average become one learner, so they need the same hyperparameters: "
-                "leave out --vary, or --average."
+                "vary none, or leave out the average."
             )
         if self.peers == "hypercube":
-            check_hypercube(len(pods), "pods", "take other --seeds, or --average all or ring")
+            remedy = "take another number of them, or average over all or a ring"
+            check_hypercube(len(pods), "pods", remedy)
 
 
 def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) -> Any:

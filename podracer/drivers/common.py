@@ -19,7 +19,7 @@ from podracer.agent import Agent, Blueprint
 from podracer.environment import Environment
 from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.means import Mean
-from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
+from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, Axis, num_shards, shardings
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.ops.sums import sum_of_pairs
 from podracer.rollout import (
@@ -42,8 +42,6 @@ from podracer.types import (
     Trajectory,
     struct,
 )
-
-Axis = str | tuple[str, ...] | None  # of a mesh, one or several
 
 
 class Request(enum.IntEnum):
@@ -327,21 +325,18 @@ def reduce_metrics(
 ) -> Metrics:
     """Reduce metrics over shards; `sums` are those over a number of updates.
 
-    Two all-reduces: one of integers, one of floats. Reductions that do not depend on each other may
-    overtake each other on a CPU and mix their numbers (decision 0012). So the integers depend on
-    the last update's faults, and the floats on the reduced number of shards.
+    Two all-reduces: one of integers, one of floats.
     """
     integers = jnp.stack([
-        jnp.int32(fault[1] < jnp.uint32(2**32 - 1)),  # always 1, but depends on the faults
         sums["frames"],
         jnp.sum(episodes.count),
         jnp.int32(request == Request.CHUNK_END.value),
         jnp.int32(request == Request.UPDATE_END.value),
     ])  # fmt: skip
     integers = jax.lax.psum(integers, axis) if axis else integers
-    num_shards, frames, count, chunk_ends, update_ends = integers
+    frames, count, chunk_ends, update_ends = integers
     sums = {name: metric for name, metric in sums.items() if name != "frames"}
-    means = jax.tree.map(lambda x: x / num_updates / num_shards, sums)
+    means = jax.tree.map(lambda x: x / num_updates / num_shards(axis), sums)
     # Lengths as floats: episodes that began long before may add up to more than an int32 holds.
     lengths = episodes.total_length.astype(jnp.float32)
     rounded_off = (episodes.total_length - lengths.astype(jnp.int32)).astype(jnp.float32)

@@ -47,22 +47,23 @@ def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates:
     """Raise `ConfigError` if there are no pods to exchange with, or never a time for it."""
     if num_pods < 2:
         raise ConfigError(
-            f"--select and --average need at least 2 pods, but there is {num_pods}: vary a "
-            "hyperparameter, or take more --seeds."
+            f"an exchange needs at least 2 pods, but there is {num_pods}: vary a hyperparameter, "
+            "or take more seeds."
         )
     if every < 1:
         raise ConfigError(
-            "--select and --average need a period: give it with --every N, in updates, a multiple "
-            f"of a chunk's {updates_per_chunk}."
+            "an exchange needs a period: give it by `exchange.every`, in updates, a multiple of a "
+            f"chunk's {updates_per_chunk}."
         )
     if every % updates_per_chunk:
         near = max(1, round(every / updates_per_chunk)) * updates_per_chunk
         raise ConfigError(
-            f"--every counts updates and must be a multiple of a chunk's {updates_per_chunk}, "
-            f"but it is {every}: take {near}, or another --updates-per-chunk."
+            f"`exchange.every` counts updates and must be a multiple of a chunk's "
+            f"{updates_per_chunk}, but it is {every}: take {near}, or another "
+            "`driver.updates_per_chunk`."
         )
     if every >= num_updates:
         raise ConfigError(
-            f"--every {every} is never reached in a run of {num_updates} updates: take a smaller "
-            "one, or more --frames."
+            f"`exchange.every={every}` is never reached in a run of {num_updates} updates: take a "
+            "smaller one, or more `frames`."
         )

@@ -143,7 +143,7 @@ def abstract_states(
     if host_leaves(states):
         raise ConfigError(
             "the pods of a population sample in one program, which reads host memory for one "
-            "learner only: take --storage device, or a tournament."
+            'learner only: take `agent.replay.storage="device"`, or a tournament.'
         )
     return driver.with_shardings(states, mesh, PODS)
 

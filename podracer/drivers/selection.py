@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
@@ -26,7 +25,7 @@ from podracer.drivers.exchange import is_due
 from podracer.io.sinks import HYPERPARAMETER, PARENT
 from podracer.mesh import POD, REPLICATED
 from podracer.rollout import Purpose, purpose_key
-from podracer.types import ConfigError, PyTree, struct
+from podracer.types import NO_FLAG, ConfigError, PyTree, struct
 
 # --- the rules, on arrays of NumPy or of JAX ------------------------------------------------------
 
@@ -123,7 +122,7 @@ class PopulationBased:
     factors.
     """
 
-    bounds: Annotated[tuple[Range, ...], tyro.conf.Suppress] = (Range("learning_rate", 1e-5, 1e-2),)
+    bounds: Annotated[tuple[Range, ...], NO_FLAG] = (Range("learning_rate", 1e-5, 1e-2),)
     """Hyperparameters that vary, each with its bounds."""
     fraction: float = 0.2
     """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
@@ -242,7 +241,7 @@ class Selection:
         if isinstance(self.rule, PopulationBased) and not self.bounds:
             raise ConfigError(
                 "population-based selection perturbs hyperparameters within their ranges: give "
-                "one, such as --vary learning_rate=1e-5:1e-2 --draws 16."
+                "one or more by `exchange.rule.bounds`."
             )
         if isinstance(self.rule, Generational):
             size = self.rule.group_size
@@ -256,7 +255,7 @@ class Selection:
                 if len({pod.hyperparameters for pod in pods[i : i + size]}) > 1:
                     raise ConfigError(
                         f"the pods {i} to {i + size - 1} would be a group, of group_size {size}, "
-                        "but have different hyperparameters: take as many as there are --seeds."
+                        "but have different hyperparameters: take as many as there are seeds."
                     )
 
 

@@ -19,6 +19,7 @@ from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
+from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
 from podracer.types import ConfigError
 
@@ -81,12 +82,6 @@ def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -
     return Lifetimes(make(name, **options), envs, steps)
 
 
-def _trading(name: str, **options: Any) -> Environment:
-    from podracer.envs.trading import trading
-
-    return trading(name, **options)
-
-
 ENVIRONMENTS = {
     "catch": Builtin(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
     "cartpole": Builtin(
@@ -114,10 +109,6 @@ ADAPTERS = {
     "lifetimes": Adapter(
         _lifetimes,
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
-    ),
-    "trading": Adapter(
-        _trading,
-        "a market to trade in: trading:synthetic, trading:wave, or your own bars, trading:FILE.csv",
     ),
     "gymnax": Adapter(
         _lazy("gymnax", "gymnax"),
@@ -216,19 +207,17 @@ _ADDRESS = re.compile(r"=(?:https?|wss?|tcp)://[^,]*")
 def make(name: str, **options: Any) -> Any:
     """Make the environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
 
-    Options may be part of the name: `gymnax:MemoryChain-bsuite,memory_length=20`.
+    Options may be part of the name: `gymnax:MemoryChain-bsuite,memory_length=20`. An installed
+    package has environments, too, see `podracer.io.entry_points`.
     Raises `ConfigError` for an unknown name or option, and where a package is not installed.
     """
     name, *settings = name.split(",")
     options = {**dict(map(_parse_option, settings)), **options}
-    prefix, _, suffix = name.partition(":")
-    try:
-        if name in ENVIRONMENTS:
-            return ENVIRONMENTS[name].make(**options)
-        if prefix in ADAPTERS and suffix:
-            return ADAPTERS[prefix].make(suffix, **options)
-    except TypeError as error:
-        raise ConfigError(f"{name}: {error}.") from error
+    if function := _function(name):
+        try:
+            return function(**options)
+        except TypeError as error:
+            raise ConfigError(f"{name}: {error}.") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
     if (full_name := full_name_of(name)) != name:
@@ -236,14 +225,32 @@ def make(name: str, **options: Any) -> Any:
         raise ConfigError(
             f"There is no environment {name!r}: of Gymnasium it is {full_name}{options_text}."
         )
-    valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
+    valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS), *installed("environments")]
     raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid)}")
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    """Return the function of options that makes an environment, None for an unknown name."""
+    prefix, _, suffix = name.partition(":")
+    if name in ENVIRONMENTS:
+        return ENVIRONMENTS[name].make
+    if prefix in ADAPTERS:
+        return partial(ADAPTERS[prefix].make, suffix) if suffix else None
+    if entry := installed("environments").get(prefix):
+        return partial(entry.load(), suffix) if suffix else entry.load()
+    return None
+
+
+def has_name(name: str) -> bool:
+    """Return whether a name is one of the library's environments or an installed package's."""
+    name = name.partition(",")[0]
+    prefix = name.partition(":")[0]
+    return name in ENVIRONMENTS or prefix in ADAPTERS or prefix in installed("environments")
 
 
 def full_name_of(name: str) -> str:
     """Return the name of an environment with its prefix where it is an id of Gymnasium."""
-    has_prefix = name.partition(":")[0] in ADAPTERS
-    return f"gymnasium:{name}" if re.search(r"-v\d+$", name) and not has_prefix else name
+    return f"gymnasium:{name}" if re.search(r"-v\d+$", name) and not has_name(name) else name
 
 
 def _parse_option(setting: str) -> tuple[str, Any]:
@@ -264,8 +271,11 @@ def runs_on_host(environment: str | Environment | HostEnvironments) -> bool:
     """Return whether an environment, or one of this name, runs on the host alone."""
     if not isinstance(environment, str):
         return isinstance(environment, HostEnvironments)
-    adapter = ADAPTERS.get(environment.partition(":")[0])
-    return adapter is not None and adapter.on_host
+    prefix = environment.partition(",")[0].partition(":")[0]
+    if prefix in ADAPTERS:
+        return ADAPTERS[prefix].on_host
+    entry = installed("environments").get(prefix)
+    return entry is not None and getattr(entry.load(), "on_host", False)
 
 
 def imported_module(name: str) -> str | None:
@@ -294,7 +304,8 @@ def names() -> list[tuple[str, str, str]]:
         )
         for prefix, adapter in ADAPTERS.items()
     ]
-    return builtins + adapters
+    others = [(x.name, summary(x), "installed") for x in installed("environments").values()]
+    return builtins + adapters + others
 
 
 def _is_installed(adapter: Adapter) -> bool:

@@ -84,7 +84,7 @@ def classify_error(error: Exception) -> Exception:
 def _is_of_peer(error: Exception) -> bool:
     """Return whether processes could not talk; an array that is read raises it as a ValueError."""
     is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
-    return is_of_jax and re.search(r"Gloo|[Cc]oordination", str(error)) is not None
+    return is_of_jax and re.search(r"Gloo|[Cc]oordination|[Bb]arrier", str(error)) is not None
 
 
 def _name(path: Any) -> str:

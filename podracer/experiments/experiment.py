@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import tyro
 
 from podracer.agent import Settings
 from podracer.drivers.anakin import AnakinConfig
@@ -20,7 +19,7 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import runs_on_host
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import OTHER_NAMES, nearest
-from podracer.types import ConfigError, bounded, check_ranges
+from podracer.types import NO_FLAG, ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
 # Half of what an uint32 counts, since every second step may only reset an environment.
@@ -46,9 +45,9 @@ class Experiment:
     them. A frame is a step of an environment; one that only resets it does not count."""
     seed: int = bounded(0, high=2**32 - 1)
     """Random seed of the run, from 0 to 2^32 - 1."""
-    pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
+    pods: Annotated[tuple[Pod, ...], NO_FLAG] = ()
     """Members of a population that trains as one program, see `podracer sweep`."""
-    exchange: Annotated[Exchange | None, tyro.conf.Suppress] = None
+    exchange: Annotated[Exchange | None, NO_FLAG] = None
     """Exchange of the pods while they train: `Selection` starts them from better ones, `Averaging`
     averages their learners' states; None for none."""
     devices: int = bounded(0, high=65_536)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _LOG = logging.getLogger("podracer")
+_CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
 MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX takes no infinity
 
@@ -71,35 +74,35 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     is_multi_process = any(x is not None for x in settings)
     if is_multi_process and any(x is None for x in settings):
         raise ConfigError(
-            "give --coordinator, --num-processes and --process-id together, or "
+            "give `coordinator`, `num_processes` and `process_id` together, or "
             "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
     if is_multi_process and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
         raise ConfigError(
-            f"--process-id {hosts.process_id} must lie below --num-processes {hosts.num_processes}."
+            f"`process_id={hosts.process_id}` must lie below `num_processes={hosts.num_processes}`."
         )
     if hosts.coordinator is not None:
         address = re.fullmatch(r".+:([0-9]{1,5})", hosts.coordinator)
         if address is None or not 1 <= int(address[1]) <= 65_535:
             raise ConfigError(
-                f"--coordinator {hosts.coordinator} must be HOST:PORT, with a port from 1 to "
+                f"`coordinator={hosts.coordinator}` must be HOST:PORT, with a port from 1 to "
                 "65,535."
             )
     if not 0 < hosts.join_seconds <= MAX_JOIN_SECONDS:
         raise ConfigError(
-            f"--join-seconds must be above 0 and at most {MAX_JOIN_SECONDS:,}, but it is "
+            f"`join_seconds` must be above 0 and at most {MAX_JOIN_SECONDS:,}, but it is "
             f"{hosts.join_seconds:g}."
         )
     if devices:
         if is_multi_process and devices % hosts.num_processes:  # type: ignore[operator]
             raise ConfigError(
-                f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes: "
+                f"`devices={devices}` cannot be split evenly over {hosts.num_processes} processes: "
                 f"take a multiple of {hosts.num_processes}."
             )
         local_devices = devices // (hosts.num_processes or 1)
         if local_devices > MAX_LOCAL_DEVICES and not _launched_by_cluster():
             raise ConfigError(
-                f"--devices {devices} is more than the {MAX_LOCAL_DEVICES:,} that a process may "
+                f"`devices={devices}` is more than the {MAX_LOCAL_DEVICES:,} that a process may "
                 "have."
             )
         # Virtual devices, where the run is on a CPU; accelerators ignore this.
@@ -145,16 +148,39 @@ def warn_if_alone(hosts: Hosts) -> None:
 
 def _visible_job() -> tuple[str, str] | None:
     """Return of which job of several processes this one seems to be, and how they would join."""
-    flags = "give --coordinator, --num-processes and --process-id"
+    remedy = "give `coordinator`, `num_processes` and `process_id`"
     for launcher, name in (("Open MPI", "OMPI_COMM_WORLD_SIZE"), ("MPI", "PMI_SIZE")):
         if (size := os.environ.get(name, "1")) not in ("", "0", "1"):
-            return f"one of {size} that {launcher} started ({name})", flags
+            return f"one of {size} that {launcher} started ({name})", remedy
     if (index := os.environ.get("JOB_COMPLETION_INDEX")) is not None:
-        return f"number {index} of an indexed job of Kubernetes (JOB_COMPLETION_INDEX)", flags
+        return f"number {index} of an indexed job of Kubernetes (JOB_COMPLETION_INDEX)", remedy
     tasks = os.environ.get("SLURM_NTASKS", "1")
     if "SLURM_STEP_NUM_TASKS" not in os.environ and tasks.isdigit() and int(tasks) > 1:
         return f"the only one of a Slurm job with {tasks} tasks", "start it with srun"
     return None
+
+
+@contextlib.contextmanager
+def compilation_cache() -> Iterator[None]:
+    """Keep compiled programs between processes within the context, as `use_compilation_cache` does.
+
+    Then JAX is configured as before, so that programs of the caller's own are kept where the caller
+    says, or nowhere.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    if before["jax_compilation_cache_dir"] is not None:
+        yield
+        return
+    try:
+        use_compilation_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # or JAX would go on with the folder that it has opened
 
 
 def use_compilation_cache() -> Path | None:
@@ -175,6 +201,6 @@ def use_compilation_cache() -> Path | None:
         return None
     if not prepare_cache(cache):
         return None
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    for name, value in zip(_CACHE_SETTINGS, (str(cache), 0.2), strict=True):
+        jax.config.update(name, value)
     return cache

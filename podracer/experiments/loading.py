@@ -21,6 +21,7 @@ from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import read_experiment, recipe_name
 from podracer.io import checkpoint as checkpoints
 from podracer.io.checkpoint import Choice, Restored
+from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.mesh import make_mesh
 from podracer.policy import Policy
@@ -172,7 +173,7 @@ def reopen(
     """
     if recipe is None:
         name = recipe_name(directory)
-        recipe = name if name in recipes.installed() else None
+        recipe = name if name in installed("recipes") else None
     if isinstance(recipe, str):
         recipe = recipes.find(recipe)
     return read_experiment(directory, recipe, environment)

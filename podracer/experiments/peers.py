@@ -132,7 +132,7 @@ def _claim_number(coordinator: str, process_id: int | None) -> int:
             claim.close()
             raise ConfigError(
                 f"process {process_id} of the run at {coordinator} is on this machine already: "
-                "give each process a --process-id of its own."
+                "give each process a `process_id` of its own."
             ) from None
     return claim.detach()
 
@@ -154,7 +154,7 @@ def _check_can_listen(address: str, seconds: float) -> None:
             waited, is_taken = time.monotonic() - start, error.args[0] == errno.EADDRINUSE
             if _is_number(host) or is_taken or waited >= seconds:
                 raise ConfigError(
-                    f"process 0 cannot listen on {address} ({error}): --coordinator must be an "
+                    f"process 0 cannot listen on {address} ({error}): `coordinator` must be an "
                     "address of its machine, with a free port."
                 ) from error
             if waited >= NOTICE_SECONDS and not has_noticed:

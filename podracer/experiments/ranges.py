@@ -14,5 +14,5 @@ def read_range(text: str) -> Range:
         return Range(name.replace("-", "_"), float(low), float(high))
     except (ValueError, ConfigError):
         raise ConfigError(
-            f"--vary {text!r} cannot be read: write name=low:high, such as learning_rate=1e-5:1e-2."
+            f"`vary` {text!r} cannot be read: write name=low:high, such as learning_rate=1e-5:1e-2."
         ) from None

@@ -203,9 +203,10 @@ class Recorder:
             text += ": their returns are partial, never the best, and reach no target."
             self._warn("unfinished", text)
         if evaluation.repetition:
-            text = "to measure more take --evaluation-policy sampled or --evaluation-epsilon 0.01"
+            text = 'take `evaluation_policy="sampled"`, `evaluation_epsilon=0.01`'
             self._warn(
-                "repetition", f"{evaluation.repetition}: {text}, or fewer --evaluation-episodes."
+                "repetition",
+                f"{evaluation.repetition}: to measure more {text} or fewer `evaluation_episodes`.",
             )
 
     def _warn(self, subject: str, text: str) -> None:

@@ -164,7 +164,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
         if experiment.evaluations:
-            check_policy(agent.build(), "take --evaluations 0")
+            check_policy(agent.build(), "take `evaluations=0`")
         saved_env, split, mesh = env, None, make_mesh(devices)
         like = abstract_state(agent, env, mesh, config)
         program = CompileInThread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
@@ -257,11 +257,12 @@ def _population_setup(
     if isinstance(env, HostEnvironments):
         raise ConfigError(
             f"a population is one program on the device, and {env.spec.name} runs on the host, "
-            "where each seed is a run of its own: for seed in 0 1 2; do podracer train "
-            f"{experiment.recipe} --seed $seed; done, with the other flags behind."
+            f"where each seed is a run of its own: train {experiment.recipe} once for each `seed`."
         )
     if not isinstance(config, anakin.AnakinConfig):
-        raise ConfigError("a population is one program on the device: take --arch anakin.")
+        raise ConfigError(
+            "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
+        )
     env = _on_device(env)
     for pod in pods:
         experiment.of_pod(pod).check()
@@ -270,7 +271,7 @@ def _population_setup(
     if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
         raise ConfigError(
             "selection ranks pods by their training returns, which in self-play say nothing of "
-            "strength: train without --select, and rank the pods with `podracer match RUN:0 RUN:1`."
+            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
         )
     mesh = population.population_mesh(devices, len(pods))
     parts, exchange = (agent, pods, env, mesh, config), experiment.exchange
@@ -306,7 +307,7 @@ def _on_device(env: Environment | HostEnvironments) -> Environment:
     if isinstance(env, HostEnvironments):
         raise ConfigError(
             f"{env.spec.name} runs on the host, and Anakin needs an environment on the "
-            "device: take --arch sebulba."
+            "device: take `driver=podracer.SebulbaConfig()`."
         )
     return env
 
@@ -331,7 +332,8 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
     if free_on_host is not None and all_on_host > free_on_host:
         raise ConfigError(
             f"the replay needs {format_bytes(all_on_host)} in the memory of this host, but "
-            f"{format_bytes(free_on_host)} are free: take a smaller --capacity or more hosts."
+            f"{format_bytes(free_on_host)} are free: take a smaller `agent.replay.capacity` or "
+            "more hosts."
         )
     free = free_bytes(mesh)
     if free is not None and (1 + is_cpu) * needed > free:
@@ -339,8 +341,8 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
         raise ConfigError(
             f"the training state needs {format_bytes(needed)} on each device, of which "
             f"{format_bytes(local)} belong to environments (a replay, for most agents), {again}but "
-            f"{format_bytes(free)} are free: take a smaller --capacity, fewer "
-            "environments or more devices."
+            f"{format_bytes(free)} are free: take a smaller `agent.replay.capacity`, "
+            "fewer environments or more devices."
         )
     return needed
 

@@ -102,8 +102,8 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
     if kind is None:
         raise ConfigError(
             f"the run was made with an object of class {data.get('kind')!r}, which no file can "
-            "bring back: name its recipe, such as --recipe my_package.recipes:mine, or "
-            "from Python pass environment=... or recipe=..."
+            'bring back: name its recipe, such as `recipe="my_package.recipes:mine"`, or in Python '
+            "pass the object itself."
         )
     hints = typing.get_type_hints(kind)
     values = {}
@@ -130,7 +130,7 @@ def _refuse_import(environment: Any) -> None:
     if isinstance(environment, str) and (module := imported_module(environment)):
         raise ConfigError(
             f"the environment {environment!r} imports the module {module!r}, and a file does "
-            f"not decide that: add --environment {environment}, or from Python pass environment=..."
+            f"not decide that: add `environment={environment!r}`."
         )
 
 
@@ -260,5 +260,5 @@ def check_same_experiment(saved: dict[str, Any], current: dict[str, Any]) -> Non
     if changed:
         raise ConfigError(
             f"the run was saved with another configuration: {'; '.join(changed)}. A new run can go "
-            "on from what it has learned: train with --weights RUN, from Python weights=RUN."
+            "on from what it has learned: train with `weights=RUN`."
         )

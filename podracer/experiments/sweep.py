@@ -50,12 +50,12 @@ def make_pods(
     """
     spaces = dict(map(_space, vary))
     if len(spaces) < len(vary):
-        raise ConfigError("--vary names a hyperparameter twice: give each name its values once.")
+        raise ConfigError("`vary` names a hyperparameter twice: give each name its values once.")
     ranges = [name for name, space in spaces.items() if isinstance(space, Range)]
     if ranges and draws < 1:
-        raise ConfigError(f"{ranges[0]} has a range: give the number of draws with --draws N.")
+        raise ConfigError(f"{ranges[0]} has a range: give the number of `draws`.")
     if draws and not ranges:
-        raise ConfigError("--draws needs a range to draw from, such as learning_rate=1e-5:1e-2.")
+        raise ConfigError("`draws` needs a range to draw from, such as learning_rate=1e-5:1e-2.")
     lengths = [len(space) for space in spaces.values() if not isinstance(space, Range)]
     if (pods := (draws if ranges else math.prod(lengths)) * len(seeds)) > MAX_PODS:
         raise ConfigError(
@@ -81,14 +81,14 @@ def make_exchange(
     without either.
     """
     if rule is not None and peers is not None:
-        raise ConfigError("pods either select or average: leave out --select or --average.")
+        raise ConfigError("pods either select or average, not both.")
     if peers is not None:
         return Averaging(peers, every)
     if rule is None:
         if every:
             raise ConfigError(
-                "--every is the period of a selection: give its rule with --select, or the peers "
-                "of an average with --average."
+                "`exchange.every` is the period of an exchange: give the rule of a selection "
+                "(`exchange.rule`), or the peers of an average (`exchange.peers`)."
             )
         return None
     if isinstance(rule, PopulationBased):
@@ -102,8 +102,8 @@ def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
     name = name.replace("-", "_")
     if values.count(":") > 1:
         raise ConfigError(
-            f"--vary {text!r} cannot be read: of a schedule it is the start that varies, as in "
-            f"--{name.replace('_', '-')} 3e-4:0:1e6 --vary {name}=1e-4,3e-4."
+            f"`vary` {text!r} cannot be read: of a schedule only the start varies, as in "
+            f"{name}=1e-4,3e-4."
         )
     if ":" in values:
         return name, read_range(text)
@@ -113,10 +113,10 @@ def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
             raise ValueError
     except ValueError:
         raise ConfigError(
-            f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
+            f"`vary` {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
         ) from None
     if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
-        raise ConfigError(f"--vary {text!r} names a value twice: give each value once.")
+        raise ConfigError(f"`vary` {text!r} names a value twice: give each value once.")
     return name, numbers
 
 
@@ -251,9 +251,9 @@ def _last_evaluation(
         )
     if evaluation is None:
         has_evaluations = read_config(directory / CONFIG)["experiment"].get("evaluations")
-        flag = "" if has_evaluations else ", with --evaluations 1 or more"
+        remedy = "" if has_evaluations else ", with `evaluations=1` or more"
         raise ConfigError(
-            f"{directory} has no evaluation yet, by which its pods are ranked: resume it{flag}."
+            f"{directory} has no evaluation yet, by which its pods are ranked: resume it{remedy}."
         )
     return evaluation
 

@@ -23,7 +23,7 @@ from podracer.experiments.errors import StallError, classify_error, tag_componen
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
 from podracer.experiments.history import History
-from podracer.experiments.hosts import use_compilation_cache
+from podracer.experiments.hosts import compilation_cache
 from podracer.experiments.progress import with_progress
 from podracer.experiments.records import Best, Recorder, Totals, check_metadata, shows_saves
 from podracer.experiments.result import Boundary, Callback, MakeSink, Result, RunInfo
@@ -62,6 +62,7 @@ _LOG = logging.getLogger("podracer")
 
 
 @peers.leaves_on_error()
+@compilation_cache()
 def train(
     experiment: Experiment | str,
     *,
@@ -111,7 +112,6 @@ def train(
     experiment.check()
     check_functions(sinks, callbacks)
     sinks = with_progress(sinks, progress)
-    use_compilation_cache()
     saved = saved_devices(run_dir) if resume and run_dir is not None else 0
     if resume and run_dir is not None and (name := recipe_name(run_dir)):
         experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name

@@ -46,7 +46,7 @@ def to_html(
     page = files("podracer.export").joinpath("page.html").read_text(encoding="utf-8")
     operators = re.findall(r"^  (\w+):", page.split("const OPERATORS")[1].split("\n};")[0], re.M)
     if unknown := sorted({node.op_type for node in graph.node} - set(operators)):
-        raise ConfigError(f"a page cannot compute {', '.join(unknown)}: take --format onnx.")
+        raise ConfigError(f"a page cannot compute {', '.join(unknown)}: take `format=onnx`.")
     content = {
         "about": about,
         "environment": spec.name,

@@ -84,7 +84,7 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
         if any(x.aval.dtype in _HALF for x in equation.outvars):
             raise ConfigError(
                 "onnxruntime computes with float32 on a CPU, but this network in 16 bits: take "
-                "--format stablehlo."
+                "`format=stablehlo`."
             )
         operator = OPERATORS.get(equation.primitive.name)
         if operator is None:
@@ -96,8 +96,8 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
 
 def _refusal(primitive: str) -> ConfigError:
     return ConfigError(
-        f"ONNX has no operator for {primitive!r}, which this policy computes: take --format "
-        "stablehlo, which holds every policy."
+        f"ONNX has no operator for {primitive!r}, which this policy computes: take "
+        "`format=stablehlo`, which holds every policy."
     )
 
 

@@ -72,7 +72,7 @@ class Checkpointer:
 
     With several processes (`jax.distributed`) all share the directory and must make the same calls
     of `save` and `restore`; process 0 decides, seals and deletes, so `wait` guarantees the seal
-    only there.
+    only there. If one is lost during a save, the others raise JAX's error.
 
     Args:
         run: directory of the run; what is saved belongs to the run of its `config.json`.
@@ -141,7 +141,7 @@ class Checkpointer:
             arrays = {path: stored_array(leaf) for path, leaf in leaves.items()}
             self._save_arrays(draft / "state", arrays)
         except OSError as error:
-            raise _storage_error(step, error) from error
+            raise _failure_of_save(step, error) from error
         self._pending = self._worker.submit(self._finish, draft, target, meta)
 
     def check(self) -> None:
@@ -200,7 +200,7 @@ class Checkpointer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
-        except StorageError as late:
+        except (StorageError, jax.errors.JaxRuntimeError) as late:
             if error is None:
                 raise
             self._report(str(late))  # the first error is raised
@@ -234,7 +234,7 @@ class Checkpointer:
         except Exception as error:
             if first:
                 shutil.rmtree(draft, ignore_errors=True)
-            raise _storage_error(step, error) from error
+            raise _failure_of_save(step, error) from error
 
     def _retire(self, step: int) -> None:
         """Delete the oldest steps of this run that none names best, once this one was read back."""
@@ -376,6 +376,10 @@ def _from_first_process(decide: Callable[[], int]) -> int:
     return answer
 
 
-def _storage_error(step: int, error: Exception) -> StorageError:
+def _failure_of_save(step: int, error: Exception) -> Exception:
+    """Return the error of a save: of JAX if another process is lost, a `StorageError` otherwise."""
+    # Orbax calls it a time-out, at whatever moment processes that wait for each other cannot.
+    if isinstance(error, TimeoutError) and isinstance(error.__cause__, jax.errors.JaxRuntimeError):
+        return jax.errors.JaxRuntimeError(str(error.__cause__))
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return StorageError(f"the checkpoint of step {step} could not be written: {reason}")

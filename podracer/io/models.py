@@ -3,7 +3,7 @@
     MODELS/record.jsonl   the source of truth: one line for each decision, append-only
     MODELS/000002/        a promoted run: config.json and one checkpoint, with digests in the record
 
-`podracer.trading.delivery` writes it. Whoever reads a checkpoint of a model compares it with the
+`podracer promote` writes it. Whoever reads a checkpoint of a model compares it with the
 record (`check_promoted`), so a directory that was exchanged is never played.
 """
 

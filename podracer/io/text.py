@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 REDACTED = "[redacted]"
@@ -179,11 +179,11 @@ def _is_public(value: str) -> bool:
     return is_path or _HARMLESS.fullmatch(value) is not None
 
 
-def explain_error(error: Exception) -> int:
+def explain_error(error: Exception, translate: Callable[[str], str] = str) -> int:
     """Print the sentence of an error, or a traceback if it is nobody's; return the exit code."""
     code = getattr(error, "exit_code", None)
     if code is None:
         print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
         return 70
-    print_stderr(str(error))
+    print_stderr(translate(str(error)))
     return code

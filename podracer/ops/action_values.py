@@ -27,7 +27,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from podracer.ops.transforms import evenly_spaced
-from podracer.types import ConfigError, bounded, flag
+from podracer.types import ConfigError, Flag, bounded
 
 Outputs = Float[Array, "N Z"]
 ActionOutputs = Float[Array, "N A Z"]
@@ -229,12 +229,12 @@ class Munchausen:
     Source: Vieillard et al. 2020, section 3 (arXiv 2007.14430).
     """
 
-    temperature: Annotated[float, flag("munchausen-temperature")] = bounded(0.0)
+    temperature: Annotated[float, Flag("munchausen-temperature")] = bounded(0.0)
     """Temperature tau of the policy in Munchausen targets, 0.03 in their paper; 0 for the hard
     targets of Q-learning."""
-    weight: Annotated[float, flag("munchausen-weight")] = bounded(0.9, high=1.0)
+    weight: Annotated[float, Flag("munchausen-weight")] = bounded(0.9, high=1.0)
     """Weight alpha of the log-policy in the reward of Munchausen targets, in [0, 1]."""
-    clip: Annotated[float, flag("munchausen-clip")] = bounded(-1.0, low=-math.inf, high=0.0)
+    clip: Annotated[float, Flag("munchausen-clip")] = bounded(-1.0, low=-math.inf, high=0.0)
     """Smallest log-policy, times tau, that the reward of Munchausen targets has, at most 0."""
 
     def scaled_log_policy(self, q: QValues) -> Float[Array, "N A"]:

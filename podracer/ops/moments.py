@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,48 +66,31 @@ def _is_none(x: Any) -> bool:
 def moments_of(
     items: PyTree, axis: str | None, weights: jax.Array | None = None, *, batch_axes: int = 2
 ) -> Moments:
-    """Compute the moments of a batch `[T, B, ...]` of every shard, see `moments_of_each`."""
-    return moments_of_each((items,), axis, (weights,), batch_axes=batch_axes)[0]
+    """Return the moments of a batch `[T, B, ...]` of every shard, with two all-reduces.
 
-
-def moments_of_each(
-    batches: Sequence[PyTree],
-    axis: str | None,
-    weights: Sequence[jax.Array | None],
-    *,
-    batch_axes: int = 2,
-) -> tuple[Moments, ...]:
-    """Return the moments of several batches `[T, B, ...]`, in two all-reduces for all of them.
-
-    The weights of a batch, f32 `[T, B]` or as its items, are 0 for what does not count, else 1;
-    None counts all of them.
+    The weights, f32 `[T, B]` or as the items, are 0 for what does not count, else 1; None counts
+    all of them.
     """
     # Without the barrier XLA fuses the sums with whatever computed the items, and they round
     # differently: Anakin and Sebulba would differ in the last bit.
-    batches = jax.lax.optimization_barrier(tuple(batches))
-    batches = [jax.tree.map(lambda x: x.astype(jnp.float32), batch) for batch in batches]
+    items = jax.lax.optimization_barrier(items)
+    items = jax.tree.map(lambda x: x.astype(jnp.float32), items)
     axes = tuple(range(batch_axes))
-    shares = [None if weight is None else jnp.mean(weight, axes) for weight in weights]
+    share = None if weights is None else jnp.mean(weights, axes)
 
-    def sums(trees: Sequence[PyTree]) -> list[PyTree]:
-        return [
-            jax.tree.map(partial(_weighted_mean, axes, weight), tree)
-            for weight, tree in zip(weights, trees, strict=True)
-        ]
-
-    def means(sums: Sequence[PyTree]) -> list[PyTree]:
-        return list(map(_divide, sums, shares))
+    def sums(tree: PyTree) -> PyTree:
+        return jax.tree.map(partial(_weighted_mean, axes, weights), tree)
 
     def deviations(x: jax.Array, mean: jax.Array) -> jax.Array:
         return (x - jnp.expand_dims(mean, axes)) ** 2
 
-    total, shares = global_mean((sums(batches), shares), axis)
-    centers = means(total)
-    squares = [jax.tree.map(deviations, *pair) for pair in zip(batches, centers, strict=True)]
-    variances = means(global_mean(sums(squares), axis))
-    sizes = [_count(batch, batch_axes, axis) for batch in batches]
-    counts = [n if share is None else n * share for n, share in zip(sizes, shares, strict=True)]
-    return tuple(map(Moments, counts, centers, variances))
+    total, share = global_mean((sums(items), share), axis)
+    mean = _divide(total, share)
+    squares = jax.tree.map(deviations, items, mean)
+    variance = _divide(global_mean(sums(squares), axis), share)
+    size = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * num_shards(axis)
+    count = jnp.float32(size) if share is None else jnp.float32(size) * share
+    return Moments(count, mean, variance)
 
 
 def _weighted_mean(axes: tuple[int, ...], weight: jax.Array | None, x: jax.Array) -> jax.Array:
@@ -121,12 +104,6 @@ def _divide(tree: PyTree, share: jax.Array | None) -> PyTree:
     if share is None:
         return tree
     return jax.tree.map(lambda x: x / jnp.maximum(share, 1e-9), tree)
-
-
-def _count(items: PyTree, batch_axes: int, axis: str | None) -> jax.Array:
-    """Return the number of items of all shards, f32 []; 0 of a tree without leaves."""
-    shapes = [x.shape[:batch_axes] for x in jax.tree.leaves(items)]
-    return jnp.float32(math.prod(shapes[0]) * num_shards(axis) if shapes else 0)
 
 
 def merge(one: Moments, other: Moments) -> Moments:

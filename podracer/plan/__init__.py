@@ -1,6 +1,5 @@
-"""What a run will need before a machine is rented: memory, speed, hours, price.
+"""What a run will need before it starts: memory, and where they are known speed, hours and price.
 
-A model of the parts (simulator, acting, learning, transfer, reduction), each with its source:
-`work` counts what a program computes, `memory` what it keeps, `parts` puts the times together,
-`measured` takes them on this machine, and `check` holds the model against published points.
+`memory` has the shapes of what a run keeps and XLA's own layout of its program, `measured` the
+speed of this machine. No speed of another device is computed: a recorded one can be given.
 """

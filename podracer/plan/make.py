@@ -1,4 +1,4 @@
-"""Making a plan: the run's own checks, then memory, parts, speed and price."""
+"""Making a plan: the run's own checks, then memory, and where they are known speed and price."""
 
 from __future__ import annotations
 
@@ -15,23 +15,13 @@ from podracer.drivers import anakin
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.config import check_peers, split_numbers
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build, checked_spec, to_host_environments
 from podracer.mesh import check_divisible, find_devices, make_mesh
-from podracer.plan.check import COUNTED_ERRORS, fitted_speeds
-from podracer.plan.devices import Catalog, Device
-from podracer.plan.machine import Machine
-from podracer.plan.measured import (
-    Measurement,
-    load,
-    measure_anakin,
-    measure_sebulba,
-    measure_simulator,
-)
+from podracer.plan.devices import Device, Machine
+from podracer.plan.measured import Measurement, load, measure_anakin, measure_sebulba
 from podracer.plan.memory import Memory, anakin_memory, largest_batch, sebulba_memory
-from podracer.plan.modeled import Modeled, Split, model_anakin, model_sebulba
-from podracer.plan.parts import Part
 from podracer.plan.plan import Plan, Speed
 from podracer.types import ConfigError
 
@@ -49,27 +39,36 @@ class Target:
     memory: Callable[[int], list[Memory]]  # of each kind of device, by the number of environments
     multiple: int  # that the number of environments must be of
     measure: Callable[[float], Measurement]  # on this machine, one host's share, in seconds
-    model: Callable[[], Modeled]  # for the machine's device
 
 
-def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, seconds: float) -> Plan:
-    """Return the plan of a run on a machine; `seconds` is the time for measurements here, or 0.
+def make_plan(
+    experiment: Experiment,
+    machine: Machine,
+    *,
+    seconds: float = 0.0,
+    steps_per_second: float | None = None,
+    price: float | None = None,
+) -> Plan:
+    """Return the plan of a run on a machine.
 
-    Raises `ConfigError` where the run is impossible there, as training would.
+    `seconds` is the time for measurements, where the machine is this one; `steps_per_second` is a
+    recorded speed in their place, and `price` that of a host for an hour. Raises `ConfigError`
+    where the run is impossible there, as training would.
     """
     agent, env = build(experiment)
-    if isinstance(experiment.driver, AnakinConfig):
-        target = _anakin_target(experiment, agent, env, machine)
-    else:
-        target = _sebulba_target(experiment, agent, env, machine, catalog, seconds)
+    make_target = _anakin_target if experiment.arch == "anakin" else _sebulba_target
+    target = make_target(experiment, agent, env, machine)
     config = experiment.run_driver
     memory = target.memory(config.num_envs)
-    speed = _speed(target, machine, config.steps_per_update, seconds)
+    if steps_per_second:
+        update_seconds = config.steps_per_update / steps_per_second
+        speed = Speed([], update_seconds, "recorded: --steps-per-second", [])
+    else:
+        speed = _measured_speed(target, machine, config.steps_per_update, seconds)
     frames = experiment.num_updates * config.steps_per_update
     hours = None if speed.update_seconds is None else (
         experiment.num_updates * speed.update_seconds / 3600
     )  # fmt: skip
-    dollars, price_source = _price(machine, hours)
     return Plan(
         recipe=experiment.recipe,
         arch=experiment.arch,
@@ -85,8 +84,7 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
         steps_per_second=None if hours is None else frames / hours / 3600,
         frames=frames,
         hours=hours,
-        dollars=dollars,
-        price_source=price_source,
+        dollars=None if hours is None or price is None else machine.hosts * price * hours,
         unknown=[
             *speed.unknown,
             *_about_device(machine.device),
@@ -98,7 +96,9 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
 
 def _anakin_target(experiment: Experiment, agent: Blueprint, env: Any, machine: Machine) -> Target:
     if isinstance(env, HostEnvironments):
-        raise ConfigError(f"{env.spec.name} runs on the host: take --arch sebulba.")
+        raise ConfigError(
+            f"{env.spec.name} runs on the host: take `driver=podracer.SebulbaConfig()`."
+        )
     config: Any = experiment.run_driver
     anakin.check(agent, env, config, machine.devices)
 
@@ -113,27 +113,16 @@ def _anakin_target(experiment: Experiment, agent: Blueprint, env: Any, machine: 
         mesh = make_mesh(find_devices(machine.devices_per_host))
         return measure_anakin(agent, env, share(config.num_envs, machine.hosts), mesh, seconds)
 
-    def model() -> Modeled:
-        return model_anakin(agent, env, config, machine, fitted_speeds())
-
-    return Target(memory, machine.devices, measure, model)
+    return Target(memory, machine.devices, measure)
 
 
-def _sebulba_target(
-    experiment: Experiment,
-    agent: Blueprint,
-    env: Environment | HostEnvironments,
-    machine: Machine,
-    catalog: Catalog,
-    seconds: float,
-) -> Target:
+def _sebulba_target(experiment: Experiment, agent: Blueprint, env: Any, machine: Machine) -> Target:
     spec, host_env = checked_spec(env), to_host_environments(env)
     config: Any = experiment.run_driver
     check_divisible("num_envs", config.num_envs, machine.hosts, "hosts")
     check_peers(config, machine.hosts)
     per_host: SebulbaConfig = dataclasses.replace(config, num_envs=config.num_envs // machine.hosts)
-    numbers = split_numbers(machine.devices_per_host, per_host.num_envs, config)
-    split = Split(*numbers, config.threads_per_actor)
+    actors, learners = split_numbers(machine.devices_per_host, per_host.num_envs, config)
 
     def memory(num_envs: int) -> list[Memory]:
         return sebulba_memory(
@@ -141,75 +130,32 @@ def _sebulba_target(
             spec,
             dataclasses.replace(config, num_envs=num_envs // machine.hosts),
             machine.platform,
-            actors=split.actors,
-            learners=split.learners,
+            actors=actors,
+            learners=learners,
             shares_device=machine.devices_per_host == 1,
         )
 
     def measure(seconds: float) -> Measurement:
         return measure_sebulba(agent, host_env, per_host, machine.devices_per_host, seconds)
 
-    def model() -> Modeled:
-        rate, source = _simulator_rate(experiment, agent, host_env, per_host, catalog, seconds)
-        simulator, unknown = _simulator_part(rate, source, per_host, machine)
-        unknown += _about_load() if seconds else []
-        modeled = model_sebulba(agent, spec, config, split, machine, fitted_speeds(), simulator)
-        return dataclasses.replace(modeled, unknown=[*unknown, *modeled.unknown])
-
-    shares = math.lcm(split.threads, config.updates_per_batch) * split.learners
-    return Target(memory, machine.hosts * shares, measure, model)
+    shares = math.lcm(actors * config.threads_per_actor, config.updates_per_batch) * learners
+    return Target(memory, machine.hosts * shares, measure)
 
 
-def _simulator_rate(
-    experiment: Experiment,
-    agent: Blueprint,
-    env: HostEnvironments,
-    config: SebulbaConfig,
-    catalog: Catalog,
-    seconds: float,
-) -> tuple[float | None, str]:
-    """Return the steps a second of a simulator on one core, measured here or recorded."""
-    if seconds:
-        rate = measure_simulator(agent, env, config, seconds)
-        return rate, f"{rate:,.0f} steps a second of a core, measured here"
-    name = experiment.environment
-    record = catalog.simulator(name) if isinstance(name, str) else None
-    if record is None:
-        return None, "neither measured nor recorded: --measure 5 measures it here"
-    rate = record.steps_per_core_second
-    return rate, f"{rate:,.0f} steps a second of a core, recorded: {record.source}"
-
-
-def _simulator_part(
-    rate: float | None, source: str, config: SebulbaConfig, machine: Machine
-) -> tuple[Part, list[str]]:
-    """Return the part of the environments, on all cores of a host."""
-    if rate is None:
-        return Part("simulator", None, source), []
-    cores = machine.cores
-    unknown = [
-        f"Whether a core there is as fast, and whether the host has {cores} of them for the "
-        "simulators; Python, inference and transfers need some, too.",
-    ]
-    seconds = config.steps_per_update / (cores * rate)
-    return Part("simulator", seconds, f"modeled for {cores} cores: {source}"), unknown
-
-
-def _speed(target: Target, machine: Machine, steps: int, seconds: float) -> Speed:
-    """Return the seconds of an update and its parts, modeled or measured."""
+def _measured_speed(target: Target, machine: Machine, steps: int, seconds: float) -> Speed:
+    """Return the seconds of an update and its parts, where the machine is this one."""
     if machine.device is not None:
-        modeled = target.model()
-        return Speed(modeled.parts, modeled.seconds, "modeled, not measured", modeled.unknown)
+        about = f"no recorded speed of the {machine.title} is given"
+        return Speed([], None, about, ["The speed: --steps-per-second gives it."])
     if not seconds:
         return Speed([], None, "nothing was measured", ["The speed: --measure 5 measures it."])
-    unknown = _about_load()
+    unknown, source = _about_load(), "measured here"
     measurement = target.measure(seconds)
+    if machine.hosts > 1:
+        source = f"measured here on one of {machine.hosts} hosts"
+        unknown.append("The network between the hosts: no reduction over it is counted.")
     update = steps / machine.hosts / measurement.steps_per_second
-    if machine.hosts == 1:
-        return Speed(measurement.parts, update, "measured here", unknown)
-    unknown.append("The network between the hosts: no reduction over it is counted.")
-    source = "modeled: as on the one host that was measured here"
-    return Speed(measurement.parts, update, source, unknown)
+    return Speed(measurement.parts, update, source, unknown, is_bound=machine.hosts > 1)
 
 
 def _about_load() -> list[str]:
@@ -223,17 +169,12 @@ def _about_load() -> list[str]:
 def _about_device(device: Device | None) -> list[str]:
     if device is None:
         return []
-    speeds, (median, worst) = fitted_speeds(), COUNTED_ERRORS
     sentences = [
-        f"How fast {device.title} is: nothing was measured there. Times are modeled from counted "
-        f"work, with {1e6 * speeds.seconds_per_operation:.2f} microseconds an operation and "
-        f"{speeds.efficiency:.1%} of the vendor's peak, each fitted to one published point of an "
-        f"A100. Published points that it was not fitted to are {median:.0%} off in the median and "
-        f"{worst:.0%} at worst (podracer plan --check).",
         "Temporaries are those of the accelerator's program as XLA lays it out for this machine's "
         f"{jax.default_backend()}; the accelerator's own compiler may need more or less.",
-        f"The device's numbers are its vendor's: {device.source}.",
     ]
+    if device.source:
+        sentences.append(f"The device's memory is that of its vendor: {device.source}.")
     if device.memory_share < 1:
         sentences.append(
             f"JAX takes {device.memory_share:.0%} of a GPU's memory, unless "
@@ -250,17 +191,6 @@ def _about_host(memory: list[Memory]) -> list[str]:
         "say. JAX pins up to 64 GiB for GPUs; XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise.",
         "How long samples travel from there to the device: no part has that time.",
     ]
-
-
-def _price(machine: Machine, hours: float | None) -> tuple[tuple[float, float] | None, str]:
-    """Return the lowest and the highest price in dollars, and its source or why there is none."""
-    device = machine.device
-    if device is None:
-        return None, "this machine is not in the list of prices"
-    if device.price is None:
-        return None, f"no price of {device.name} is known; --prices FILE adds one"
-    source = f"{device.price.date}, {device.price.source}"
-    return (None if hours is None else device.price.of(machine.devices, hours)), source
 
 
 def _largest(target: Target, machine: Machine, num_envs: int, memory: list[Memory]) -> int | None:

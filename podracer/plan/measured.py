@@ -16,14 +16,11 @@ from podracer.bench import sebulba as bench
 from podracer.bench.anakin import Program, acting, prepare, training
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.config import split_devices
 from podracer.environment import Environment, HostEnvironments
-from podracer.envs.host.device import DeviceEnvironments
-from podracer.mesh import find_devices, num_cores
-from podracer.plan.parts import Part
+from podracer.mesh import find_devices
+from podracer.plan.plan import Part
 from podracer.types import PyTree
 
-_ENVS_PER_CORE = 64
 _LEAST_LAPS = 3
 _HERE = "measured here"
 
@@ -34,8 +31,6 @@ class Measurement:
 
     steps_per_second: float
     parts: list[Part]
-    load: float
-    """Mean number of programs that ran or waited in the minute before."""
 
 
 def load() -> float:
@@ -49,7 +44,7 @@ def measure_anakin(
     agent: Blueprint, env: Environment, config: AnakinConfig, mesh: Mesh, seconds: float
 ) -> Measurement:
     """Measure an update with all its parts, for about `seconds` after it was compiled."""
-    before, share = load(), seconds / 3
+    share = seconds / 3
     one = dataclasses.replace(config, num_envs=config.num_envs // mesh.size)
     chunk = config.updates_per_chunk
     simulator = _lap_seconds(*acting(agent, env, one, act=False), share) / chunk
@@ -63,7 +58,7 @@ def measure_anakin(
         Part("acting", max(0.0, both - simulator), f"{_HERE}: what it adds to the simulator"),
         Part("learning", max(0.0, total - max(both, simulator)), learning),
     ]
-    return Measurement(config.steps_per_update / total, parts, before)
+    return Measurement(config.steps_per_update / total, parts)
 
 
 def _lap_seconds(program: Program, state: PyTree, seconds: float) -> float:
@@ -79,7 +74,7 @@ def measure_sebulba(
     agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: int, seconds: float
 ) -> Measurement:
     """Measure a whole run and its parts, each alone, for about `seconds` after compilation."""
-    before, share = load(), seconds / 4
+    share = seconds / 4
     setup = bench.make_setup(agent, env, config, find_devices(devices))
     steps = config.steps_per_update
     simulator = steps / bench.measure_simulator(setup, share)
@@ -89,21 +84,4 @@ def measure_sebulba(
         Part("acting", max(0.0, actors - simulator), f"{_HERE}: what it adds to the simulator"),
         Part("learning", steps / bench.measure_learning(setup, share), f"{_HERE}, alone"),
     ]
-    return Measurement(bench.measure_training(setup, share)[0], parts, before)
-
-
-def measure_simulator(
-    agent: Any, env: HostEnvironments, config: SebulbaConfig, seconds: float
-) -> float:
-    """Return the steps a second of the environments alone, of one core of this machine.
-
-    The run is another machine's, so only as many of its environments are made as tell the speed of
-    one core; those of the device are one program, which is faster the more there are.
-    """
-    threads = config.threads_per_actor
-    per_thread = max(1, config.num_envs // threads)
-    if not isinstance(env, DeviceEnvironments):
-        per_thread = max(1, min(per_thread, _ENVS_PER_CORE * num_cores() // threads))
-    small_config = dataclasses.replace(config, num_envs=per_thread * threads, actors=0, learners=0)
-    setup = bench.Setup(agent, env, small_config, split_devices(find_devices(1), small_config))
-    return bench.measure_simulator(setup, seconds) / num_cores()
+    return Measurement(bench.measure_training(setup, share)[0], parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,17 +12,21 @@ import jax
 
 from podracer.agent import Blueprint
 from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.common import TrainState, abstract_request, abstract_state, place_agent
+from podracer.drivers.common import (
+    TrainState,
+    abstract_request,
+    abstract_state,
+    make_initial_state,
+    place_agent,
+)
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.trajectory import infer
+from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes, infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.environment import Environment
 from podracer.host_memory import host_leaves
 from podracer.mesh import make_mesh, traced_for
-from podracer.plan.counted import keys_of, size_of, thread_shapes
-from podracer.plan.parts import affine_fit, largest_multiple
 from podracer.rollout import init_actor, rollout
-from podracer.types import EnvironmentSpec
+from podracer.types import EnvironmentSpec, PyTree
 
 _TRIES = 4  # compilations of a proposed batch that may turn out too large
 
@@ -52,9 +57,9 @@ def anakin_memory(
             place_agent(agent, mesh), state, abstract_request(mesh)
         )
     temporary = _temporary(chunk)
-    keys = keys_of(config.rollout_length, config.num_envs)
+    keys = _keys_of(config.rollout_length, config.num_envs)
     built = agent.build()
-    actor = jax.eval_shape(partial(init_actor, built, env), keys_of(config.num_envs))
+    actor = jax.eval_shape(partial(init_actor, built, env), _keys_of(config.num_envs))
     params = jax.eval_shape(built.actor_params, state.learner)
     _, trajectory = jax.eval_shape(partial(rollout, built, env), params, actor, keys, keys)
     kept, host_bytes = min(size_of(trajectory), temporary), _host_bytes(state, platform)
@@ -85,7 +90,7 @@ def sebulba_memory(
     threads = actors * config.threads_per_actor
     mesh = make_mesh(jax.devices()[:1])
     num_envs = config.num_envs // threads
-    shapes = thread_shapes(agent, spec, config, num_envs, learners)
+    shapes = _thread_shapes(agent, spec, config, num_envs, learners)
     rows = dataclasses.replace(config, num_envs=config.num_envs // learners)
     state = abstract_state(agent, None, mesh, rows)
     shards = [abstract_on_mesh(mesh, shapes.shard)] * threads
@@ -94,7 +99,7 @@ def sebulba_memory(
             place_agent(agent, mesh), state, shards, abstract_request(mesh)
         )
         act = jax.jit(partial(infer, agent.build()), donate_argnums=1).lower(
-            shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
+            shapes.params, shapes.buffer, _keys_of(num_envs), *shapes.timestep
         )
     host_bytes = _host_bytes(state, platform)
     learner = {
@@ -114,6 +119,28 @@ def sebulba_memory(
     if shares_device:
         return [Memory("device", 1, {**learner, **actor}, host_bytes)]
     return [Memory("actor", actors, actor), Memory("learner", learners, learner, host_bytes)]
+
+
+def _thread_shapes(
+    agent: Blueprint, spec: EnvironmentSpec, config: SebulbaConfig, num_envs: int, learners: int
+) -> ActorShapes:
+    """Return the shapes of one actor thread with `num_envs` environments."""
+    one = dataclasses.replace(config, num_envs=num_envs)
+    state = jax.eval_shape(partial(make_initial_state, agent, None, one), _keys_of())
+    return actor_shapes(
+        agent, spec, state.learner,
+        num_envs=num_envs, length=config.rollout_length, num_learners=learners,
+    )  # fmt: skip
+
+
+def _keys_of(*shape: int) -> jax.ShapeDtypeStruct:
+    """Return the shape and the type of random keys."""
+    return jax.ShapeDtypeStruct(shape, jax.eval_shape(lambda: jax.random.key(0)).dtype)
+
+
+def size_of(tree: PyTree) -> int:
+    """Return the bytes of arrays, or of their shapes and types."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _host_bytes(state: TrainState, platform: str) -> int:
@@ -140,9 +167,24 @@ def largest_batch(
     sizes = [(float(n), float(memory_of(n))) for n in (small, num_envs)]
     if sizes[1][1] <= sizes[0][1]:
         return 0 if sizes[0][1] > limit else small
-    proposed = largest_multiple(*affine_fit(sizes), limit, multiple)
+    proposed = _largest_multiple(*_line_through(sizes), limit, multiple)
     for _ in range(_TRIES):
         if proposed == 0 or memory_of(proposed) <= limit:
             return proposed
         proposed = int(0.9 * proposed) // multiple * multiple
     return None
+
+
+def _line_through(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return intercept and slope of the line through two points `(x, y)`."""
+    (x0, y0), (x1, y1) = points
+    slope = (y1 - y0) / (x1 - x0)
+    return y0 - slope * x0, slope
+
+
+def _largest_multiple(intercept: float, slope: float, limit: float, multiple: int) -> int:
+    """Return the largest multiple n with `intercept + slope n` at most the limit, or 0.
+
+    The slope is above 0.
+    """
+    return max(0, math.floor((limit - intercept) / slope / multiple) * multiple)

@@ -7,7 +7,15 @@ from typing import Any
 
 from podracer.mesh import format_bytes
 from podracer.plan.memory import Memory
-from podracer.plan.parts import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Part of an update: its seconds, and how they were measured."""
+
+    name: str
+    seconds: float
+    source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,16 +26,7 @@ class Speed:
     update_seconds: float | None  # less than the sum of the parts where these overlap
     source: str
     unknown: list[str]
-
-    @property
-    def is_modeled(self) -> bool:
-        """Whether it was not measured."""
-        return self.source.startswith("modeled")
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether a part is unknown, so that an update takes at least these seconds."""
-        return any(part.seconds is None for part in self.parts)
+    is_bound: bool = False  # so that an update takes at least these seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +47,7 @@ class Plan:
     steps_per_second: float | None
     frames: int
     hours: float | None
-    dollars: tuple[float, float] | None
-    price_source: str
+    dollars: float | None
     unknown: list[str]  # what the plan does not know, a sentence each
 
     @property
@@ -77,7 +75,6 @@ def show(plan: Plan) -> str:
             f"{plan.recipe} under {plan.arch.capitalize()}: {plan.num_envs:,} environments, T "
             f"{plan.rollout_length}, on {hosts} with {per_host} x {plan.machine}",
             *_memory_lines(plan),
-            "",
             *_part_lines(plan.speed),
             "",
             *_cost_lines(plan),
@@ -117,17 +114,14 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _part_lines(speed: Speed) -> list[str]:
-    if speed.update_seconds is None:
+    if speed.update_seconds is None or not speed.parts:
         return []
-    lines = ["Time of an update, by part"]
-    total = sum(part.seconds or 0.0 for part in speed.parts)
+    lines = ["", "Time of an update, by part"]
+    total = sum(part.seconds for part in speed.parts)
     for part in speed.parts:
-        if part.seconds is None:
-            lines.append(f"  {part.name:12}{'unknown':>12}        {part.source}")
-        elif part.seconds or part.name != "reduction":
-            share = part.seconds / total if total else 0.0
-            time = f"{format_seconds(part.seconds):>12}  {share:>4.0%}"
-            lines.append(f"  {part.name:12}{time}  {part.source}")
+        share = part.seconds / total if total else 0.0
+        time = f"{format_seconds(part.seconds):>12}  {share:>4.0%}"
+        lines.append(f"  {part.name:12}{time}  {part.source}")
     overlap = "" if speed.update_seconds > 0.99 * total else "        parts overlap"
     return [*lines, f"  {'all':12}{format_seconds(speed.update_seconds):>12}{overlap}"]
 
@@ -137,18 +131,16 @@ def _cost_lines(plan: Plan) -> list[str]:
     if plan.steps_per_second is None or plan.hours is None:
         return [f"Speed, hours and price are not known: {source}."]
     most, least = ("at most ", "at least ") if plan.speed.is_bound else ("", "")
-    modeled = " (modeled)" if plan.speed.is_modeled else ""
-    if plan.fits is False:
-        modeled += ", if it fitted"
+    fitted = ", if it fitted" if plan.fits is False else ""
+    hours = format_seconds(3600 * plan.hours)
     lines = [
         f"Speed: {most}{plan.steps_per_second:,.0f} steps a second ({source})",
-        f"Time: {least}{format_seconds(3600 * plan.hours)} for {plan.frames:,} steps{modeled}",
+        f"Time: {least}{hours} for {plan.frames:,} steps{fitted}",
     ]
     if plan.dollars is None:
-        return [*lines, f"Price: unknown, {plan.price_source}"]
-    low, high = (f"${x:,.2f}" if x >= 0.01 else "less than $0.01" for x in plan.dollars)
-    price = low if low == high else f"{low} to {high}"
-    return [*lines, f"Price: {least}{price}{modeled}; prices of {plan.price_source}"]
+        return [*lines, "Price: not known: --price gives that of a host for an hour"]
+    price = f"${plan.dollars:,.2f}" if plan.dollars >= 0.01 else "less than $0.01"
+    return [*lines, f"Price: {least}{price}{fitted}"]
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 
 from podracer.experiments.run_records import RunRecords, as_text, members_of, pods_in
 from podracer.io.edits import read_sealed
+from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.reading import read_limited
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
@@ -44,6 +46,8 @@ from podracer.reports.seeds import (
 )
 from podracer.reports.selection import lineage_figure
 from podracer.reports.timeline import utilization_facts, utilization_section
+
+_LOG = logging.getLogger("podracer")
 
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
@@ -73,10 +77,15 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     from podracer.io.run_directory import write_bytes  # imports JAX
 
     out = user_path(out)
-    lineages = [
-        lineage_figure(path, _object(path / "config.json").get("experiment", {})) for path in paths
-    ]
-    write_bytes(out, _page(loaded, "".join(lineages)).encode(errors="replace"))
+    lineages, of_packages = [], []
+    for path, name in zip(paths, names, strict=True):
+        config = _object(path / "config.json")
+        lineages.append(lineage_figure(path, config.get("experiment", {})))
+        for title, content in _installed_sections(path, config).items():
+            title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
+            of_packages.append(section(title, content))
+    content = _page(loaded, "".join(lineages), "".join(of_packages))
+    write_bytes(out, content.encode(errors="replace"))
     return out
 
 
@@ -141,7 +150,18 @@ def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
     return ", ".join([first.recipe, *apart, counted(members)])
 
 
-def _page(runs: Sequence[RunRecords], lineages: str) -> str:
+def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return the sections of installed packages on a run, by title, without those that fail."""
+    sections: dict[str, str] = {}
+    for entry in installed("reports").values():
+        try:
+            sections |= entry.load()(run, config)
+        except Exception as error:
+            _LOG.warning("The report has no section of %s: %s", entry.value, error)
+    return sections
+
+
+def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str) -> str:
     groups = group_runs(runs)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     body = [
@@ -152,6 +172,7 @@ def _page(runs: Sequence[RunRecords], lineages: str) -> str:
         *_learning(groups),
         section("Lineage", lineages),
         *(section(_rule_title(run), _update_rule(run)) for run in runs),
+        of_packages,
         section("Who waits for whom", utilization_section(runs)),
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
@@ -222,7 +243,7 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     return (
         f"<p><b>{count} of {len(runs)} runs ended as an evaluation reached the target return</b>, "
         "a good one by chance among others, and it counts on in means over seeds: their final "
-        "values are biased upward. A fair comparison trains with --target-return None.</p>"
+        "values are biased upward. A fair comparison trains without a target return.</p>"
     )
 
 

@@ -32,7 +32,7 @@ def trackers(names: Sequence[str]) -> list[MakeSink]:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f'--track {name} needs its package: pip install -e ".[{name}]" in the clone.'
+                f'`track={name}` needs its package: pip install -e ".[{name}]" in the clone.'
             )
     return [makers[name] for name in names]
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from podracer.agent import check_policy
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Selection
@@ -33,7 +31,7 @@ from podracer.tournament.selection import (
     PopulationBased,
     SelectionRule,
 )
-from podracer.types import ConfigError
+from podracer.types import NO_FLAG, ConfigError
 
 OpponentRule = Literal["latest", "past", "prioritized", "even"]
 """How a league draws opponents."""
@@ -45,7 +43,7 @@ _MAXIMA = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
 class Tournament:
     """Pods, rounds, selection and engine of a tournament."""
 
-    experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
+    experiments: Annotated[tuple[Experiment, ...], NO_FLAG]
     """Initial experiments; pod i begins with experiment i modulo their number."""
     selection: SelectionRule = dataclasses.field(default_factory=PopulationBased)
     """Rule by which a pod chooses the start of its next round."""
@@ -136,8 +134,9 @@ class Tournament:
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be finite and not negative, but it is {value}.")
             if self.engine != "ray" and value != getattr(Tournament, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} is for Ray clusters: add --engine ray, or leave it out.")
+                raise ConfigError(
+                    f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
+                )
         if (gpus := self.pod_gpus) > 1 and gpus % 1:
             raise ConfigError(f"pod_gpus must not be a fraction above 1, but it is {gpus}.")
 
@@ -150,8 +149,7 @@ class Tournament:
             )
         for name in ("train_against", "matches", "anchor"):
             if getattr(self, name) != getattr(Tournament, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} is for leagues: add --opponents, such as past.")
+                raise ConfigError(f"`{name}` is for leagues: add `opponents`, such as past.")
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
@@ -167,7 +165,7 @@ class Tournament:
             if varied or isinstance(experiment.exchange, Selection):
                 raise ConfigError(
                     f"the sweep {experiment.recipe!r} chooses hyperparameters by itself, which "
-                    "PopulationBased would overwrite: take another --selection, such as Truncation."
+                    "PopulationBased would overwrite: take another `selection`, such as Truncation."
                 )
 
     def _check_generations(self, rule: Generational) -> None:
@@ -196,11 +194,11 @@ class Tournament:
         for experiment in self.experiments:
             if not isinstance(experiment.environment, str):
                 kind = type(experiment.environment).__name__
-                raise ConfigError(f"--train-against needs an environment's name, not a {kind}.")
+                raise ConfigError(f"`train_against` needs an environment's name, not a {kind}.")
         names = {experiment.recipe for experiment in self.experiments if _is_own(experiment)}
         if len(names) > 1:
             raise ConfigError(
-                "with --train-against pods read each other's policies, so at most one recipe may "
+                "with `train_against` pods read each other's policies, so at most one recipe may "
                 f"have an agent or a network of your own, not {', '.join(sorted(names))}."
             )
 
@@ -301,7 +299,7 @@ def check_is_nameable(directory: Path) -> None:
     """Raise `ConfigError` for a directory whose checkpoints cannot be opponents in training."""
     if any(mark in str(directory) for mark in ",+"):
         raise ConfigError(
-            "--train-against names checkpoints in the name of an environment, where ',' and '+' "
+            "`train_against` names checkpoints in the name of an environment, where ',' and '+' "
             f"separate them: take a directory without these characters, not {directory}."
         )
 

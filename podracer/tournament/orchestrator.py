@@ -188,7 +188,7 @@ class Orchestrator:
         if reason is None or token in self._stopping or self._signals.exit_code:
             return
         if token in self._stalled:
-            reason = f"recorded nothing for {self.tournament.stall_seconds:g} s (--stall-seconds)"
+            reason = f"recorded nothing for {self.tournament.stall_seconds:g} s (stall_seconds)"
         pod_state = self.state.pods[pod]
         assert pod_state.attempt is not None
         steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update

@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.envs.trading.environment import Trading, TradingState, backtest_environment
-from podracer.envs.trading.market import Period, Periods, format_time
+from podracer.drivers.common import TrainState
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.paths import user_path
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
+from podracer.trading.environment import Trading, TradingState
+from podracer.trading.market import Period, Periods, format_time
 from podracer.trading.metrics import Performance, compute_performance
-from podracer.types import Params
+from podracer.types import ConfigError, Params
 
 POLICY = "policy"
 
@@ -96,16 +97,25 @@ def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtes
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
     directory = user_path(directory)
+    agent, env, state = load_trading(directory, checkpoint)
+    params, periods = agent.actor_params(state.learner), (env.for_evaluation(), env.for_backtest())
+    results = (evaluate_policy(agent, period, params, state.key) for period in periods)
+    return Backtest(directory.resolve().name, int(state.update), env.periods, *results)
+
+
+def load_trading(directory: Path, checkpoint: Choice) -> tuple[Agent, Trading, TrainState]:
+    """Load a run that trades; the arguments and errors are those of `backtest`."""
     run = load_run(directory, checkpoint=checkpoint)
-    backtest_env = backtest_environment(run.env)  # first, because it rejects other environments
+    trading = trading_in(run.env)  # first, because it rejects other environments
     check_same_environment(directory, run.env)
-    params = run.agent.actor_params(run.state.learner)
-    validation_result, backtest_result = (
-        evaluate_policy(run.agent, trading, params, run.state.key)
-        for trading in (backtest_env.inner.for_evaluation(), backtest_env.inner)
-    )
-    name, updates = directory.resolve().name, int(run.state.update)
-    return Backtest(name, updates, backtest_env.inner.periods, validation_result, backtest_result)
+    return run.agent, trading, run.state
+
+
+def trading_in(environment: Any) -> Trading:
+    """Return the environment that trades in one that restarts. Raises `ConfigError` for others."""
+    if not isinstance(inner := getattr(environment, "inner", None), Trading):
+        raise ConfigError(f"{environment.spec.name} has no back-test period.")
+    return inner
 
 
 def evaluate_policy(agent: Agent, env: Trading, params: Params, key: jax.Array) -> PeriodResult:

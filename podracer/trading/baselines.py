@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import nnls
 
-from podracer.envs.trading.market import Period
+from podracer.trading.market import Period
 from podracer.types import ConfigError
 
 

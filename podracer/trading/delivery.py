@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podracer.envs.trading.environment import Trading, backtest_environment
-from podracer.experiments.loading import LoadedRun, load_run
-from podracer.experiments.run_setup import check_same_environment
+from podracer.agent import Agent
+from podracer.drivers.common import TrainState
+from podracer.environment import auto_reset
+from podracer.experiments.loading import load_run
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
@@ -42,7 +43,8 @@ from podracer.io.reading import read_limited
 from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
-from podracer.trading.backtest import date_range, simulate
+from podracer.trading.backtest import date_range, load_trading, simulate
+from podracer.trading.environment import Trading
 from podracer.types import CheckpointError, ConfigError
 
 __all__ = ["Decision", "current_model", "promote", "rollback"]
@@ -71,17 +73,13 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     damaged.
     """
     models, run = user_path(models), user_path(run)
-    loaded = load_run(run, checkpoint=checkpoint)
-    env = loaded.env
-    backtest_environment(env)
-    check_same_environment(run, env)
-    validation: Trading = env.for_evaluation().inner  # type: ignore[union-attr]
-    updates = int(loaded.state.update)
+    agent, env, state = load_trading(run, checkpoint)
+    validation, updates = env.for_evaluation(), int(state.update)
     details: dict[str, Any] = {
         "run": run.resolve().name,
         "updates": updates,
         "window": tuple(date_range(validation.bars)),
-        "score": _validation_return(loaded, validation),
+        "score": _validation_return(agent, validation, state),
     }
     with RunLock(models, partial(_check_claim, models)):
         decisions = _read_and_repair(models)
@@ -90,8 +88,10 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
             current = promotions[-1]
             verify(models, current)
             _check_comparable(models / current.model, run)
-            previous = load_run(models / current.model, environment=env)
-            details["previous_score"] = _validation_return(previous, validation)
+            previous = load_run(models / current.model, environment=auto_reset(env))
+            details["previous_score"] = _validation_return(
+                previous.agent, validation, previous.state
+            )
             if not details["score"] > details["previous_score"]:
                 refusal = Decision("refuse", current.model, current.files, **details)
                 return _record(models, refusal)
@@ -123,10 +123,10 @@ def _check_claim(models: Path) -> None:
         raise ConfigError(f"{models} holds a tournament: choose another name.")
 
 
-def _validation_return(run: LoadedRun, validation: Trading) -> float:
+def _validation_return(agent: Agent, validation: Trading, state: TrainState) -> float:
     """Return the return of a policy in the validation period: 0.1 is a gain of 10 %."""
-    params = run.agent.actor_params(run.state.learner)
-    equity = simulate(run.agent, validation, params, run.state.key).equity
+    params = agent.actor_params(state.learner)
+    equity = simulate(agent, validation, params, state.key).equity
     return float(equity[-1] / equity[0] - 1)
 
 

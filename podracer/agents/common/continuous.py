@@ -113,11 +113,10 @@ class Learner:
 
         if is_recurrent:
             recurrent.check_rollout(self.buffer.stride, trajectory)
-        shared, num_frames = cast(ActorCriticState, state.shared), None
+        shared = cast(ActorCriticState, state.shared)
         if shared.obs_moments is not None:
             valid = trajectory.valid().astype(jnp.float32)
             rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, valid)
-            num_frames = schedules.to_frames(rollout_moments.count)
             obs_moments = merge(shared.obs_moments, rollout_moments)
             state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
         return off_policy.learn_from_replay(
@@ -128,7 +127,6 @@ class Learner:
             key,
             axis,
             trajectory.carry,
-            num_frames,
         )
 
     def transition(self, sample: Sample, obs_moments: Moments | None) -> Transition:

@@ -16,7 +16,7 @@ from podracer.means import Mean, pack, unpack
 from podracer.mesh import global_grad_in_blocks
 from podracer.networks import Network
 from podracer.ops.minibatches import permutation, take
-from podracer.ops.moments import Moments
+from podracer.ops.moments import moments_of
 from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
 
 State = TypeVar("State")
@@ -93,29 +93,29 @@ def fit_minibatch(
     return learner, {**metrics, **update_metrics}
 
 
-def advantage_groups(advantages: PyTree, minibatches: jax.Array, grouping: Grouping) -> PyTree:
-    """Return the advantages, or a tree, whose moments standardize those of K minibatches `[K, n]`.
-
-    They are `[T, N]` as given, or `[T, n, K]` where each minibatch has moments of its own.
-    """
-    if grouping != "minibatch":
-        return advantages
-    return jax.tree.map(
-        lambda x: jnp.moveaxis(x.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1),
-        advantages,
-    )
-
-
 def advantage_moments(
-    moments: Moments, minibatches: jax.Array, grouping: Grouping
+    advantages: jax.Array,
+    valid: jax.Array,
+    minibatches: jax.Array,
+    grouping: Grouping,
+    axis: str | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the mean and the variance `[K]` that standardize the advantages of K minibatches.
 
-    `moments` are those of `advantage_groups`.
+    Advantages and `valid` are `[T, N]`, minibatches items `[K, n]`; the moments are those of all
+    shards.
     """
-    pair = (moments.mean, moments.variance) if grouping != "none" else (jnp.zeros(()), jnp.ones(()))
-    mean, variance = (jnp.broadcast_to(x, minibatches.shape[:1]) for x in pair)
-    return mean, variance
+    mean, variance = jnp.zeros(()), jnp.ones(())
+    if grouping != "none":
+        if grouping == "minibatch":  # [T, n, K]
+            advantages, valid = (
+                jnp.moveaxis(x.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1)
+                for x in (advantages, valid)
+            )
+        moments = moments_of(advantages, axis, valid)
+        mean, variance = moments.mean, moments.variance
+    shape = minibatches.shape[:1]
+    return jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance, shape)
 
 
 def scan_minibatches(

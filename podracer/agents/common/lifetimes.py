@@ -62,8 +62,8 @@ def student_spec(spec: EnvironmentSpec) -> EnvironmentSpec:
     """
     if not isinstance(spec.extension, TaskGroups):
         raise ConfigError(
-            f"a rule is learned from students' lifetimes: take lifetimes:{spec.name} as "
-            "--environment."
+            "a rule is learned from students' lifetimes: take "
+            f'`environment="lifetimes:{spec.name}"`.'
         )
     return dataclasses.replace(spec, observation=spec.observation["observation"], extension=None)
 

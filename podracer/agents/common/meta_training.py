@@ -254,7 +254,7 @@ class MetaTraining:
     ) -> tuple[LearnerState, Metrics]:
         """Update the students, and the rule where the window is full."""
         shared, local = state.shared, state.local
-        num_frames, trajectory = schedules.count_frames(trajectory, axis)
+        num_frames = schedules.count_frames(trajectory, axis)
         data, lifetime, task = lifetime_experience(trajectory, self.groups, self.rollout_length)
         is_new = lifetime != local.lifetime
         # A window across two lifetimes does not show the effect of the rule's updates.

@@ -40,9 +40,14 @@ def normalized_by_actor(moments: Moments | None, trajectory: Trajectory) -> Traj
     )
 
 
-def update_moments(moments: Moments | None, batch_moments: Moments) -> Moments | None:
-    """Return the moments of all batches so far and of a new one; None stays None."""
-    return None if moments is None else merge(moments, batch_moments)
+def update_moments(
+    moments: Moments | None, trajectory: Trajectory, axis: str | None
+) -> Moments | None:
+    """Return the moments of the valid observations so far, with a rollout's; None stays None."""
+    if moments is None:
+        return None
+    valid = trajectory.valid().astype(jnp.float32)
+    return merge(moments, moments_of(trajectory.steps.timestep.observation, axis, valid))
 
 
 def scale_rewards(

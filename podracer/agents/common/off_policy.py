@@ -51,7 +51,7 @@ def require_feed_forward(network: Network) -> Network:
     """
     if jax.tree.leaves(network.carry(1)):
         raise ConfigError(
-            "the agent needs a feed-forward network, one without --memory: agents with recurrent "
+            "the agent needs a feed-forward network, one without a memory: agents with recurrent "
             "ones are R2D2 and PQN for discrete actions, SAC, TD3 and DDPG for continuous ones, "
             "A2C, PPO and IMPALA for both."
         )
@@ -69,19 +69,15 @@ def learn_from_replay(
     key: jax.Array,
     axis: str | None,
     carry: Carry = (),
-    num_frames: jax.Array | None = None,
 ) -> tuple[LearnerState, Metrics]:
     """Add a rollout to the replay, then draw a sample and update, `updates_per_rollout` times.
 
     `carry [B, ...]` is the recurrent state to keep with the rollout's first timestep. Metrics are
     means over the updates. Until `replay.warmup` frames have been added nothing is learned, and
-    metrics have no value. The rollout's frames, `num_frames` where a reduction has brought their
-    number, count from the next call on.
+    metrics have no value. The rollout's frames count from the next call on.
     """
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     check_divisible("replay.batch_size", config.batch_size, shards)
-    if num_frames is None:
-        num_frames, trajectory = schedules.count_frames(trajectory, axis)
     replay = buffer.add(state.local, trajectory.steps, carry)
 
     def step(loop: tuple[State, Any], key: jax.Array) -> tuple[tuple[State, Any], Metrics]:
@@ -101,7 +97,7 @@ def learn_from_replay(
     metric_shapes = jax.eval_shape(run_updates, loop)[1]
     no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
     # Frames of the run, as this replay may be that of a part of its environments.
-    new_frames = schedules.add_frames(frames, num_frames)
+    new_frames = schedules.add_frames(frames, schedules.count_frames(trajectory, axis))
     ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
     (shared, priorities), metrics = jax.lax.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop

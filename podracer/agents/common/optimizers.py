@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.types import Params, bounded, flag, static, struct
+from podracer.types import Flag, Params, bounded, static, struct
 
 
 @runtime_checkable
@@ -34,9 +34,9 @@ class OptimizerBuilder(Protocol):
 class Optimizer:
     """Method that makes updates of gradients."""
 
-    name: Annotated[Literal["adam", "rmsprop", "radam"], flag("optimizer")] = static(default="adam")
+    name: Annotated[Literal["adam", "rmsprop", "radam"], Flag("optimizer")] = static(default="adam")
     """Optimizer of the parameters."""
-    epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
+    epsilon: Annotated[float, Flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
     rmsprop_decay: float = static(default=0.99, low=0.0, high=1.0)  # static: 1 - decay in float64
     """Decay of RMSProp's mean squared gradient, in [0, 1]."""

@@ -10,11 +10,12 @@ leads to the next rollout is never learned. So no end of an episode is learned w
 last steps of rollouts: if each episode takes the same multiple of T timesteps, as in Catch, whose
 episodes have 9, with rollouts of 9 or 3.
 
-Differs from the published code: a terminal is followed by the first timestep of the next episode
-instead of the last of its own (docs/decisions/0002); ignored actions at time-outs count in no mean
-and end Retrace's traces, where the code has no time-outs and lets the step after an end count in
-all means but the loss; torsos end with an activation; weights are initialized orthogonally; the
-moving average of TD errors, which only a log reads, is left out.
+Differs from the published code: what a terminal leads to, which the rule reads too, is in a device
+environment the first timestep of the next episode instead of the last of its own, so there and in a
+host environment the rule teaches slightly differently (docs/decisions/0002); ignored actions at
+time-outs count in no mean and end Retrace's traces, where the code has no time-outs and lets the
+step after an end count in all means but the loss; torsos end with an activation; weights are
+initialized orthogonally; the moving average of TD errors, which only a log reads, is left out.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class Disco:
         """Path of the rule's file."""
         if not self.rule_file:
             raise ConfigError(
-                "Disco needs the file of a discovered rule: --update-rule disco_103.npz, which "
-                "comes with github.com/google-deepmind/disco_rl."
+                'Disco needs the file of a discovered rule: `agent.rule_file="disco_103.npz"`, '
+                "which comes with github.com/google-deepmind/disco_rl."
             )
         return self.rule_file
 
@@ -127,10 +128,12 @@ class Disco:
         if length < 2:
             raise ConfigError(
                 "Disco learns from transitions within a rollout: make it longer, with "
-                "--rollout-length 2 or more."
+                "`driver.rollout_length=2` or more."
             )
         if self.replay.prioritized:
-            raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
+            raise ConfigError(
+                "Disco samples its replay uniformly: leave out `agent.replay.prioritized`."
+            )
         network = build_network(
             self.network,
             spec,

@@ -152,9 +152,8 @@ class _LPGStudent:
         targets = settings.rule.apply(shared.rule, data, outputs, settings.discount)
         output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
         (grads,) = pullback(output_grads)
-        grads, share = global_mean((grads, schedules.valid_share(trajectory)), axis)
-        shared, metrics = self.optimizer.step(shared, grads)
-        num_frames = schedules.frames_of(data.valid, share, axis)
+        shared, metrics = self.optimizer.step(shared, global_mean(grads, axis))
+        num_frames = schedules.count_frames(trajectory, axis)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return LearnerState(count_frames(shared, num_frames)), {
             **metrics,

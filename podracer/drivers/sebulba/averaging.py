@@ -24,7 +24,7 @@ from podracer.drivers.common import TRAIN_SPEC, TrainState
 from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_values
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, check_peers
 from podracer.mesh import DATA, HOST, REPLICATED, global_mean
-from podracer.types import LearnerState, Metrics, PyTree
+from podracer.types import LearnerState, PyTree
 
 BY_HOST = PartitionSpec(HOST)  # leaves [hosts, ...]
 BY_HOST_SPEC = dataclasses.replace(
@@ -79,13 +79,9 @@ class HostAveraging:
         """
         return map_shared(partial(_mean, self.mesh), state)
 
-    def average_if_due(self, state: TrainState, metrics: Metrics) -> TrainState:
-        """Average the floats of a host's `learner.shared`, in `shard_map`, after each N-th update.
-
-        On a CPU reductions must depend on each other (decision 0012): this one on the metrics.
-        """
-        # It is always finite, but known only when all metrics are.
-        due = is_due(self.every, state.update) & jnp.isfinite(metrics["episode_length"])
+    def average_if_due(self, state: TrainState) -> TrainState:
+        """Average a host's floats of `learner.shared`, in `shard_map`, after each N-th update."""
+        due = is_due(self.every, state.update)
         average = partial(_on_floats, partial(self._average, state.update // self.every - 1))
         return map_shared(lambda x: jax.lax.cond(due, average, lambda x: x, x), state)
 

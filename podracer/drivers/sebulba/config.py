@@ -125,11 +125,12 @@ def split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[i
 
     Raises `ConfigError` where they cannot share the environments.
     """
+    asked = f"`driver.actors={config.actors}` and `driver.learners={config.learners}`"
     if devices == 1:
         if config.actors > 1 or config.learners > 1:
             raise ConfigError(
-                f"--actors {config.actors} --learners {config.learners} needs more than the one "
-                "device of this host; on one device, actors and learner share it."
+                f"{asked} need more than the one device of this host; on one device, actors and "
+                "learner share it."
             )
         options = [(1, 1)]
     else:
@@ -141,9 +142,8 @@ def split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[i
         ]
         if not options:
             raise ConfigError(
-                f"--actors {config.actors} --learners {config.learners} does not fit the "
-                f"{devices} devices of this host: together they may be at most {devices}, "
-                "each at least 1."
+                f"{asked} do not fit the {devices} devices of this host: together they may be at "
+                f"most {devices}, each at least 1."
             )
     even = [
         (actors, learners)
@@ -172,7 +172,7 @@ def _preference(numbers: tuple[int, int]) -> tuple[int, float]:
 def check_peers(config: SebulbaConfig, num_hosts: int) -> None:
     """Raise `ConfigError` if the hosts' peers do not fit their number."""
     if config.average_hosts == "hypercube":
-        remedy = "take another number of hosts, or in a new run --average-hosts all or ring"
+        remedy = 'take another number of hosts, or in a new run `driver.average_hosts="ring"`'
         check_hypercube(num_hosts, "hosts", remedy)
 
 

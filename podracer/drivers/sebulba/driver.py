@@ -57,16 +57,17 @@ def check(
     hosts = host_averaging(config, split)
     if hosts and num_updates is not None and config.average_every >= num_updates:
         raise ConfigError(
-            f"--average-every {config.average_every} is never reached in a run of {num_updates} "
-            "updates: take a smaller one, or more --frames."
+            f"`driver.average_every={config.average_every}` is never reached in a run of "
+            f"{num_updates} updates: take a smaller one, or more `frames`."
         )
     num_learners = (hosts or split).mesh.shape[DATA]
     check_agent(blueprint, num_envs=batch_size, num_devices=num_learners)
-    check_policy(blueprint.build(), "take --arch anakin")
+    check_policy(blueprint.build(), "take `driver=podracer.AnakinConfig()`")
     if config.updates_per_batch > 1 and uses_host_memory(blueprint, batch_size):
         raise ConfigError(
             f"updates_per_batch is {config.updates_per_batch}, but a replay in host memory takes "
-            "whole rollouts: take --updates-per-batch 1, or --storage device."
+            "whole rollouts: take `driver.updates_per_batch=1`, or "
+            '`agent.replay.storage="device"`.'
         )
     _check_memory(env, config, split)
 

@@ -121,7 +121,7 @@ class Supervisor:
             faulthandler.dump_traceback(all_threads=True)
         message = (
             f"{name}: the environment did not answer for {seconds:.0f} s; if it may take as long, "
-            "take a longer --env-timeout-seconds."
+            "take a longer `driver.env_timeout_seconds`."
         )
         self.fail(name, EnvironmentFault(message))
 

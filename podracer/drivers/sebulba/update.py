@@ -29,6 +29,7 @@ from podracer.drivers.sebulba.averaging import (
 )
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
 from podracer.mesh import DATA, HOST, REPLICATED
+from podracer.reductions import in_order
 from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
 
 
@@ -55,7 +56,7 @@ def make_update(
         state_spec, params_spec = BY_HOST_SPEC, BY_HOST
     shard_spec = jax.tree.map(partial(_partition_spec, rows=rows), ROW_AXES)
     update = jax.shard_map(
-        program,
+        in_order(program, mesh),
         mesh=mesh,
         in_specs=(REPLICATED, state_spec, [shard_spec] * num_actors, PartitionSpec(rows)),
         out_specs=(state_spec, params_spec, REPLICATED),
@@ -72,7 +73,7 @@ def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callabl
     ) -> tuple[TrainState, Params, Metrics]:
         state = map_shared(host_part, state)
         state, _, metrics = update(blueprint, state, *args)
-        state = hosts.average_if_due(state, metrics)
+        state = hosts.average_if_due(state)
         params = blueprint.build().actor_params(state.learner)
         stacked = partial(jax.tree.map, lambda x: x[None])
         return map_shared(stacked, state), stacked(params), metrics

@@ -120,7 +120,7 @@ class Gymnasium:
         if self.workers not in (0, None):
             raise ConfigError(
                 f"workers must be 0, for this process, or None, not {self.workers}: a driver says "
-                "how many processes there are (--threads-per-actor)."
+                "how many processes there are (`driver.threads_per_actor`)."
             )
         check_options(self.environment, self.options)
         self._inspect()

@@ -11,11 +11,10 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS, full_name_of
+from podracer.envs.catalog import ENVIRONMENTS, full_name_of, has_name
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes import (  # noqa: F401
     arcade,
@@ -29,16 +28,16 @@ from podracer.experiments.recipes import (  # noqa: F401
     minatar,
     mujoco,
     pendulum,
-    trading,
 )
 from podracer.experiments.recipes.registry import RECIPES, recipe, with_name
 from podracer.experiments.recipes.update_rules import with_update_rule
 from podracer.experiments.serialization import experiment_of, read_config
+from podracer.io.entry_points import installed
 from podracer.io.names import nearest
 from podracer.io.paths import user_path
 from podracer.types import ConfigError
 
-__all__ = ["RECIPES", "find", "installed", "options_of", "recipe", "with_update_rule"]
+__all__ = ["RECIPES", "find", "options_of", "recipe", "with_update_rule"]
 
 
 _CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
@@ -66,7 +65,7 @@ def find(name: str, **options: Any) -> Experiment:
     for key, parameter in _parameters(name).items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigError(
-                f"{name} needs --{key.replace('_', '-')}, which has no default: add it, or name a "
+                f"{name} needs a value of {key!r}, which has no default: add it, or name a "
                 "function that returns an Experiment."
             )
     return function(**{key: _option(function, key, text) for key, text in options.items()})
@@ -117,12 +116,7 @@ def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
         return _READERS[kind](text)
     except (KeyError, ValueError):
         kind = kind.__name__
-        raise ConfigError(f"--{name} must be of type {kind}, but it is {text!r}.") from None
-
-
-def installed() -> dict[str, EntryPoint]:
-    """Return the recipes of installed packages, by name."""
-    return {entry.name: entry for entry in entry_points(group="podracer.recipes")}
+        raise ConfigError(f"{name} must be of type {kind}, but it is {text!r}.") from None
 
 
 def _function(name: str) -> Callable[..., Experiment]:
@@ -130,7 +124,7 @@ def _function(name: str) -> Callable[..., Experiment]:
         return RECIPES[name]
     if ":" in name:
         return _imported(name)
-    if name in (of_packages := installed()):
+    if name in (of_packages := installed("recipes")):
         return with_name(of_packages[name].load(), name)
     if "." in name:
         raise ConfigError(
@@ -157,18 +151,20 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
     if not environment:
         return f"did you mean {recipe}?"
     if environment in ENVIRONMENTS:
-        return f"did you mean {recipe} --environment {environment}?"
-    place = f"{environment}:NAME" if environment in ADAPTERS else "NAME"
-    return f"take {recipe} --environment {place}; `podracer list environments` shows the names."
+        return f'did you mean {recipe} with `environment="{environment}"`?'
+    place = f"{environment}:NAME" if has_name(environment) else "NAME"
+    return (
+        f'take {recipe} with `environment="{place}"`; `podracer list environments` shows the names.'
+    )
 
 
 def _refuse_environment(name: str) -> None:
     """Raise `ConfigError` where the name of a recipe is that of an environment."""
     full_name = full_name_of(name)
-    if name in ENVIRONMENTS or full_name.partition(":")[0] in ADAPTERS:
+    if has_name(full_name):
         raise ConfigError(
             f"{name!r} is an environment and no recipe: train a recipe in it, such as cartpole_ppo "
-            f"--environment {full_name}."
+            f'with `environment="{full_name}"`.'
         )
 
 

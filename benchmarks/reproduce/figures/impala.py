@@ -1,0 +1,59 @@
+"""IMPALA's results under Sebulba."""
+
+from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Outcome, Scale, Verdict
+from benchmarks.reproduce.published import PAPERS
+from benchmarks.reproduce.read import learning_curve
+
+SEEDS = (0, 1, 2)
+SOLVED = 18.0
+
+
+def cases(scale: Scale) -> list[Case]:
+    """Return a run of Pong for each seed; none on a laptop."""
+    if scale == "laptop":
+        return []
+    return [
+        Case(
+            f"pong-{seed}",
+            (
+                ("train", "pong_impala", "--frames", "10000000", "--seed", str(seed),
+                 "--run-dir", f"{{folder}}/pong-{seed}"),
+            ),
+            learning_curve(f"pong-{seed}"),
+            timed=False,
+        )
+        for seed in SEEDS
+    ]  # fmt: skip
+
+
+def curves(measured: Measured) -> list[Curve]:
+    """Return the learning curves."""
+    return [
+        Curve("Pong, a seed", tuple(zip(v["frames"], v["returns"], strict=True)))
+        for v in measured.values()
+    ]
+
+
+def judge(measured: Measured) -> Verdict:
+    """Say whether Pong was learned."""
+    scores = [values["returns"][-1] for values in measured.values()]
+    outcome = Outcome.REPRODUCED if min(scores) >= SOLVED else Outcome.NOT_REPRODUCED
+    return Verdict(outcome, f"Pong ends at {', '.join(f'{x:.1f}' for x in scores)}.")
+
+
+FIGURE = Figure(
+    name="impala",
+    title="IMPALA's results under Sebulba",
+    paper=PAPERS["podracer"],
+    place="section on Sebulba",
+    claim="Sebulba with V-trace easily reproduces the results of IMPALA; no scores are given.",
+    measures="learning",
+    axes=Axes("steps", "return"),
+    run="On an accelerator `podracer train pong_impala` for 10 M steps, three seeds. A laptop "
+    "would need hours.",
+    cases=cases,
+    curves=curves,
+    judge=judge,
+    impossible="One game takes 10 M steps, hours on a laptop; an accelerator runs it with "
+    "`python -m benchmarks.reproduce impala --scale accelerator`.",
+)

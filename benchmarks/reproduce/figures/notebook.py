@@ -1,0 +1,77 @@
+"""The speed of the published notebook, over the number of environments."""
+
+from benchmarks.reproduce.figure import (
+    Axes,
+    Case,
+    Curve,
+    Figure,
+    Measured,
+    Outcome,
+    Reading,
+    Scale,
+    Verdict,
+)
+from benchmarks.reproduce.published import PAPERS
+from benchmarks.reproduce.read import anakin_rate, learning_curve
+
+PUBLISHED = 4.41e6
+LEARNS = 0.9  # mean return; 1 is the best
+
+
+def cases(scale: Scale) -> list[Case]:
+    """Return a case for each number of environments on a device, and one that learns."""
+    exponents, devices = (range(5, 11), 2) if scale == "laptop" else (range(7, 18, 2), 1)
+    found = []
+    for batch in (2**exponent for exponent in exponents):
+        command = f"bench anakin --devices {devices} --envs-per-device {batch} --json"
+        found.append(Case(f"{batch}-environments", (tuple(command.split()),), anakin_rate))
+    train = ("train", "catch", "--devices", "1", "--run-dir", "{folder}/learning")
+    return [*found, Case("learning", (train,), learning_curve("learning"), timed=False)]
+
+
+def curves(measured: Measured) -> list[Curve]:
+    """Return the speeds over all environments."""
+    points = sorted(
+        (float(values["environments"]), values["steps_per_second"])
+        for name, values in measured.items()
+        if name != "learning"
+    )
+    return [Curve("greedy Q(lambda) on Catch", tuple(points))] if points else []
+
+
+def judge(measured: Measured) -> Verdict:
+    """Compare the best speed, and whether the agent learned."""
+    rates = [v["steps_per_second"] for name, v in measured.items() if name != "learning"]
+    score = measured["learning"]["returns"][-1]
+    reached = max(rates) >= PUBLISHED and score >= LEARNS
+    reason = (
+        f"At best {max(rates) / 1e6:.2f} M steps a second, {max(rates) / PUBLISHED:.0%} of the "
+        f"published 4.41 M on 8 TPU cores; the agent learned to a return of {score:.2f} of 1."
+    )
+    return Verdict(Outcome.REPRODUCED if reached else Outcome.NOT_REPRODUCED, reason)
+
+
+FIGURE = Figure(
+    name="notebook",
+    title="The Anakin notebook: Catch",
+    paper=PAPERS["podracer"],
+    place="official notebook, the output of its last cell",
+    claim="4.41 M steps a second with 1,024 environments on a TPU of 8 cores; 1.64 M steps in "
+    "0.37 s after 4.08 s of compilation.",
+    measures="rate",
+    published=(
+        Curve("8 TPU cores", ((1024, PUBLISHED),), "published", Reading.PRINTED),
+    ),
+    axes=Axes("parallel environments", "steps a second", log_x=True),
+    run="`podracer bench anakin` with the notebook's network, rollouts of 16 and 100 updates a "
+    "dispatch: 32 to 1,024 environments on each of two CPU devices, on an accelerator 2^7 to 2^17; "
+    "and `podracer train catch`.",
+    cases=cases,
+    minutes=1,
+    curves=curves,
+    judge=judge,
+    deviations=(
+        "The notebook times one dispatch that was not warmed up; ours are medians of warm ones.",
+        "The notebook copies the parameters for each environment; ours has one copy.",
+    ),
+)  # fmt: skip

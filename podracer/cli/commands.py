@@ -1,0 +1,43 @@
+"""The table of commands. Imports nothing that is slow: a mistyped one is answered at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A command: the file of `podracer.cli` and the function that run it, and its line of help.
+
+    The flags of `eval` are the dataclass `EvalOptions` of that file, and so on.
+    """
+
+    module: str
+    function: str
+    usage: str
+    about: str
+
+
+COMMANDS = {
+    "train": Command("train", "train", "[RECIPE] [--flags]", "train an agent (default: catch)"),
+    "sweep": Command("pods", "sweep", "[RECIPE] --vary ...", "many settings and seeds at once"),
+    "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
+    "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament or sweep"),
+    "match": Command("match", "match", "PLAYER PLAYER ...", "runs play each other in a board game"),
+    "resume": Command("resume", "resume", "RUN", "continue a run exactly, to its configured end"),
+    "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
+    "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
+    "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
+    "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
+    "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
+    "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
+    "export": Command("export", "export", "RUN", "the policy as a file for other programs"),
+    "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
+    "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
+    "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
+    "plan": Command("plan", "plan", "[RECIPE]", "memory of a run, and its speed here"),
+    "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
+    "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
+    "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
+}
+# Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
+TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "list", "bench", "tune", "plan")

@@ -1,0 +1,81 @@
+"""The command `podracer resume`: a run, a sweep or a tournament goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Literal
+
+from podracer.cli.arguments import RunPath, Trackers
+from podracer.cli.flags import Field, Group, fields_of, group_of, owners_of, parse_parts
+from podracer.cli.pods import finish_sweep, resume_tournament
+from podracer.cli.run_options import RunOptions
+from podracer.cli.running import run
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.hosts import Hosts
+from podracer.experiments.serialization import FREE_ON_RESUME
+from podracer.io.directories import is_tournament
+from podracer.types import ConfigError
+
+_NOT_GIVEN = "unchanged"
+_DEVICES = (
+    "Number of devices to use, over all hosts. By default those that the run had, virtual ones "
+    "included; with another number it goes on correctly, but not bit-exactly."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions(RunOptions):
+    """Continue a run, a sweep or a tournament to its configured end.
+
+    With other hyperparameters it would be another run: podracer train RECIPE --weights RUN.
+    """
+
+    run: RunPath
+    """Directory of the run, sweep or tournament."""
+    track: Trackers = ()
+
+
+def free_settings() -> list[Field]:
+    """Return the settings that a resumed run may change, as they decide no update."""
+    fields = []
+    for field in fields_of(Experiment):
+        if field.name in FREE_ON_RESUME:
+            text = _DEVICES if field.name == "devices" else field.text
+            hint = field.hint | Literal["unchanged"]
+            fields.append(field._replace(hint=hint, value=_NOT_GIVEN, text=text))
+    return fields
+
+
+def resume(arguments: Sequence[str]) -> int:
+    """Run `podracer resume`: continue a run, a sweep or a tournament."""
+    settings = Group("Settings that may change, as they decide no update.", free_settings())
+    groups = {"resume": group_of(ResumeOptions), "settings": settings, "hosts": group_of(Hosts())}
+    about = inspect.cleandoc(ResumeOptions.__doc__ or "")
+    values = parse_parts(groups, "resume", arguments, about, _refuse_other_settings)
+    options, hosts = ResumeOptions(**values["resume"]), Hosts(**values["hosts"])
+    changes = {name: x for name, x in values["settings"].items() if x != _NOT_GIVEN}
+    if is_tournament(options.run):
+        given = {"track": options.track, "environment": options.environment}
+        given |= {name: x for name, x in vars(hosts).items() if x != getattr(Hosts, name)}
+        if names := [*changes, *(name for name, value in given.items() if value not in (None, ()))]:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+            raise ConfigError(f"a tournament goes on as it began: leave out {flags}.")
+        return resume_tournament(options.run, options.recipe)
+    experiment = dataclasses.replace(options.reopen(), **changes)
+    return run(
+        experiment, options.run, hosts,
+        resume=True, recipe=options.recipe, track=options.track,
+        finish=finish_sweep if experiment.pods else None,
+    )  # fmt: skip
+
+
+def _refuse_other_settings(flag: str) -> None:
+    """Raise `ConfigError` for a flag of `train` that would make another run."""
+    name = flag.removeprefix("--").replace("_", "-")
+    if owners_of(name):
+        raise ConfigError(
+            f"resume goes on as the run began: with another --{name} it would be another run, "
+            f"podracer train RECIPE --{name} VALUE --weights RUN."
+        )

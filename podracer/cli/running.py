@@ -1,0 +1,108 @@
+"""Running an experiment from the command line: shown on the terminal, with what comes next."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podracer.cli.arguments import Trackers
+from podracer.experiments.hosts import (
+    Hosts,
+    disable_async_dispatch,
+    initialize_devices,
+    warn_if_alone,
+)
+from podracer.io.text import redact_settings
+
+if TYPE_CHECKING:
+    from podracer.experiments.experiment import Experiment
+    from podracer.experiments.result import Result
+    from podracer.io.steps import Choice
+
+
+def run(
+    experiment: Experiment,
+    run_dir: Path | None,
+    hosts: Hosts,
+    *,
+    resume: bool,
+    weights: Path | None = None,
+    checkpoint: Choice = "newest",
+    recipe: str | None = None,
+    track: Trackers = (),
+    num_devices: int = 0,
+    finish: Callable[[Path, Experiment, str | None], None] | None = None,
+) -> int:
+    """Train an experiment, shown on the terminal, and return the exit code.
+
+    `recipe` names the user's own recipe, which commands on the run need. `num_devices` of a CPU are
+    taken where the experiment leaves the number open. `finish` prints the outcome of a run that has
+    reached its end, in place of a summary.
+    """
+    experiment.check()
+    devices = experiment.devices or num_devices
+    if resume and run_dir is not None:
+        from podracer.experiments.serialization import saved_devices
+
+        saved = saved_devices(run_dir)
+        processes = hosts.with_environment().num_processes or 1
+        devices = devices or (saved if saved % processes == 0 else 0)  # 0: all, if they fit no more
+    if experiment.arch == "sebulba" and devices <= 1:
+        disable_async_dispatch()
+    initialize_devices(hosts, devices)
+    if not experiment.pods:  # a sweep is one process anyway
+        warn_if_alone(hosts)
+    import jax
+
+    from podracer.experiments.training import train
+    from podracer.reports.tracking import trackers
+
+    result = train(
+        experiment, run_dir=run_dir, resume=resume, weights=weights, checkpoint=checkpoint,
+        sinks=trackers(track), progress=True,
+    )  # fmt: skip
+    if jax.process_index() == 0:
+        if finish is not None and result.exit_code == 0:
+            finish(result.run_dir, experiment, recipe)
+        else:
+            with contextlib.suppress(OSError):  # a reader of the output that has left
+                _print_summary(experiment, result, recipe)
+    return result.exit_code
+
+
+def _reason(experiment: Experiment, result: Result) -> str:
+    """Return in words why a run has ended before its frames, "" if it has not, or was stopped."""
+    if result.reason == "target_return":
+        return f"ended as an evaluation reached --target-return {experiment.target_return:g}"
+    if result.reason == "max_seconds":
+        return f"ended as --max-seconds {experiment.max_seconds:g} were over"
+    return ""
+
+
+def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
+    from podracer.envs.catalog import imported_module
+    from podracer.experiments.run_setup import build
+    from podracer.reports.console import summarize
+    from podracer.reports.recording import is_drawable
+    from podracer.types import PodracerError
+
+    outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
+    next_command = None
+    with contextlib.suppress(PodracerError):  # such as for a file that is gone since
+        next_command = "play" if is_drawable(build(experiment)[1]) else None
+    if result.agent.rule is not None:
+        next_command = "rule"
+    if result.exit_code:
+        next_command = "resume"
+    environment = experiment.environment
+    if not isinstance(environment, str) or not imported_module(environment):
+        environment = None
+    summarize(
+        result.run_dir,
+        outcomes[result.exit_code],
+        reason=_reason(experiment, result),
+        next_command=next_command,
+        options={"recipe": recipe, "environment": redact_settings(environment)},
+    )

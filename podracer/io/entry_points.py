@@ -1,0 +1,38 @@
+"""Entry points of installed packages, read from their metadata: listing them imports nothing."""
+
+from __future__ import annotations
+
+import ast
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """Return the commands, environments, recipes or reports of installed packages, by name.
+
+    A package declares them as entry points of the group `podracer.commands`, and so on.
+    """
+    return {entry.name: entry for entry in entry_points(group=f"podracer.{kind}")}
+
+
+def summary(entry: EntryPoint) -> str:
+    """Return the first line of a function's docstring, which is read from its source."""
+    folders, source, parts = None, None, entry.module.split(".")
+    for depth in range(1, len(parts) + 1):
+        module = PathFinder.find_spec(".".join(parts[:depth]), folders)
+        if module is None:
+            return f"installed, {entry.value}"
+        folders, source = module.submodule_search_locations, module.origin
+    return _first_line(Path(source or ""), entry.attr) or f"installed, {entry.value}"
+
+
+def _first_line(source: Path, function: str) -> str:
+    try:
+        statements = ast.parse(source.read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    for node in statements:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""

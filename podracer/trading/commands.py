@@ -1,0 +1,103 @@
+"""The commands for runs that trade: `podracer backtest`, `promote` and `rollback`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from podracer.cli.arguments import RunPath, parse
+from podracer.cli.run_options import AtCheckpoint, output_file
+
+ModelsPath = Annotated[Path, tyro.conf.Positional]
+
+
+@dataclasses.dataclass(frozen=True)
+class BacktestOptions:
+    """Flags of `podracer backtest`."""
+
+    run: RunPath
+    """Directory of the run."""
+    checkpoint: AtCheckpoint = "newest"
+    out: Path | None = None
+    """Path of the HTML file. By default backtest.html in the run."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def backtest(arguments: Sequence[str]) -> int:
+    """Compare a trading run with the baselines, as a table and a page."""
+    options = parse(BacktestOptions, "backtest", arguments, about=backtest.__doc__ or "")
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.trading import page
+    from podracer.trading.backtest import backtest as compare
+
+    use_compilation_cache()
+    out = output_file(options.out, options.run / "backtest.html", (".html", ".htm"))
+    result = compare(options.run, checkpoint=options.checkpoint)
+    path = page.write_page(result, out)
+    if options.json:
+        print(json.dumps(result.to_json()))
+        return 0
+    for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
+        print(page.heading(title, outcome))
+        rows = page.rows(outcome)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *numbers in rows:
+            cells = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
+            print("  ".join([name.ljust(widths[0]), *cells]).rstrip())
+        print()
+    print(path)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PromoteOptions:
+    """Flags of `podracer promote`."""
+
+    models: ModelsPath
+    """Directory of the models; made if there is none."""
+    run: RunPath
+    """Directory of the run whose checkpoint may become the current model."""
+    checkpoint: AtCheckpoint = "newest"
+
+
+def promote(arguments: Sequence[str]) -> int:
+    """Make a run the current model if it is better; exit with 1 if it is not."""
+    options = parse(PromoteOptions, "promote", arguments, about=promote.__doc__ or "")
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.trading import delivery
+
+    use_compilation_cache()
+    decision = delivery.promote(options.models, options.run, checkpoint=options.checkpoint)
+    promoted = decision.action == "promote"
+    current = options.models / decision.model
+    print(f"{'Promoted' if promoted else 'Refused'}: the current model is {current}")
+    print(f"Validation, {' to '.join(decision.window)}")
+    scores = {decision.run: decision.score, "current until now": decision.previous_score}
+    for name, gain in scores.items():
+        if gain is not None:
+            print(f"  {name:40} {100 * gain:+.2f} %")
+    return 0 if promoted else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RollbackOptions:
+    """Flags of `podracer rollback`."""
+
+    models: ModelsPath
+    """Directory of the models."""
+
+
+def rollback(arguments: Sequence[str]) -> int:
+    """Make the previous model current again."""
+    options = parse(RollbackOptions, "rollback", arguments, about=rollback.__doc__ or "")
+    from podracer.trading import delivery
+
+    decision = delivery.rollback(options.models)
+    print(f"Rolled back: the current model is {options.models / decision.model}")
+    return 0
