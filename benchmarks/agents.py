@@ -51,7 +51,7 @@ CARTPOLE = {
     "PPO": PPO(network=NETWORK),
     "DQN": DQN(network=NETWORK, replay=REPLAY),
     "Rainbow": rainbow(network=TorsoNetwork(MLP((64,))), stream_hidden=(64,), replay=PRIORITIZED),
-    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), rollout_length=T),
+    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64)),
     "MuZero": MuZero(replay=PRIORITIZED),
 }
 PENDULUM = {
@@ -133,14 +133,18 @@ def search(options: Any) -> None:
             action, _, _ = agent.act(params, (), timestep, jax.random.split(now, ENVS), True)
             return params, key, action
 
-        def alone(state: Any, agent: Agent = agent, timestep: Any = timestep) -> Any:
+        built: Any = getattr(agent.act, "__self__")  # noqa: B009, the private dataclass
+
+        def alone(
+            state: Any, built: Any = built, settings: MuZero = settings, timestep: Any = timestep
+        ) -> Any:
             params, key, _ = state
             key, now = jax.random.split(key)
-            root = agent._model.root(params, timestep.observation, now)
-            step = partial(agent._model.step, agent._next_discount)
+            root = built.model.root(params, timestep.observation, now)
+            step = partial(built.model.step, built.next_discount)
             policy_output = mctx.gumbel_muzero_policy(
-                params, now, root, step, agent.num_simulations,
-                max_num_considered_actions=agent.max_considered_actions,
+                params, now, root, step, settings.num_simulations,
+                max_num_considered_actions=settings.max_considered_actions,
             )  # fmt: skip
             return params, key, policy_output.action.astype(jnp.int32)
 
@@ -150,8 +154,8 @@ def search(options: Any) -> None:
             state = jax.tree.map(jnp.copy, state)
             compiled = jax.jit(program, donate_argnums=0)
             contenders.append(here(name, compiled, state, ENVS * simulations, calls=20))
-        settings = {"environments": ENVS, "simulations": simulations, "latent": agent.latent_size}
-        compare("MuZero's search", settings, contenders, options, unit="simulations")
+        about = {"environments": ENVS, "simulations": simulations, "latent": settings.latent_size}
+        compare("MuZero's search", about, contenders, options, unit="simulations")
 
 
 def main() -> None:

@@ -212,7 +212,7 @@ def test_muzero_plans_for_two_players():
             params = agent.actor_params(agent.init(jax.random.key(0), 1))
             index, embedding = jnp.zeros(1, jnp.int32), (jnp.zeros((1, 4)), {})
             arguments = params, jax.random.key(0), index, embedding
-            step = methods_of(agent)._model.step
+            step = methods_of(agent).model.step
             return step(next_discount(spec, settings.discount), *arguments)[0].discount
 
         np.testing.assert_array_equal(discount(MuZero(discount=0.5, latent_size=4)), [sign * 0.5])

@@ -284,7 +284,7 @@ def test_the_agent_keeps_the_contract(student, memory):
     network = TorsoNetwork(MLP((8,)), memory=memory, memory_size=4)
     settings = dataclasses.replace(STUDENT, network=network)
     context = Context(8, student.rule_params)
-    check_agent(Blueprint(settings, WALK.spec, context), num_envs=4, length=8)
+    check_agent(Blueprint(settings, WALK.spec, context), num_envs=4)
 
 
 @pytest.mark.parametrize(

@@ -262,15 +262,15 @@ def test_a_new_rule_comes_back_from_its_file():
 
 
 def test_the_agent_keeps_the_contract():
-    check_agent(blueprint(SMALL, make(WORLDS).spec, T), num_envs=2 * ENVS, length=T)
+    check_agent(blueprint(SMALL, make(WORLDS).spec, T), num_envs=2 * ENVS)
 
 
 def test_what_cannot_be_is_refused_before_any_compile():
     with pytest.raises(ConfigError, match="take lifetimes:catch"):
-        check_agent(blueprint(SMALL, make("catch").spec, T), length=T)
+        check_agent(blueprint(SMALL, make("catch").spec, T))
     memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
     with pytest.raises(ConfigError, match="need a feed-forward network"):
-        check_agent(blueprint(memory, make("lifetimes:catch,envs=2").spec, T), length=T)
+        check_agent(blueprint(memory, make("lifetimes:catch,envs=2").spec, T))
 
 
 DRIVER = AnakinConfig(4 * ENVS, T, 1)

@@ -18,8 +18,9 @@ FLOORS = (
     ("environment", "experiments.scores"),
     ("experiments.run_records",),
     ("reports.console",),
-    ("mesh", "agent", "host_memory"),
+    ("mesh", "host_memory"),
     ("ops", "schedules", "reductions"),
+    ("agent",),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
     ("agents.disco", "agents.lpg"),
@@ -39,7 +40,7 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 MAX_LINES_OF_A_FILE = 450
-MAX_LINES_OF_AN_AGENT = 250
+MAX_LINES_OF_AN_AGENT = 300
 MAX_LINES_OF_A_FUNCTION = 60
 MAX_SHARED_LINES = 0.4  # of the larger of two agents' files
 
@@ -160,8 +161,9 @@ def test_only_the_command_line_speaks_of_flags():
 
 
 def test_no_library_of_flags_below_the_command_line():
+    """The room of trading has commands of its own, as an installed package may have them."""
     users = [path for path in FILES if "import tyro" in path.read_text()]
-    assert [name_of(path) for path in users if not path.is_relative_to(ROOT / "cli")] == []
+    assert {room_of(module_of(path)) for path in users} == {"cli", "trading"}
 
 
 def test_files_and_functions_stay_short():

@@ -72,25 +72,17 @@ class QLambda:
             q, carry = action_values(params, carry, jax.tree.map(lambda x: x[None], timestep))
             return jnp.argmax(q[0], axis=-1).astype(jnp.int32), {"q": q[0]}, carry
 
-        def unroll(
-            params: Params, trajectory: Trajectory, reuse: bool
-        ) -> tuple[jax.Array, jax.Array]:
-            """Return action values of each step `[T, B, A]` and of the final one `[1, B, A]`.
-
-            With `reuse` the values of the steps are those that `act` stored in the extras.
-            """
-            if not reuse:
-                q, _ = action_values(params, trajectory.carry, trajectory.timesteps())
-                return q[:-1], q[-1:]
-            final = jax.tree.map(lambda x: x[None], trajectory.final)
-            q_final, _ = action_values(params, trajectory.final_carry, final)
-            return trajectory.steps.extras["q"], q_final
-
         def loss(
             params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
         ) -> tuple[Mean, Metrics]:
             """Return the mean squared error to the λ-returns, see `Fused.loss`."""
-            q, q_final = unroll(params, trajectory, reuse)
+            if reuse:
+                final = jax.tree.map(lambda x: x[None], trajectory.final)
+                q_final, _ = action_values(params, trajectory.final_carry, final)
+                q = trajectory.steps.extras["q"]
+            else:
+                q, _ = action_values(params, trajectory.carry, trajectory.timesteps())
+                q, q_final = q[:-1], q[-1:]
             q_tm1 = value_based.select_action(q, trajectory.steps.action)
             v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
             v = jax.lax.stop_gradient(v)
