@@ -30,7 +30,9 @@ if QUICK:  # a few tests optimize their programs (`programs.optimized`), but LLV
         flags.append("--xla_backend_optimization_level=0")
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where `nohup` started the tests
+# Also where `nohup` started the tests, or a shell that is not interactive, in the background.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_disable_most_optimizations", QUICK)
 jax.config.update("jax_num_cpu_devices", 8)

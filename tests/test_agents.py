@@ -147,7 +147,7 @@ def learning(change: Any) -> Any:
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (object(), "object is not an agent: it lacks"),
+        (object(), "object builds no agent: it lacks"),
         (type("Plain", (A2C,), {})(), "Plain is not a tree of arrays: put @podracer.struct"),
         (
             Broken(lambda *_: {"init": lambda *args: {}}),

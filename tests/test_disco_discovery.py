@@ -266,7 +266,7 @@ def test_the_agent_keeps_the_contract():
 
 
 def test_what_cannot_be_is_refused_before_any_compile():
-    with pytest.raises(ConfigError, match="take lifetimes:catch"):
+    with pytest.raises(ConfigError, match='take `environment="lifetimes:catch"`'):
         check_agent(blueprint(SMALL, make("catch").spec, T))
     memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
     with pytest.raises(ConfigError, match="need a feed-forward network"):

@@ -11,6 +11,7 @@ import pytest
 from hosts import Counters
 
 import podracer
+from podracer.agent import Agent
 from podracer.agents.a2c import A2C
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
@@ -82,23 +83,18 @@ class Late(Line):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Scripted:
+def unused(*_):
+    raise NotImplementedError
+
+
+def scripted(spec):
     """Agent whose best action is the first; it explores with the first two, evenly."""
 
-    spec: EnvironmentSpec
-
-    def learn(self, *args):
-        raise NotImplementedError
-
-    init = actor_params = learn
-
-    def carry(self, num_envs):
-        return ()
-
-    def act(self, params, carry, timestep, keys, explore):
+    def act(params, carry, timestep, keys, explore):
         action = jnp.int32(random_uniform(keys) * 2) if explore else jnp.zeros(len(keys), jnp.int32)
         return action, (), carry
+
+    return Agent(spec=spec, init=unused, act=act, learn=unused)
 
 
 @struct
@@ -106,21 +102,22 @@ class LastAction:
     last_action: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Repeats(Scripted):
+def repeating(spec):
     """Agent whose best action is its last one."""
 
-    def carry(self, num_envs):
+    def act(params, carry, timestep, keys, explore):
+        return carry.last_action, (), carry
+
+    def carry(num_envs):
         return LastAction(jnp.zeros(num_envs, jnp.int32))
 
-    def act(self, params, carry, timestep, keys, explore):
-        return carry.last_action, (), carry
+    return Agent(spec=spec, init=unused, act=act, learn=unused, carry=carry)
 
 
 def evaluate(episodes=500, host=False, masked=False, update=0, **acting):
     env = podracer.auto_reset(Line(masked))
     chosen = DeviceEnvironments(env) if host else env
-    evaluator = make_evaluator(Scripted(env.spec), chosen, episodes, **acting)
+    evaluator = make_evaluator(scripted(env.spec), chosen, episodes, **acting)
     result = evaluator((), jax.random.key(0), update)
     assert set(result.lengths) == {LENGTH}
     assert result.unfinished == 0
@@ -154,14 +151,14 @@ def test_epsilon_is_the_share_of_uniformly_random_allowed_actions(host, masked):
 @pytest.mark.parametrize("host", [False, True])
 def test_an_episode_in_which_no_action_is_allowed_is_refused(host):
     env = podracer.auto_reset(Line(stuck_at=LENGTH - 1))
-    evaluator = make_evaluator(Scripted(env.spec), DeviceEnvironments(env) if host else env, 2)
+    evaluator = make_evaluator(scripted(env.spec), DeviceEnvironments(env) if host else env, 2)
     with pytest.raises(EnvironmentFault, match="evaluation: an action mask was all False"):
         evaluator((), jax.random.key(0))
 
 
 def test_an_agent_that_observes_its_last_action_observes_a_random_one():
     env = podracer.auto_reset(Line())
-    evaluator = make_evaluator(Repeats(env.spec), env, 500, epsilon=0.1)
+    evaluator = make_evaluator(repeating(env.spec), env, 500, epsilon=0.1)
     switched = 1 - (1 - 0.1 * 2 / 3) ** LENGTH  # probability that any random action is another one
     returns = evaluator((), jax.random.key(0)).returns
     assert abs((returns > 0).mean() - switched) < 0.1
@@ -189,7 +186,7 @@ def test_an_episode_that_a_fault_cut_does_not_count():
         return timestep
 
     env = Counters(lose)
-    result = make_evaluator(Scripted(env.spec), env, 4)((), jax.random.key(0))
+    result = make_evaluator(scripted(env.spec), env, 4)((), jax.random.key(0))
     assert list(result.lengths) == list(result.returns) == [3, 4, 5, 6]
     assert (result.broken, result.unfinished) == (1, 0)
 
@@ -202,7 +199,7 @@ def test_an_episode_that_faults_break_again_and_again_did_not_end():
         return timestep
 
     env = Counters(lose)
-    result = make_evaluator(Scripted(env.spec), env, 2, max_steps=21)((), jax.random.key(0))
+    result = make_evaluator(scripted(env.spec), env, 2, max_steps=21)((), jax.random.key(0))
     assert (result.broken, result.unfinished) == (10, 1)
     assert list(result.returns) == [3, 1]
     assert result.repetition is None
@@ -212,7 +209,7 @@ def test_an_episode_that_faults_break_again_and_again_did_not_end():
 def test_rows_whose_episodes_are_over_may_be_stuck(host):
     """Episodes of one environment end before it allows no action any more; the others go on."""
     env = Late()
-    evaluator = make_evaluator(Scripted(env.spec), DeviceEnvironments(env) if host else env, 8)
+    evaluator = make_evaluator(scripted(env.spec), DeviceEnvironments(env) if host else env, 8)
     lengths = evaluator((), jax.random.key(0)).lengths
     assert set(lengths) == {2, LENGTH}
 
@@ -230,7 +227,7 @@ def test_a_fault_says_that_it_was_in_an_evaluation(error, words):
 
     env = Counters(fail)
     with pytest.raises(EnvironmentFault) as caught:
-        make_evaluator(Scripted(env.spec), env, 2)((), jax.random.key(0))
+        make_evaluator(scripted(env.spec), env, 2)((), jax.random.key(0))
     assert str(caught.value) == words
 
 
@@ -240,7 +237,7 @@ def test_the_first_fault_of_each_kind_is_logged_once(caplog):
         return timestep
 
     env = Counters(fail)
-    evaluate = make_evaluator(Scripted(env.spec), env, 2)
+    evaluate = make_evaluator(scripted(env.spec), env, 2)
     with caplog.at_level(logging.WARNING, "podracer"):
         for update in range(2):
             evaluate((), jax.random.key(0), update)
@@ -266,7 +263,7 @@ def test_the_first_fault_of_each_kind_is_logged_once(caplog):
 def test_what_no_agent_can_do_is_refused(environment, acting, words):
     env = podracer.make(environment)
     with pytest.raises(ConfigError, match=words):
-        make_evaluator(Scripted(env.spec), env, 2, **acting)
+        make_evaluator(scripted(env.spec), env, 2, **acting)
 
 
 # --- in a run -------------------------------------------------------------------------------------

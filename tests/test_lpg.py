@@ -446,7 +446,7 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     spec = make(WORLDS).spec
     memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
     refused = [
-        (SMALL, make("catch").spec, "take lifetimes:catch"),
+        (SMALL, make("catch").spec, 'take `environment="lifetimes:catch"`'),
         (SMALL, make("lifetimes:catch,envs=2,steps=23").spec, "too short .* 4: take steps=24"),
         (memory, make("lifetimes:catch,envs=2").spec, "need a feed-forward network"),
     ]

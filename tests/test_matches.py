@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.networks import MLP, TorsoNetwork
 from podracer.tournament.ratings import rate
@@ -64,8 +65,8 @@ class TestMatches:
         from podracer.tournament import matches
 
         env = make("pgx:tic_tac_toe,opponent=self")
-        agent = PPO(network=TorsoNetwork(MLP((4,)))).build(env.spec)
-        state = agent.init(jax.random.key(0), 1)
+        agent = Blueprint(PPO(network=TorsoNetwork(MLP((4,)))), env.spec)
+        state = agent.build().init(jax.random.key(0), 1)
         players = [
             matches.opponent_player("random"),
             matches.trained_player("untrained", agent, env, state, sampled=True),
@@ -94,8 +95,8 @@ class TestMatches:
 
         env = make("pgx:tic_tac_toe,opponent=self")
         network = TorsoNetwork(MLP((4,)), memory="gru", memory_size=4)
-        agent = PPO(network=network).build(env.spec)
-        state = agent.init(jax.random.key(0), 1)
+        agent = Blueprint(PPO(network=network), env.spec)
+        state = agent.build().init(jax.random.key(0), 1)
         player = matches.trained_player("mine", agent, env, state, sampled=True)
         with pytest.raises(ConfigError, match="mine remembers the game"):
             matches.play_matches("tic_tac_toe", [player, matches.opponent_player("random")], 1, 0)

@@ -1,5 +1,6 @@
 """Each reduction of a program waits for the one before on a CPU, whatever asks for it."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -10,13 +11,14 @@ from jax.sharding import PartitionSpec
 from programs import request, unordered
 from runs import anakin_setup, sebulba_setup, train_anakin
 
+from podracer.agent import Agent
 from podracer.drivers import anakin
 from podracer.drivers.sebulba import lower_update, update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.mesh import DATA, global_max, global_mean, make_mesh, traced_for
 from podracer.reductions import in_order
-from podracer.types import ConfigError, EnvironmentSpec, LearnerState, static, struct
+from podracer.types import ConfigError, LearnerState, struct
 
 total = partial(jax.lax.psum, axis_name=DATA)
 largest = partial(jax.lax.pmax, axis_name=DATA)
@@ -137,32 +139,35 @@ def test_a_reduction_that_cannot_be_ordered_is_refused():
 
 
 @struct
+class Logits:
+    params: jax.Array
+
+
+@struct
 class Guesser:
     """Plays by the rewards of all actions, and reduces several numbers at once."""
 
     rate: float = 0.1
-    spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key, num_envs):
-        return LearnerState({"logits": jnp.zeros(3)})
+    def build(self, spec, context):
+        def act(params, carry, timestep, keys, explore):
+            logits = params[None] + timestep.observation.reshape(len(keys), -1)[:, :3]
+            return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32), logits, carry
 
-    def carry(self, num_envs):
-        return ()
+        def learn(state, trajectory, key, axis):
+            rewards = trajectory.next_timesteps().reward[..., None]
+            chosen = jax.nn.one_hot(trajectory.steps.action, 3)
+            gain = global_mean((rewards * chosen).mean((0, 1)), axis)
+            chance = global_mean(chosen.mean((0, 1)), axis)
+            metrics = {"chance": chance.max(), "reward": global_max(rewards.max(), axis)}
+            return LearnerState(Logits(state.shared.params + gain)), metrics
 
-    def actor_params(self, state):
-        return state.shared
-
-    def act(self, params, carry, timestep, keys, explore):
-        logits = params["logits"][None] + timestep.observation.reshape(len(keys), -1)[:, :3]
-        return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32), logits, carry
-
-    def learn(self, state, trajectory, key, axis):
-        rewards = trajectory.next_timesteps().reward[..., None]
-        chosen = jax.nn.one_hot(trajectory.steps.action, 3)
-        gain = global_mean((rewards * chosen).mean((0, 1)), axis)
-        chance = global_mean(chosen.mean((0, 1)), axis)
-        metrics = {"chance": chance.max(), "reward": global_max(rewards.max(), axis)}
-        return LearnerState({"logits": state.shared["logits"] + gain}), metrics
+        return Agent(
+            spec=spec,
+            init=lambda key, num_envs: LearnerState(Logits(jnp.zeros(3))),
+            act=act,
+            learn=learn,
+        )
 
 
 @struct
@@ -170,29 +175,28 @@ class Watched:
     """Any agent, and statistics of its logits that do not depend on what it reduces itself."""
 
     inner: Guesser = Guesser()
-    spec: EnvironmentSpec | None = static(default=None)
 
-    def __getattr__(self, name):
-        if name in ("init", "carry", "actor_params", "act"):
-            return getattr(self.inner, name)
-        raise AttributeError(name)
+    def build(self, spec, context):
+        inner = self.inner.build(spec, context)
 
-    def learn(self, state, trajectory, key, axis):
-        logits = trajectory.steps.extras
-        mean = global_mean(logits.mean(), axis)
-        new_state, metrics = self.inner.learn(state, trajectory, key, axis)
+        def learn(state, trajectory, key, axis):
+            logits = trajectory.steps.extras
+            mean = global_mean(logits.mean(), axis)
+            new_state, metrics = inner.learn(state, trajectory, key, axis)
 
-        def add(sums, row):
-            return sums + global_mean(row.mean(), axis) * global_max(row.max(), axis), None
+            def add(sums, row):
+                return sums + global_mean(row.mean(), axis) * global_max(row.max(), axis), None
 
-        sums, _ = jax.lax.scan(add, 0.0, logits)
-        size = jax.lax.cond(
-            state.shared["logits"][0] > 0.01,
-            lambda x: global_mean(jnp.abs(x).mean(), axis) + global_max(x.max(), axis),
-            lambda x: global_max(-x.min(), axis),
-            logits,
-        )
-        return new_state, {**metrics, "mean": mean, "sums": sums, "size": size}
+            sums, _ = jax.lax.scan(add, 0.0, logits)
+            size = jax.lax.cond(
+                state.shared.params[0] > 0.01,
+                lambda x: global_mean(jnp.abs(x).mean(), axis) + global_max(x.max(), axis),
+                lambda x: global_max(-x.min(), axis),
+                logits,
+            )
+            return new_state, {**metrics, "mean": mean, "sums": sums, "size": size}
+
+        return dataclasses.replace(inner, learn=learn)
 
 
 def lowered_chunk(agent, devices):

@@ -80,7 +80,7 @@ def test_a_run_records_its_schedules(tmp_path):
     longer = Experiment(
         environment="catch", agent=agent, driver=AnakinConfig(16, 8, 2), frames=300, evaluations=0
     )
-    assert build(longer)[0].learning_rate.frames == 384  # in whole updates
+    assert build(longer)[0].settings.learning_rate.frames == 384  # in whole updates
 
 
 def test_the_counter_of_frames_does_not_wrap():

@@ -10,6 +10,8 @@ from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import Hosts
+from podracer.experiments.run_setup import build
+from podracer.experiments.warnings import run_warnings
 from podracer.tournament.config import Tournament
 from podracer.types import ConfigError
 
@@ -37,7 +39,7 @@ def test_a_sentence_in_python_names_a_field_and_on_the_command_line_its_flag():
     experiment = recipes.find("catch_a2c").with_arch("sebulba")
     values = {"evaluations": 0, "target_return": None, "driver": {"average_every": 5}}
     experiment = experiment.with_fields(values)
-    (warning,) = experiment.warnings
+    (warning,) = run_warnings(experiment, build(experiment)[0])
     assert warning == "`driver.average_every` does nothing without `driver.average_hosts`."
     assert in_flags(warning) == "--average-every does nothing without --average-hosts."
 

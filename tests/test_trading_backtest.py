@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.agent import Agent
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
@@ -45,25 +46,24 @@ EXPERIMENT = Experiment(
 )
 
 
-class Scripted:
-    """Plays the actions `[T, D]` that it has as parameters; its memory is the time."""
+def unused(*_: Any) -> Any:
+    raise NotImplementedError
 
-    spec = None
 
-    def init(self, key: jax.Array, num_envs: int) -> Any:
-        raise NotImplementedError
+def scripted(env: Trading) -> Agent:
+    """Agent that plays the actions `[T, D]` that are its parameters; its memory is the time."""
 
-    actor_params = learn = init
+    def act(params: Any, carry: Any, timestep: Any, keys: Any, explore: bool) -> Any:
+        return params[carry], (), carry + 1
 
-    def carry(self, num_envs: int) -> jax.Array:
+    def carry(num_envs: int) -> jax.Array:
         return jnp.zeros(num_envs, jnp.int32)
 
-    def act(self, params: Any, carry: Any, timestep: Any, keys: Any, explore: bool) -> Any:
-        return params[carry], (), carry + 1
+    return Agent(spec=env.spec, init=unused, act=act, learn=unused, carry=carry)
 
 
 def rolled(env: Trading, actions: np.ndarray) -> Any:
-    return simulate(Scripted(), env, jnp.asarray(actions, jnp.float32), jax.random.key(0))  # type: ignore[arg-type]
+    return simulate(scripted(env), env, jnp.asarray(actions, jnp.float32), jax.random.key(0))
 
 
 def write_csv(market: Market, path: Path) -> Path:
@@ -128,7 +128,7 @@ def test_a_policy_stands_beside_the_baselines() -> None:
     env = Trading(
         split_market(synthetic_market(tickers=3, bars=300)), cash=5e5, cost=0.002
     ).for_evaluation()
-    outcome = evaluate_policy(Scripted(), env, jnp.zeros((59, 3)), jax.random.key(0))  # type: ignore[arg-type]
+    outcome = evaluate_policy(scripted(env), env, jnp.zeros((59, 3)), jax.random.key(0))
     assert list(outcome.curves) == [POLICY, "buy and hold", "equal weight", "minimum variance"]
     assert (outcome.curves[POLICY] == 5e5).all()
     assert math.isnan(outcome.metrics[POLICY].sharpe)

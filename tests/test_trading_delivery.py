@@ -200,10 +200,12 @@ def test_a_kill_leaves_the_old_or_the_new_model(
 
     def load(directory: Path, **_: Any) -> Any:
         state = SimpleNamespace(update=UPDATES, score=scores.get(Path(directory).name, 2.0))
-        return agent, env, state, None
+        return SimpleNamespace(agent=agent, env=env, state=state)
 
     monkeypatch.setattr(delivery, "load_run", load)
-    monkeypatch.setattr(delivery, "load_trading", lambda run, checkpoint: load(run)[:3])
+    monkeypatch.setattr(
+        delivery, "load_trading", lambda run, checkpoint: (agent, env, load(run).state)
+    )
     monkeypatch.setattr(delivery, "_validation_return", lambda agent, env, state: state.score)
     assert int(state.update) == UPDATES
     promote(tmp_path / "start", pair[0])

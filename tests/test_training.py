@@ -149,7 +149,8 @@ def test_timesteps_that_a_recurrent_agent_never_learns_are_said():
     memory = TorsoNetwork(MLP((8,)), memory="gru")
 
     def said(agent, length):
-        run = dataclasses.replace(EXPERIMENT, agent=agent)
+        environment = "pendulum" if isinstance(agent, SAC) else "catch"
+        run = dataclasses.replace(EXPERIMENT, agent=agent, environment=environment)
         return sentences(run.with_fields({"driver": {"rollout_length": length}}))
 
     for agent in (R2D2(), SAC(network=memory)):
