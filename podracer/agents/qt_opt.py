@@ -114,7 +114,7 @@ class _QTOpt:
     learner: Learner
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        # Of two keys as in agents with a policy, the second is that of the critics.
+        # Agents with a policy split the key, too, and initialize their critics with the second.
         critics = self.networks.init_critics(jax.random.split(key)[1], self.settings.num_critics)
         return self.learner.init(Parts((), critics), critics, num_envs)
 

@@ -28,7 +28,7 @@ from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import to_json
 from podracer.mesh import find_devices, make_mesh
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.types import ConfigError, PyTree
+from podracer.types import ConfigError, PyTree, TimeStep
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 
@@ -107,13 +107,13 @@ def acting(
     want = action_struct(env.spec)
     shape = (config.num_envs, *want.shape)
 
-    class Still:
-        """Act with a constant, so that only the environment is measured."""
+    def act_by_constant(
+        params: PyTree, carry: PyTree, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, PyTree]:
+        return jnp.zeros(shape, want.dtype), (), carry
 
-        def act(self, params, carry, timestep, keys, explore):
-            return jnp.zeros(shape, want.dtype), (), carry
-
-    actor: Any = agent if act else Still()
+    # With a constant only the environment is measured.
+    actor = agent if act else dataclasses.replace(agent, act=act_by_constant)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     times = jnp.arange(config.rollout_length, dtype=jnp.uint32)
 
