@@ -116,7 +116,7 @@ class Drive(Protocol):
 class RunSetup:
     """Everything that a run needs on this machine, checked."""
 
-    agent: Blueprint
+    blueprint: Blueprint
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners
     num_devices: int  # of the learners, and under Sebulba of the actors
@@ -156,36 +156,38 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     that is 0, or more than this machine has, all devices.
     """
     check_not_in_worker()
-    agent, env = build(experiment)
+    blueprint, env = build(experiment)
     devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver
     if experiment.pods:
-        return _population_setup(experiment, agent, env, devices)
+        return _population_setup(experiment, blueprint, env, devices)
     if isinstance(config, anakin.AnakinConfig):
         env = _on_device(env)
-        anakin.check(agent, env, config, len(devices))
+        anakin.check(blueprint, env, config, len(devices))
         if experiment.evaluations:
-            check_policy(agent.build(), "take `evaluations=0`")
+            check_policy(blueprint.build(), "take `evaluations=0`")
         saved_env, split, mesh = env, None, make_mesh(devices)
-        like = abstract_state(agent, env, mesh, config)
-        program = CompileInThread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
-        drive = partial(anakin.anakin, agent, env, mesh, config, compile=lambda: program().result())
+        like = abstract_state(blueprint, env, mesh, config)
+        program = CompileInThread(partial(anakin.lower_chunk, blueprint, env, mesh, config, like))
+        drive = partial(
+            anakin.anakin, blueprint, env, mesh, config, compile=lambda: program().result()
+        )
     else:
         checked_spec(env)
         host = to_host_environments(env)
         split = sebulba.split_devices(devices, config)
-        sebulba.check(agent, host, config, split, experiment.num_updates)
+        sebulba.check(blueprint, host, config, split, experiment.num_updates)
         saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
-        like = abstract_state(agent, saved_env, mesh, config)
+        like = abstract_state(blueprint, saved_env, mesh, config)
         program = CompileInThread(
-            partial(sebulba.lower_update, agent, host.spec, split, config, like)
+            partial(sebulba.lower_update, blueprint, host.spec, split, config, like)
         )
         drive = partial(
-            sebulba.sebulba, agent, host, split, config,
+            sebulba.sebulba, blueprint, host, split, config,
             seed=experiment.seed, compile=lambda: program().result(),
         )  # fmt: skip
-    built = agent.build()
+    agent = blueprint.build()
     play = make_evaluator(
-        built,
+        agent,
         env,
         experiment.evaluation_episodes,
         policy=experiment.evaluation_policy,
@@ -194,17 +196,19 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
 
     def evaluate(state: TrainState) -> Evaluation:
         update = 0 if experiment.fixed_evaluation else state.update
-        return play(policy_params(built, state.learner), state.key, update)
+        return play(policy_params(agent, state.learner), state.key, update)
 
     return RunSetup(
-        agent=agent,
+        blueprint=blueprint,
         env=env,
         mesh=mesh,
         num_devices=len(devices),
         split=split,
         abstract_state=like,
         state_bytes=_checked_size(like, mesh),
-        init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
+        init=lambda: init_state(
+            blueprint, saved_env, mesh, config, jax.random.key(experiment.seed)
+        ),
         start_compile=program,
         drive=drive,
         evaluate=evaluate,
@@ -249,7 +253,7 @@ def _find_devices(count: int, saved: int) -> list[Device]:
 
 def _population_setup(
     experiment: Experiment,
-    agent: Blueprint,
+    blueprint: Blueprint,
     env: Environment | HostEnvironments,
     devices: Sequence[Device],
 ) -> RunSetup:
@@ -266,22 +270,22 @@ def _population_setup(
     env = _on_device(env)
     for pod in pods:
         experiment.of_pod(pod).check()
-    anakin.check(agent, env, config, 1)
-    check_policy(agent.build(), "train it alone, not in a population")
+    anakin.check(blueprint, env, config, 1)
+    check_policy(blueprint.build(), "train it alone, not in a population")
     if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
         raise ConfigError(
             "selection ranks pods by their training returns, which in self-play say nothing of "
             "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
         )
     mesh = population.population_mesh(devices, len(pods))
-    parts, exchange = (agent, pods, env, mesh, config), experiment.exchange
+    parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
     like = population.abstract_states(*parts, exchange)
     program = CompileInThread(partial(population.lower_chunk, *parts, like, exchange))
     drive = partial(
         population.population, *parts, exchange=exchange, compile=lambda: program().result()
     )
     return RunSetup(
-        agent=agent,
+        blueprint=blueprint,
         env=env,
         mesh=mesh,
         num_devices=mesh.size,
@@ -292,7 +296,7 @@ def _population_setup(
         start_compile=program,
         drive=drive,
         evaluate=population.make_evaluator(
-            agent,
+            blueprint,
             pods,
             env,
             mesh,

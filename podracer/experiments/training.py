@@ -117,7 +117,7 @@ def train(
         experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name
     setup = make_run_setup(experiment, saved)
     if jax.process_index() == 0:
-        for sentence in run_warnings(experiment, setup.agent):
+        for sentence in run_warnings(experiment, setup.blueprint):
             _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
@@ -158,7 +158,7 @@ class Run:
         begin: Begin | None = None,
     ) -> None:
         self.experiment, self.setup, self.begin = experiment, setup, begin
-        self.agent, self.env, self.mesh = setup.agent.build(), setup.env, setup.mesh
+        self.agent, self.env, self.mesh = setup.blueprint.build(), setup.env, setup.mesh
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
         self.recorder = Recorder(experiment, setup.env)
         self.is_main = jax.process_index() == 0
