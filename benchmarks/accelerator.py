@@ -41,7 +41,7 @@ import records
 from accelerator_cases import Case, Plan, all_cases
 
 from podracer.bench.machine import machine
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results" / "accelerator.jsonl"
 SECONDS = 540.0

@@ -27,27 +27,27 @@ from harness import Contender, Result, anakin, convolutions, here, make, plain_c
 from jax.experimental.compilation_cache import compilation_cache
 
 import podracer
-from podracer import envs
+from podracer import envs, recipes
 from podracer.agent import Blueprint
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.bench import sebulba
 from podracer.bench.anakin import acting
+from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset
 from podracer.envs.catch import Catch, CatchState
-from podracer.experiments import recipes
-from podracer.experiments.recipes.atari import IMPALA_SHALLOW
-from podracer.experiments.recipes.minatar import MINATAR
-from podracer.experiments.run_setup import build
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.mesh import find_devices
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops import convolution as ops
-from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, TimeStep
+from podracer.recipes.atari import IMPALA_SHALLOW
+from podracer.recipes.minatar import MINATAR
+from podracer.run.setup import build
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 HERE = Path(__file__).parent
 SHARE_OF_A_CHILD = "0.3"  # of the device's memory

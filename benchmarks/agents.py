@@ -30,10 +30,10 @@ from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.bench import sebulba as bench
+from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.mesh import find_devices
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import init_actor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
+from podracer import recipes
+from podracer.config.experiment import Experiment
 from podracer.networks import ResNet, TorsoNetwork
 
 

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import podracer
+from podracer import recipes
+from podracer.config.experiment import Experiment
 from podracer.drivers.averaging import Averaging
 from podracer.drivers.population import Pod
 from podracer.envs.catalog import make
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.sweep import RECORDS
 from podracer.io.sinks import read_metrics
+from podracer.run.sweep import RECORDS
 
 REPLICAS, EVALUATIONS = 8, 8
 CONTENDERS: tuple[tuple[str, int], ...] = (

@@ -18,9 +18,9 @@ from harness import Contender, anakin, compare, here, make, parse, parser
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agents.q_lambda import QLambda
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catch import Catch
-from podracer.mesh import find_devices, make_mesh
 
 BATCH, LENGTH, UPDATES = 128, 16, 100
 INPUTS, HIDDEN, ACTIONS = 50, 256, 3

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from harness import Contender, anakin, compare, here, make, parse, parser
 
+from podracer import recipes
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.bench.anakin import acting
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments import recipes
 from podracer.networks import MLP, TorsoNetwork
 
 WIDE = TorsoNetwork(MLP((64, 64), "relu"), shared=False)

@@ -15,13 +15,13 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from podracer import recipes
 from podracer.agents.common.recurrent import Recurrence
 from podracer.cli.recipe_flags import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import Hosts
-from podracer.experiments.serialization import to_json
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
+from podracer.devices.startup import Hosts
 from podracer.ops.action_values import Munchausen
 from podracer.schedules import over_run
 

@@ -22,15 +22,15 @@ import harness
 import numpy as np
 
 import podracer
+from podracer import recipes
 from podracer.agent import Blueprint, Context
+from podracer.config.experiment import Experiment
 from podracer.drivers.population import Pod
 from podracer.envs import make
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.sweep import RECORDS
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
+from podracer.run.sweep import RECORDS
 
 RESIDUAL = {
     "network": TorsoNetwork(MLP((64,), residual_blocks=1)),

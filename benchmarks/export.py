@@ -16,15 +16,16 @@ import jax
 from harness import parse
 from records import append, read
 
-from podracer.experiments import recipes
-from podracer.experiments.run_setup import build
+from podracer import recipes
+from podracer.errors import ConfigError
 from podracer.export.decision import make_decision
 from podracer.export.files import onnx_runner, stablehlo_runner
 from podracer.export.onnx import to_onnx
 from podracer.export.proof import prove
 from podracer.export.stablehlo import to_stablehlo
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import ConfigError, LearnerState
+from podracer.run.setup import build
+from podracer.types import LearnerState
 
 # Recipes, with what they are of: agent, layers and observation. `+lstm` changes the network's
 # memory, `@NAME` the environment.

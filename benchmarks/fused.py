@@ -21,8 +21,8 @@ from harness import anakin, append, compare, make, parse, parser
 from podracer.agents.a2c import A2C
 from podracer.agents.q_lambda import QLambda
 from podracer.bench.anakin import training
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
-from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 
 LENGTH, STEPS = 16, 204_800  # steps: environment steps of a repetition, about

@@ -18,9 +18,9 @@ from harness import Contender, anakin, append, here, make, parse, parser
 from population import one_program
 from replay import SAMPLES, VECTOR, ours
 
+from podracer import recipes
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
-from podracer.experiments import recipes
 from podracer.networks import MLP, TorsoNetwork
 
 SECONDS = 0.25  # of a repetition, at least

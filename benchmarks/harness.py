@@ -22,8 +22,8 @@ from podracer import envs
 from podracer.agent import Blueprint
 from podracer.bench.anakin import Program, Timing, prepare, training
 from podracer.bench.machine import machine
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
-from podracer.mesh import find_devices, make_mesh
 from podracer.networks import layers
 from podracer.types import PyTree
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from averaging import print_table
 
-from podracer.experiments import recipes
+from podracer import recipes
 from podracer.io.sinks import read_metrics
 
 RECIPE, HOSTS, EVALUATIONS = "cartpole_sebulba", 2, 8

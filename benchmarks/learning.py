@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 import podracer
-from podracer.experiments import recipes
-from podracer.experiments.statistics import bootstrap_interval, interquartile_mean
+from podracer import recipes
 from podracer.reports.curves import COLORS
+from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 
 RECIPES = (
     "catch_impala",

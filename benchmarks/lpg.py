@@ -30,27 +30,26 @@ from harness import append
 from matplotlib.figure import Figure
 
 import podracer
-from podracer import envs
+from podracer import envs, recipes
 from podracer.agent import Context, ReadsFile
 from podracer.agents.a2c import A2C
-from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
-from podracer.agents.disco import rule_file as disco_file
-from podracer.agents.disco.rule_file import is_disco_rule
-from podracer.agents.lpg import LPGStudent
-from podracer.agents.lpg.rule_file import encode_rule, read_rule
-from podracer.agents.lpg.student import lpg_student
+from podracer.agents.rules.disco import Disco, DiscoDiscovery, RuleSize
+from podracer.agents.rules.disco import rule_file as disco_file
+from podracer.agents.rules.disco.rule_file import is_disco_rule
+from podracer.agents.rules.lpg import LPGStudent
+from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
+from podracer.agents.rules.lpg.student import lpg_student
 from podracer.bench.machine import machine
+from podracer.config.experiment import Experiment
+from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import HasWorlds
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import use_compilation_cache
-from podracer.experiments.statistics import bootstrap_interval, interquartile_mean
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Replay
 from podracer.reports.curves import COLORS
 from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
+from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 
 WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))

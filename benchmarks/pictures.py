@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from podracer.experiments.run_records import RunRecords
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments
+from podracer.scores.runs import RunRecords
 
 ROOT = Path(__file__).parents[1]
 OWN = {  # programs of our own, not rivals

@@ -21,15 +21,15 @@ from typing import Any
 import jax
 from harness import Contender, append, compare, here, parse, parser
 
+from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.bench.anakin import Timing
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import make_chunk as make_single
 from podracer.drivers.common import Request, request_array
 from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack_agents
 from podracer.envs import make
-from podracer.experiments import recipes
-from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 
 # Recipe, hidden units, environments of a pod, rollout, updates in a chunk

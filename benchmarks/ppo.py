@@ -35,19 +35,20 @@ from harness import (
     parser,
 )
 
-from podracer import mesh
+from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
+from podracer.devices import reductions
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import anakin as train
 from podracer.drivers.common import init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import make_evaluator
-from podracer.experiments import recipes
-from podracer.experiments.run_setup import build
-from podracer.mesh import find_devices, make_mesh
+from podracer.fields import struct
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.run.setup import build
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 PEERS = str(Path(__file__).with_name("peers.py"))
 SOLVED, EPISODES = 475.0, 128
@@ -200,11 +201,11 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     with convolutions():
         contenders.append(_convolutional("plain convolution", agent, env, config, options))
         if title != "nature":  # whose minibatches are smaller than a block
-            split_evenly = mesh.split_evenly
-            mesh.split_evenly = lambda indices, limit: indices[None]
+            split_evenly = reductions.split_evenly
+            reductions.split_evenly = lambda indices, limit: indices[None]
             name = "plain, whole minibatches"
             contenders.append(_convolutional(name, agent, env, config, options))
-            mesh.split_evenly = split_evenly
+            reductions.split_evenly = split_evenly
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,

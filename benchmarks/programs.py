@@ -19,10 +19,10 @@ from agents import CARTPOLE, CHUNK, ENVS, PENDULUM, REPLAY, T
 from harness import alternate, append, here, make
 from work import count
 
+from podracer import recipes
 from podracer.bench.anakin import Program, training
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments import recipes
-from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 
 Parts = tuple[str, Any, AnakinConfig]  # environment, agent, driver

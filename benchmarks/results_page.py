@@ -23,8 +23,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from podracer.experiments.statistics import ENOUGH, bootstrap_interval, interquartile_mean
 from podracer.reports.curves import COLORS
+from podracer.scores.statistics import ENOUGH, bootstrap_interval, interquartile_mean
 
 Groups = dict[str, list[records.Row]]  # rows of each contender by its name
 OUTCOMES = ("win", "tie", "loss")

@@ -27,7 +27,7 @@ import cells
 import records
 from cells import Cell
 
-from podracer.experiments.experiment import Experiment
+from podracer.config.experiment import Experiment
 from podracer.io.sinks import read_metrics
 
 INTERRUPTED = (75, 130, -signal.SIGTERM)  # exit codes of a run that can continue

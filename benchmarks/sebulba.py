@@ -19,10 +19,10 @@ from harness import append, parse, parser
 from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.bench import sebulba as bench
+from podracer.devices.mesh import find_devices
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.mesh import find_devices
+from podracer.errors import ConfigError
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.types import ConfigError
 
 SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))  # IMPALA's
 TINY = CNN((8,), (8,), (8,), (32,))
@@ -125,7 +125,7 @@ def main() -> None:
     made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
     made.add_argument("--seconds", type=float, default=4.0, help="of each measurement (default 4)")
     made.set_defaults(repetitions=3)
-    # An actor waits for each inference anyway; see `experiments/hosts.py`.
+    # An actor waits for each inference anyway; see `devices/startup.py`.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     options = parse(made)
     if options.quick:

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 import podracer
+from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.drivers.anakin import AnakinConfig
@@ -28,9 +29,8 @@ from podracer.drivers.common import Request, request_array
 from podracer.drivers.population import Pod, init_states, lower_chunk, population_mesh
 from podracer.drivers.selection import RULES, Range, Selection, Truncation
 from podracer.envs import make
-from podracer.experiments import recipes
-from podracer.experiments.sweep import make_pods
 from podracer.networks import MLP, TorsoNetwork
+from podracer.run.sweep import make_pods
 
 PODS, UPDATES, EVERY = 16, 50, 10
 RANGE = Range("learning_rate", 1e-7, 1e-1)

@@ -31,7 +31,7 @@ import numpy as np
 from harness import append
 
 import podracer
-from podracer.experiments import recipes
+from podracer import recipes
 from podracer.trading import delivery
 
 

@@ -150,7 +150,7 @@ def start(arguments: list[str]) -> None:
 
     def marked_run(*args: Any, **options: Any) -> int:
         marks.mark("configuration")
-        from podracer.experiments import training
+        from podracer.run import training
 
         marks.mark("imports")
         marks.listen()
@@ -239,7 +239,7 @@ def show(recipe: str, cache: str, row: dict[str, Any]) -> str:
 def main() -> None:
     import harness
 
-    from podracer.experiments import recipes
+    from podracer import recipes
 
     made = harness.parser(__doc__)
     made.set_defaults(repetitions=1)

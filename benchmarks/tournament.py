@@ -21,12 +21,12 @@ from harness import append
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from podracer import recipes
+from podracer.config.ranges import Range
 from podracer.drivers.population import Hyperparameter, Pod
-from podracer.experiments import recipes
-from podracer.experiments.ranges import Range
-from podracer.experiments.statistics import bootstrap_interval, interquartile_mean
 from podracer.io.signals import StopSignals
 from podracer.reports.curves import COLORS
+from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from podracer.mesh import traced_for
+from podracer.devices.reductions import traced_for
 
 # Operations that only change shapes or types, which XLA fuses into their neighbors.
 _FREE = {

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import jax
 
 from podracer import schedules
+from podracer.devices.reductions import global_grad
+from podracer.errors import ConfigError
+from podracer.fields import static, struct
 from podracer.means import Mean
-from podracer.mesh import global_grad
 from podracer.types import (
     Carry,
-    ConfigError,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -32,8 +33,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    static,
-    struct,
 )
 
 if TYPE_CHECKING:

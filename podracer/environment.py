@@ -15,18 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.types import (
-    ConfigError,
-    Discrete,
-    EnvironmentFault,
-    EnvironmentSpec,
-    EnvState,
-    MultiDiscrete,
-    PodracerError,
-    PyTree,
-    TimeStep,
-    struct,
-)
+from podracer.errors import ConfigError, EnvironmentFault, PodracerError
+from podracer.fields import struct
+from podracer.types import Discrete, EnvironmentSpec, EnvState, MultiDiscrete, PyTree, TimeStep
 
 T = TypeVar("T")
 _LOG = logging.getLogger("podracer")

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, HasLastAction
+from podracer.devices.machine import num_cores
+from podracer.devices.mesh import fetch, from_first_process, on_one_device
 from podracer.environment import (
     DescribesFaults,
     Environment,
@@ -22,7 +24,8 @@ from podracer.environment import (
     evaluation_environment,
     log_first_faults,
 )
-from podracer.mesh import fetch, from_first_process, num_cores, on_one_device
+from podracer.errors import ConfigError, EnvironmentFault
+from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
 from podracer.ops.random import GOLDEN
 from podracer.rollout import (
@@ -36,14 +39,11 @@ from podracer.rollout import (
 from podracer.types import (
     NO_ACTION,
     Carry,
-    ConfigError,
     Discrete,
-    EnvironmentFault,
     EnvironmentSpec,
     MultiDiscrete,
     Params,
     TimeStep,
-    struct,
 )
 
 MAX_STEPS = 30_000  # of an episode

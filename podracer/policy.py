@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, policy_params
+from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.types import (
     ActionSpace,
     ArraySpec,
     Carry,
-    ConfigError,
     Continuous,
     LearnerState,
     Params,
@@ -118,9 +118,14 @@ class Policy:
             )
         rewards = np.broadcast_to(rewards, rows)
         actions, self._memory = self._act(
-            self._params, self._memory, observations, rewards, self._first.copy(), self._key,
+            self._params,
+            self._memory,
+            observations,
+            rewards,
+            self._first.copy(),
+            self._key,
             np.uint32(self._num_calls),
-        )  # fmt: skip
+        )
         self._first[:] = False
         self._num_calls += 1
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(observation)):

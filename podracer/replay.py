@@ -19,24 +19,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
+from podracer.devices.host_memory import HostMemory, read_windows, write_slices
+from podracer.devices.reductions import global_max
 from podracer.environment import action_struct
-from podracer.host_memory import HostMemory, read_windows, write_slices
-from podracer.mesh import global_max
+from podracer.errors import ConfigError
+from podracer.fields import bounded, struct, unchecked
 from podracer.ops import sum_tree
 from podracer.schedules import Schedule, value_at
-from podracer.types import (
-    ArraySpec,
-    Carry,
-    ConfigError,
-    EnvironmentSpec,
-    PyTree,
-    Step,
-    TimeStep,
-    Trajectory,
-    bounded,
-    struct,
-    unchecked,
-)
+from podracer.types import ArraySpec, Carry, EnvironmentSpec, PyTree, Step, TimeStep, Trajectory
 
 # Source of the older frames of a stack: the previous stack, copies of its newest frame, or zeros.
 CONTINUED, COPIED, BLANK = 0, 1, 2

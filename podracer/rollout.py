@@ -16,18 +16,9 @@ from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
 from podracer.environment import Environment
+from podracer.fields import struct, unchecked
 from podracer.ops.sums import compensated_sum
-from podracer.types import (
-    Carry,
-    EnvState,
-    Params,
-    PyTree,
-    Step,
-    TimeStep,
-    Trajectory,
-    struct,
-    unchecked,
-)
+from podracer.types import Carry, EnvState, Params, PyTree, Step, TimeStep, Trajectory
 
 
 class Purpose(enum.IntEnum):

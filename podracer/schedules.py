@@ -13,8 +13,10 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from podracer.mesh import global_mean, num_hosts_apart, num_shards
-from podracer.types import ConfigError, Trajectory, bounded, struct
+from podracer.devices.reductions import global_mean, num_hosts_apart, num_shards
+from podracer.errors import ConfigError
+from podracer.fields import bounded, struct
+from podracer.types import Trajectory
 
 Config = TypeVar("Config")
 

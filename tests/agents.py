@@ -14,19 +14,19 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
-from podracer.agents.disco import Disco
 from podracer.agents.dqn import DQN, btr
 from podracer.agents.frodo import Frodo
 from podracer.agents.impala import Impala
-from podracer.agents.lpg import UpdateRule
-from podracer.agents.lpg.rule_file import encode_rule
-from podracer.agents.lpg.student import lpg_student
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
+from podracer.agents.rules.disco import Disco
+from podracer.agents.rules.lpg import UpdateRule
+from podracer.agents.rules.lpg.rule_file import encode_rule
+from podracer.agents.rules.lpg.student import lpg_student
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.envs.probes import GAMMA

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.agents.disco.rule_file import layer_shapes, stored_shape
+from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
 
 T, B, A, OBSERVATION = 5, 2, 3, 3
 UPDATES = 3

@@ -8,6 +8,7 @@ from agents import SMALL, blueprint
 from hosts import Counters
 
 from podracer.agents.impala import Impala
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.anakin import check as check_anakin
 from podracer.drivers.common import init_state
@@ -15,7 +16,6 @@ from podracer.drivers.sebulba import SebulbaConfig, sebulba, split_devices
 from podracer.drivers.sebulba import check as check_sebulba
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.mesh import make_mesh
 
 
 def anakin_setup(agent, environment="catch", devices=1, **config):

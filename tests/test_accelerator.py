@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts
 import accelerator
 from accelerator_cases import Case, Plan, all_cases
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of gymnax
 

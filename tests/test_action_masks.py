@@ -11,12 +11,12 @@ from agents import AGENTS
 from podracer.agents.a2c import A2C
 from podracer.drivers.common import Fault, _fault_bits, to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
+from podracer.errors import EnvironmentFault
 from podracer.ops.action_masks import mask_logits
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
     Discrete,
-    EnvironmentFault,
     EnvironmentSpec,
     LearnerState,
     Step,

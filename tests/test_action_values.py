@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.errors import ConfigError
+from podracer.fields import check_ranges
 from podracer.networks.layers import NoisyLinear
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Mean, Quantiles
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.random import random_normals
 from podracer.ops.returns import n_step_returns, n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
-from podracer.types import ConfigError, Continuous, check_ranges
+from podracer.types import Continuous
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what rlax imports

@@ -46,24 +46,20 @@ from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent
+from podracer.devices.mesh import find_devices, make_mesh
+from podracer.devices.reductions import global_grad
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset
-from podracer.mesh import find_devices, global_grad, make_mesh
+from podracer.errors import ConfigError
+from podracer.fields import static, struct
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
 from podracer.ops.moments import init_moments
 from podracer.ops.returns import generalized_advantages
 from podracer.rollout import ActorState, rollout
 from podracer.schedules import Linear
-from podracer.types import (
-    ConfigError,
-    EnvironmentSpec,
-    LearnerState,
-    Trajectory,
-    static,
-    struct,
-)
+from podracer.types import EnvironmentSpec, LearnerState, Trajectory
 
 AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "pqn": PQN, "q_lambda": QLambda, "stacx": Stacx}
 SOME = [name if name in ("impala", "ppo") else slow(name) for name in AGENTS]

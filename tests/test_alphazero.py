@@ -14,13 +14,14 @@ from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of
 from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
-from podracer.agents.common import epochs, planning
+from podracer.agents.common import epochs
+from podracer.agents.planning import gumbel
 from podracer.checks import check_agent, check_environment
 from podracer.envs import make
 from podracer.envs.model import WithModel
+from podracer.errors import ConfigError
 from podracer.evaluate import make_evaluator
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import ConfigError
 
 SMALL = TorsoNetwork(MLP((8,)))
 
@@ -89,13 +90,13 @@ def test_small_differences_of_values_are_stretched_only_so_far():
     """Two actions that end the episode with rewards 0 and 0.05, the network indifferent. After 4
     simulations each was tried twice: the logits of the policy are 0.1 (50 + 2) of the values,
     stretched to [0, 1] or divided by `min_value_range`."""
-    root = planning.RootFnOutput(
+    root = gumbel.RootFnOutput(
         prior_logits=jnp.zeros((1, 2)), value=jnp.zeros(1), embedding=jnp.zeros(1)
     )
 
     def end(params, key, action, embedding):
         zero = jnp.zeros(1)
-        output = planning.RecurrentFnOutput(
+        output = gumbel.RecurrentFnOutput(
             reward=0.05 * action, discount=zero, prior_logits=jnp.zeros((1, 2)), value=zero
         )
         return output, embedding
@@ -103,7 +104,7 @@ def test_small_differences_of_values_are_stretched_only_so_far():
     @jax.jit
     def search(min_value_range):
         key, settings = jax.random.key(0), {"num_simulations": 4, "max_considered_actions": 2}
-        return planning.gumbel_search(
+        return gumbel.gumbel_search(
             (), key, root, end, (), **settings, min_value_range=min_value_range, explore=True
         )[1]
 

@@ -12,16 +12,18 @@ from agents import AGENTS, SMALL, environment_for
 from programs import request, unordered
 from runs import anakin_setup, train_anakin
 
-from podracer import mesh as mesh_module
 from podracer.agent import DEFAULT_CONTEXT, Fused
 from podracer.agents.a2c import A2C
 from podracer.bench.anakin import prepare, training
+from podracer.devices import memory
 from podracer.drivers.anakin import anakin, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
 from podracer.envs import make
+from podracer.errors import ConfigError, NonFiniteError
+from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.rollout import Purpose, environment_keys, purpose_key
-from podracer.types import ConfigError, Continuous, NonFiniteError, struct
+from podracer.types import Continuous
 
 
 @pytest.mark.slow
@@ -164,7 +166,7 @@ def test_one_device_needs_no_collective():
 def test_a_program_that_would_not_fit_does_not_run(monkeypatch):
     """What it needs beside its state is known once it is compiled."""
     *parts, state = anakin_setup(AGENTS["a2c"])
-    monkeypatch.setattr(mesh_module, "free_bytes", lambda mesh: 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1000)
     with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
         train_anakin(*parts, state, 5)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -21,7 +21,7 @@ from podracer import envs
 from podracer.environment import HostEnvironments
 from podracer.envs.host import atari
 from podracer.envs.host.atari import Atari, TimestepBuilder, impala, machado, row_seeds, sticky
-from podracer.types import ConfigError, EnvironmentFault
+from podracer.errors import ConfigError, EnvironmentFault
 
 NATIVE = (210, 160)  # the emulator's own screen: nothing is resized
 INDICES = np.array([5, 0])

@@ -16,6 +16,8 @@ from programs import request
 import podracer
 from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, average_states
@@ -27,11 +29,9 @@ from podracer.drivers.population import (
     population_mesh,
 )
 from podracer.envs import make
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.serialization import from_json, to_json
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import ConfigError
 
 CONFIG = AnakinConfig(num_envs=2, rollout_length=3, updates_per_chunk=2)
 EXPERIMENT = Experiment(

@@ -15,13 +15,14 @@ import pytest
 from walk import methods_of, slow
 
 from podracer.agent import Blueprint
-from podracer.agents.common.planning import next_discount
 from podracer.agents.muzero import MuZero
+from podracer.agents.planning.gumbel import next_discount
 from podracer.checks import check_agent
 from podracer.environment import evaluation_environment
 from podracer.envs import make
+from podracer.errors import ConfigError
 from podracer.ops.returns import lambda_returns
-from podracer.types import ACTION_MASK, ConfigError, EnvironmentSpec, TimeStep
+from podracer.types import ACTION_MASK, EnvironmentSpec, TimeStep
 
 pgx = pytest.importorskip("pgx")
 pytestmark = [

@@ -12,25 +12,20 @@ import numpy as np
 import pytest
 from walk import built, close, methods_of, slow
 
+from podracer import recipes
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN
-from podracer.experiments import recipes
-from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, global_grad, make_mesh
+from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
+from podracer.devices.reductions import global_grad
+from podracer.errors import ConfigError
+from podracer.fields import check_ranges
 from podracer.networks import MLP, Head, ResNet, TorsoNetwork
 from podracer.networks.layers import Convolution, QuantileEmbedding
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Mean, Munchausen, Quantiles
 from podracer.ops.spectral import spectral_norm
-from podracer.types import (
-    ACTION_MASK,
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    TimeStep,
-    check_ranges,
-)
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 VALUES = {
     "mean": Mean(),

@@ -12,22 +12,16 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.agent import DEFAULT_CONTEXT, Agent, Blueprint
 from podracer.agents import AGENTS
 from podracer.checks import check_agent
-from podracer.experiments import recipes
-from podracer.experiments.recipes.registry import RECIPES
-from podracer.experiments.run_setup import build
+from podracer.errors import ConfigError
+from podracer.fields import static, struct
 from podracer.io.entry_points import installed
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    LearnerState,
-    static,
-    struct,
-)
+from podracer.recipes.registry import RECIPES
+from podracer.run.setup import build
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
 
 SPEC = EnvironmentSpec("walk", ArraySpec((3,)), Discrete(2))
 

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.checks import check_environment
 from podracer.environment import auto_reset, restart, transition
-from podracer.experiments import recipes
-from podracer.experiments.run_setup import build
+from podracer.errors import ConfigError
+from podracer.fields import struct
+from podracer.run.setup import build
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
-    ConfigError,
     Continuous,
     Discrete,
     EnvironmentSpec,
     MultiDiscrete,
     TimeStep,
-    struct,
 )
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import arrays, checkpoint, seal, steps
 from podracer.io import run_directory as rundir
 from podracer.io.arrays import silence_orbax
@@ -36,7 +37,7 @@ from podracer.io.checkpoint import (
 )
 from podracer.io.edits import encode_json, encode_sealed
 from podracer.io.schema import leaves_by_path
-from podracer.types import CheckpointError, ConfigError, LearnerState, StorageError
+from podracer.types import LearnerState
 
 MESH = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = NamedSharding(MESH, PartitionSpec("data"))
@@ -942,7 +943,7 @@ rank, address = int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(address, num_processes=2, process_id=rank)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from podracer.io.checkpoint import Checkpointer
-from podracer.types import CheckpointError
+from podracer.errors import CheckpointError
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 def state(step):

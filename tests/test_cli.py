@@ -17,7 +17,7 @@ from podracer.cli.commands import COMMANDS
 from podracer.cli.completion import script
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_experiment, find_recipe
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 
 def call_here(capsys, *arguments):

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.cli import main as command_line
 from podracer.cli import pods
 from podracer.cli.main import main
@@ -31,14 +32,14 @@ from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experi
 from podracer.cli.resume import free_settings
 from podracer.cli.train import TrainOptions
 from podracer.cli.values import read_whole_number
-from podracer.experiments import recipes, training
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.records import Totals, check_metadata
-from podracer.experiments.serialization import FREE_ON_RESUME, to_json
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import FREE_ON_RESUME, to_json
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
-from podracer.types import CheckpointError, ConfigError
+from podracer.run import training
+from podracer.run.records import Totals, check_metadata
 
 
 @pytest.fixture
@@ -535,7 +536,9 @@ def seconds():
 @pytest.fixture
 def refusal(outcome, monkeypatch, seconds, cases):
     """Run a command that must be refused with a sentence; nothing may be computed or written."""
-    monkeypatch.setattr("podracer.mesh.num_cores", lambda: 0)  # the devices are initialized
+    monkeypatch.setattr(
+        "podracer.devices.machine.num_cores", lambda: 0
+    )  # the devices are initialized
     Path("file").touch()
 
     def check(command, message):
@@ -809,7 +812,7 @@ def test_daemons_in_native_code_do_not_change_the_exit_code():
 
 
 OWN_RECIPE = """
-from podracer.experiments import recipes
+from podracer import recipes
 
 
 def mine(wide_network: bool = False, steps: int = 64, kind: list = ()):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from jax.errors import JaxRuntimeError
 
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.crash import retire_crash, write_crash
 from podracer.io.text import printable, redact
 from podracer.tournament import pod
-from podracer.types import CheckpointError, ConfigError
 
 
 def crash(directory: Path, error: BaseException, **facts: object) -> dict:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from podracer import recipes
 from podracer.cli import pods, resume, train
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main
-from podracer.experiments import recipes
-from podracer.experiments.hosts import Hosts
+from podracer.devices.startup import Hosts
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 yaml = pytest.importorskip("yaml")

@@ -11,15 +11,15 @@ import pytest
 
 import podracer
 from podracer.agents.a2c import A2C
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
-from podracer.experiments.experiment import Experiment
+from podracer.errors import ConfigError
 from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
     recipe="test",

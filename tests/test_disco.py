@@ -17,34 +17,27 @@ import pytest
 from walk import WALK, close, slow
 
 import podracer
+from podracer import recipes
 from podracer.agent import Blueprint, Context
-from podracer.agents.common.lifetimes import to_experience
-from podracer.agents.disco import Disco
-from podracer.agents.disco.network import StudentParams
-from podracer.agents.disco.rule import apply_rule
-from podracer.agents.disco.rule_file import decode_rule
-from podracer.agents.disco.values import estimate_values
-from podracer.agents.lpg.rule import UpdateRule
-from podracer.agents.lpg.rule_file import encode_rule
+from podracer.agents.rules.disco import Disco
+from podracer.agents.rules.disco.network import StudentParams
+from podracer.agents.rules.disco.rule import apply_rule
+from podracer.agents.rules.disco.rule_file import decode_rule
+from podracer.agents.rules.disco.values import estimate_values
+from podracer.agents.rules.lifetimes import to_experience
+from podracer.agents.rules.lpg.rule import UpdateRule
+from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.checks import check_agent
+from podracer.config.serialization import from_json, to_json
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments import recipes
-from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import from_json, to_json
+from podracer.errors import ConfigError
 from podracer.io.npz import digest_of
-from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.transforms import evenly_spaced
 from podracer.replay import Replay, Sample
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    Step,
-    TimeStep,
-    Trajectory,
-)
+from podracer.run.setup import build
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "disco_reference.json").read_text())
 SHARED = Path(__file__).parents[2] / "shared" / "disco_103.npz"

@@ -19,33 +19,26 @@ from runs import anakin_setup, train_anakin
 from walk import close, doubled
 
 import podracer
+from podracer import recipes
 from podracer.agent import Context
-from podracer.agents.common.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
-from podracer.agents.common.meta_training import MetaBatch
-from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
-from podracer.agents.disco.learning import StudentState, build_optimizer
-from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
-from podracer.agents.disco.student import DiscoState
+from podracer.agents.rules.disco import Disco, DiscoDiscovery, RuleSize
+from podracer.agents.rules.disco.learning import StudentState, build_optimizer
+from podracer.agents.rules.disco.rule_file import decode_rule, encode_rule, is_disco_rule
+from podracer.agents.rules.disco.student import DiscoState
+from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
+from podracer.agents.rules.meta_training import MetaBatch
 from podracer.checks import check_agent
+from podracer.config.experiment import Experiment
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.environment import TaskGroups
 from podracer.envs import make
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.mesh import make_mesh
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Sample
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    Step,
-    TimeStep,
-    Trajectory,
-)
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 ENVS, T, K, LIFETIMES, STATES, ACTIONS = 2, 4, 2, 3, 6, 3
 B = LIFETIMES * ENVS

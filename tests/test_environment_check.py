@@ -205,7 +205,7 @@ def test_the_faults_of_a_host_environment(trouble, level, words):
     report = podracer.check_environment(hosts.Counters())
     assert report.usable
     assert report.figures["terminals"] > report.figures["time-outs"] > 0
-    from podracer.experiments.environment_check import examine
+    from podracer.run.environment_check import examine
 
     report = examine(hosts.Counters(trouble))
     assert any(x.level == level and words in x.text for x in report.findings), report

@@ -30,7 +30,9 @@ from podracer.envs.cartpole import CartPole, CartPoleState
 from podracer.envs.catch import Catch
 from podracer.envs.pendulum import Pendulum, PendulumState
 from podracer.envs.probes import GAMMA, PROBES
-from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, EnvironmentSpec, struct
+from podracer.errors import ConfigError
+from podracer.fields import struct
+from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec
 
 needs_gymnax = pytest.mark.skipif(
     not (importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")),

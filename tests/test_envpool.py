@@ -14,7 +14,8 @@ import pytest
 from podracer.environment import HostEnvironments
 from podracer.envs.host.atari import row_seeds
 from podracer.envs.host.envpool import EnvPool, envpool
-from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, EnvironmentFault
+from podracer.errors import ConfigError, EnvironmentFault
+from podracer.types import ArraySpec, Continuous, Discrete
 
 library = pytest.importorskip("envpool")
 

@@ -14,28 +14,22 @@ import podracer
 from podracer.agent import Agent
 from podracer.agents.a2c import A2C
 from podracer.cli.main import main
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import Progress
 from podracer.drivers.population import Pod
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError, EnvironmentFault
 from podracer.evaluate import Evaluation, make_evaluator
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.records import Best, Recorder
-from podracer.experiments.run_setup import CompileInThread, make_run_setup
-from podracer.experiments.scores import returns_of
+from podracer.fields import struct
 from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
+from podracer.run.records import Best, Recorder
+from podracer.run.setup import CompileInThread, make_run_setup
+from podracer.scores.score import returns_of
 from podracer.tournament.config import Tournament
-from podracer.types import (
-    ACTION_MASK,
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentFault,
-    EnvironmentSpec,
-    struct,
-)
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 LENGTH = 16
 

@@ -21,6 +21,7 @@ from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.envs import make
+from podracer.errors import ConfigError, PodracerError
 from podracer.evaluate import make_evaluator
 from podracer.export import files
 from podracer.export.decision import Decision, make_decision
@@ -34,12 +35,10 @@ from podracer.ops.convolution import convolution
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
-    ConfigError,
     Discrete,
     EnvironmentSpec,
     LearnerState,
     MultiDiscrete,
-    PodracerError,
 )
 
 # --- operators -----------------------------------------------------------------------------------

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.cli.main import main
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
-from podracer.experiments import recipes
-from podracer.experiments.serialization import from_json, to_json
+from podracer.config.serialization import from_json, to_json
+from podracer.fields import NO_FLAG, check_ranges
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
 from podracer.reports.run import write_report
-from podracer.types import NO_FLAG, check_ranges
 
 PACKAGE = '''
 import dataclasses

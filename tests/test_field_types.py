@@ -10,11 +10,11 @@ import optax
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.agents.common.optimizers import Optimizer
-from podracer.experiments import recipes
-from podracer.experiments.field_types import check_types
+from podracer.config.field_types import check_types
+from podracer.fields import check_ranges
 from podracer.io.models import current_model
-from podracer.types import check_ranges
 
 CATCH = recipes.find("catch_a2c")
 NUMBER_OR_SCHEDULE = "it must be a number or podracer.Linear(1e-3, 0.0)."

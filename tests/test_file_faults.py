@@ -22,18 +22,18 @@ from crash_points import Server, lose_unsynced
 
 import podracer
 from podracer.agents.a2c import A2C
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import read_config, read_experiment, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
-from podracer.experiments import sweep
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.records import shows_saves
-from podracer.experiments.run_setup import make_run_setup
-from podracer.experiments.serialization import read_config, read_experiment, to_json
+from podracer.errors import PodracerError
 from podracer.io import seal
 from podracer.io.checkpoint import Checkpointer, fingerprint, load, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import PodracerError
+from podracer.run import sweep
+from podracer.run.records import shows_saves
+from podracer.run.setup import make_run_setup
 
 NOBODY = 65534
 EXPERIMENT = Experiment(

@@ -36,11 +36,12 @@ from podracer.agents.common.actor_critic import ActorCritic, CountedState
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.frodo import Frodo, split_environments
 from podracer.agents.impala import Impala
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
-from podracer.mesh import find_devices, make_mesh
+from podracer.errors import ConfigError
 from podracer.schedules import Linear
-from podracer.types import ConfigError, LearnerState, Metrics, Trajectory
+from podracer.types import LearnerState, Metrics, Trajectory
 
 
 def make(**fields: Any) -> Frodo:

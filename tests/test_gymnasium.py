@@ -558,8 +558,8 @@ def test_a_module_registers_its_environments_in_every_process(batches, module):
 
 
 def test_no_file_has_a_module_imported(module, tmp_path):
-    serialization, types = library("experiments.serialization"), library("types")
-    recipes = library("experiments.recipes")
+    serialization, types = library("config.serialization"), library("types")
+    recipes = library("recipes")
     name = f"gymnasium:{module}:Own/Walk-v0"
     for hidden in (name, f"lifetimes:{name}", f"gymnasium:GymV21Environment-v0,env_id={module}:X"):
         experiment = recipes.find("cartpole_sebulba").with_fields({"environment": hidden})

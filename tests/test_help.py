@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from podracer import recipes
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main
-from podracer.experiments import recipes
 from podracer.io.entry_points import installed
 
 ONE_OF_MANY = {

@@ -16,16 +16,17 @@ from programs import unordered
 from runs import sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.sebulba import check, driver, lower_update, sebulba
 from podracer.drivers.sebulba.config import DeviceSplit
 from podracer.drivers.sebulba.trajectory import map_over_rows
 from podracer.drivers.sebulba.update import make_update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import fingerprint
-from podracer.mesh import make_mesh
 from podracer.schedules import Linear
-from podracer.types import ConfigError, LearnerState
+from podracer.types import LearnerState
 
 PEERS = ("all", "hypercube", "ring")
 

@@ -13,19 +13,19 @@ from agents import SMALL, blueprint
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 from podracer.agents.dqn import DQN
+from podracer.devices.host_memory import HostMemory, host_leaves, read_windows, write_slices
+from podracer.devices.mesh import make_mesh
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
 from podracer.drivers.common import abstract_request, abstract_state
 from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.experiments import run_setup
-from podracer.host_memory import HostMemory, host_leaves, read_windows, write_slices
-from podracer.mesh import make_mesh
+from podracer.errors import ConfigError
 from podracer.plan.memory import _host_bytes, anakin_memory, size_of
 from podracer.plan.plan import _memory_lines
 from podracer.replay import Replay
-from podracer.types import ConfigError
+from podracer.run import setup
 
 ON_HOST = Replay(
     480, batch_size=16, updates_per_rollout=2, warmup=100, prioritized=True, storage="host"
@@ -137,15 +137,15 @@ def test_a_plan_and_a_run_count_both_memories(monkeypatch):
     assert "  and of the memory of each host                 188 KiB" in _memory_lines(plan)
 
     monkeypatch.setattr(run_setup, "free_host_bytes", lambda: ring - 1)
-    whole = run_setup._checked_size(state, mesh)
+    whole = setup._checked_size(state, mesh)
     gpu: Any = SimpleNamespace(
         devices=np.array([SimpleNamespace(platform="gpu")]), local_devices=[0]
     )
     monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**30)
     with pytest.raises(ConfigError, match=r"needs 93\.8 KiB in the memory of this host"):
-        run_setup._checked_size(state, gpu)
+        setup._checked_size(state, gpu)
     monkeypatch.setattr(run_setup, "free_host_bytes", lambda: ring)
-    assert run_setup._checked_size(state, gpu) == whole - ring
+    assert setup._checked_size(state, gpu) == whole - ring
 
 
 @pytest.mark.parametrize(("platform", "times"), [("cpu", 2), ("gpu", 1)])
@@ -155,12 +155,12 @@ def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, mo
     state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
     mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
     monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**40)
-    needed = run_setup._checked_size(state, mesh)
+    needed = setup._checked_size(state, mesh)
     monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed)
-    assert run_setup._checked_size(state, mesh) == needed
+    assert setup._checked_size(state, mesh) == needed
     monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed - 1)
     with pytest.raises(ConfigError, match="are free") as error:
-        run_setup._checked_size(state, mesh)
+        setup._checked_size(state, mesh)
     assert ("and as much again during a save, but" in str(error.value)) == (platform == "cpu")
 
 

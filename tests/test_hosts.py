@@ -22,20 +22,20 @@ from child import call, environment, fingerprint, finish, records, start, wait_f
 
 import podracer
 from podracer.cli import running
-from podracer.experiments import peers
-from podracer.experiments.errors import classify_error
-from podracer.experiments.hosts import (
+from podracer.config.serialization import read_experiment
+from podracer.devices import peers
+from podracer.devices.peers import PeerLostError
+from podracer.devices.startup import (
     Hosts,
     initialize_devices,
     use_compilation_cache,
     warn_if_alone,
 )
-from podracer.experiments.peers import PeerLostError
-from podracer.experiments.serialization import read_experiment
+from podracer.errors import ConfigError, StorageError
 from podracer.io.cache import prepare_cache
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.steps import step_directories
-from podracer.types import ConfigError, StorageError
+from podracer.run.errors import classify_error
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
@@ -272,8 +272,8 @@ def test_an_abort_becomes_exit_code_77_with_a_report():
     """JAX aborts where another process is lost, and Python hears nothing of it."""
     child = """
 import os
-from podracer.experiments import peers
-from podracer.experiments.errors import classify_error
+from podracer.devices import peers
+from podracer.run.errors import classify_error
 peers._on_abort.install()
 with peers.reports_loss(lambda error: print("reported", type(error).__name__)):
     os.abort()

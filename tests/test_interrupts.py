@@ -16,12 +16,12 @@ from child import environment, finish, records
 from gate import GENEROUS, Gate
 
 import podracer
+from podracer import recipes
+from podracer.devices.mesh import SHARDED, fetch, make_mesh
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.experiments import recipes
-from podracer.experiments.errors import StallError
 from podracer.io.run_directory import RunLock
 from podracer.io.signals import StopSignals, Watchdog, own_process
-from podracer.mesh import SHARDED, fetch, make_mesh
+from podracer.run.errors import StallError
 from podracer.tournament import pod as pods
 
 ANAKIN = {"num_envs": 4, "rollout_length": 2, "updates_per_chunk": 2}
@@ -203,7 +203,7 @@ def test_a_stall_raises_and_the_process_lives_on(gate, tmp_path, monkeypatch):
 
     run, callbacks = tmp_path / "run", [close_after_a_chunk(gate)]
     with monkeypatch.context() as patch:
-        patch.setattr("podracer.experiments.training.Watchdog", Expiring)
+        patch.setattr("podracer.run.training.Watchdog", Expiring)
         with pytest.raises(StallError, match=r"no progress for 600 s: the run .* can be resumed"):
             train(run, environment=gate, callbacks=callbacks, devices=2)
     crash = json.loads((run / "crash.json").read_text())

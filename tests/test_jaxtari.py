@@ -15,7 +15,7 @@ from episodes import play
 import podracer
 from podracer.checks import check_environment
 from podracer.envs import make
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 jaxtari = pytest.importorskip("jaxtari")
 pytestmark = [

@@ -5,6 +5,7 @@ import difflib
 import functools
 import itertools
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,23 +14,26 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Rooms from the ground up; those on one floor do not import each other.
 FLOORS = (
-    ("types",),
-    ("io", "cgroups", "means", "reports.notebook", "experiments.statistics"),
-    ("environment", "experiments.scores"),
-    ("experiments.run_records",),
+    ("errors",),
+    ("fields",),
+    ("types", "means"),
+    ("io", "reports.notebook"),
+    ("environment", "scores"),
     ("reports.console",),
-    ("mesh", "host_memory"),
-    ("ops", "schedules", "reductions"),
+    ("devices",),
+    ("ops", "schedules"),
     ("agent",),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
-    ("agents.disco", "agents.lpg"),
+    ("agents.continuous", "agents.planning", "agents.rules"),
     ("agents",),
     ("evaluate",),
     ("policy", "drivers", "drivers.common", "drivers.exchange"),
     ("drivers.anakin", "drivers.sebulba", "drivers.selection", "drivers.averaging"),
     ("drivers.population",),
-    ("experiments",),
+    ("config",),
+    ("recipes",),
+    ("run",),
     ("tournament",),
     ("reports", "bench", "export", "serve"),
     ("plan",),
@@ -39,10 +43,14 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-MAX_LINES_OF_A_FILE = 450
-MAX_LINES_OF_AN_AGENT = 300
+LINES_OF_ONE_IDEA = 400  # a longer file is a question, not a fault
 MAX_LINES_OF_A_FUNCTION = 60
+MAX_LINES_SET_BY_HAND = 20  # `fmt: skip`, for tables
 MAX_SHARED_LINES = 0.4  # of the larger of two agents' files
+
+
+class LongFile(UserWarning):
+    """Shown after the tests, and no error."""
 
 
 def name_of(path: Path) -> str:
@@ -100,32 +108,14 @@ def test_the_room_that_is_attached_by_entry_points_is_named_nowhere_else():
 
 
 def test_the_check_of_imports_can_fail():
-    assert FLOOR[room_of("reports.run")] > FLOOR[room_of("experiments.training")]
-    assert room_of("agents.lpg.rule") == "agents.lpg"
+    assert FLOOR[room_of("reports.run")] > FLOOR[room_of("run.training")]
+    assert room_of("agents.rules.lpg.rule") == "agents.rules"
     assert "types" in imports(ROOT / "agent.py")
 
 
 def test_no_circle_of_files():
-    """Imports at the top of a file; a deferred one cannot make importing fail."""
-    graph = {}
-    for path in FILES:
-        top = ast.parse(path.read_text()).body
-        kept = ast.Module([n for n in top if isinstance(n, ast.Import | ast.ImportFrom)], [])
-        names = set()
-        for node in kept.body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-        graph[module_of(path)] = {n.removeprefix("podracer.") for n in names if "podracer" in n}
-    graph = {module: (names & graph.keys()) - {module} for module, names in graph.items()}
-    while free := [module for module, names in graph.items() if not names & graph.keys()]:
-        for module in free:
-            del graph[module]
-    assert sorted(graph) == []
-
-
-def test_no_circle_of_commands():
-    """Deferred imports count here: a command that needs another one's file stands above it."""
-    files = {module_of(path): path for path in sorted((ROOT / "cli").glob("*.py"))}
+    """Deferred imports count, too."""
+    files = {module_of(path): path for path in FILES}
     graph = {module: (imports(path) & files.keys()) - {module} for module, path in files.items()}
     while free := [module for module, names in graph.items() if not names & graph.keys()]:
         for module in free:
@@ -166,14 +156,12 @@ def test_no_library_of_flags_below_the_command_line():
     assert {room_of(module_of(path)) for path in users} == {"cli", "trading"}
 
 
-def test_files_and_functions_stay_short():
+def test_functions_stay_short():
     long = []
     for path in FILES:
         text = path.read_text()
-        is_agent = path.parent == ROOT / "agents"
-        most = MAX_LINES_OF_AN_AGENT if is_agent else MAX_LINES_OF_A_FILE
-        if (lines := text.count("\n")) > most:
-            long.append(f"{name_of(path)} has {lines} lines: is it one thing?")
+        if (lines := text.count("\n")) > LINES_OF_ONE_IDEA:
+            warnings.warn(f"{name_of(path)} has {lines} lines: is it one idea?", LongFile, 1)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -181,6 +169,10 @@ def test_files_and_functions_stay_short():
                 if lines > MAX_LINES_OF_A_FUNCTION:
                     long.append(f"{name_of(path)}: {node.name} has {lines} lines")
     assert long == []
+
+
+def test_few_lines_are_set_by_hand():
+    assert sum(path.read_text().count("fmt: skip") for path in FILES) <= MAX_LINES_SET_BY_HAND
 
 
 def test_names_are_no_pronouns_and_no_participles():
@@ -236,7 +228,7 @@ def _matching(a: list[str], b: list[str]) -> int:
 
 AGENTS = [path for path in sorted((ROOT / "agents").glob("*.py")) if path.stem != "__init__"]
 PARTS_OF_ROOMS = ("lpg/discovery.py", "lpg/student.py", "disco/student.py", "disco/discovery.py")
-AGENTS += [ROOT / "agents" / name for name in PARTS_OF_ROOMS]
+AGENTS += [ROOT / "agents/rules" / name for name in PARTS_OF_ROOMS]
 
 
 def test_agents_share_little():

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podracer.errors import CheckpointError, ConfigError
 from podracer.tournament import leaderboard
 from podracer.tournament.events import (
     Absent,
@@ -43,7 +44,6 @@ from podracer.tournament.events import (
 )
 from podracer.tournament.index import INDEX
 from podracer.tournament.leaderboard import LOG, Leaderboard, read_events
-from podracer.types import CheckpointError, ConfigError
 
 HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
 DIGEST = hashlib.sha256(b"").hexdigest()

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from killing import Killed, killed
 
+from podracer import recipes
 from podracer.agents.ppo import PPO
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
+from podracer.errors import ConfigError
 from podracer.io.run_directory import write_json
 from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
@@ -42,7 +43,6 @@ from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.league import draw_opponents, draw_training, even, prioritized, win_rates
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.ratings import Match, Rating, points, rate, rate_players
-from podracer.types import ConfigError
 
 LEAGUE = Tournament(
     (recipes.find("tic_tac_toe_ppo"),),

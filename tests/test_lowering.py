@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
 
+from podracer import recipes
+from podracer.devices.mesh import make_mesh
+from podracer.devices.startup import require_deterministic_kernels
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import abstract_state
 from podracer.drivers.population import Pod
 from podracer.envs import make
-from podracer.experiments import recipes
-from podracer.experiments.hosts import require_deterministic_kernels
-from podracer.mesh import make_mesh
 from podracer.ops.convolution import LAYOUT, convolution
 from podracer.ops.dense import dense
 from podracer.tournament.config import Tournament

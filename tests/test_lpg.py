@@ -15,32 +15,33 @@ from child import records
 from runs import anakin_setup, train_anakin
 
 import podracer
+from podracer import recipes
 from podracer.agents.common.actor_critic import ParamsState
-from podracer.agents.common.lifetimes import (
+from podracer.agents.rules.lifetimes import (
     Experience,
     group_by_lifetime,
     to_rollout,
     to_rollouts,
 )
-from podracer.agents.common.meta_training import CRITIC_OPTIMIZER, MetaBatch
-from podracer.agents.lpg import LPG, UpdateRule
-from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule_file import encode_rule, read_rule
-from podracer.agents.lpg.student import lpg_student
+from podracer.agents.rules.lpg import LPG, UpdateRule
+from podracer.agents.rules.lpg import rule as update_rule
+from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
+from podracer.agents.rules.lpg.student import lpg_student
+from podracer.agents.rules.meta_training import CRITIC_OPTIMIZER, MetaBatch
 from podracer.checks import check_agent
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import TaskGroups
 from podracer.envs import make
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import from_json, to_json
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.run.setup import build
 from podracer.tournament.config import Tournament, check_pods
-from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
 SMALL = LPG(

@@ -12,9 +12,9 @@ import pytest
 
 from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
+from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.tournament.ratings import rate
-from podracer.types import ConfigError
 
 
 def test_two_players_differ_by_the_logit_of_their_score():

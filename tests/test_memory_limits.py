@@ -53,7 +53,7 @@ def run_in_group(limit_file, mebibytes, arguments, timeout=300):
 
 
 def test_what_is_free_is_what_the_kernel_allows(group):
-    code = "from podracer.cgroups import free_memory; print(free_memory())"
+    code = "from podracer.devices.cgroups import free_memory; print(free_memory())"
     result = run_in_group(group, 200, [sys.executable, "-c", code])
     assert 100 * MIB < int(result.stdout) <= 200 * MIB
 

@@ -12,27 +12,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import cgroups
-from podracer import mesh as meshes
-from podracer.mesh import (
+from podracer.devices import cgroups, machine
+from podracer.devices.machine import num_cores, schedulable_cores
+from podracer.devices.memory import free_host_bytes
+from podracer.devices.mesh import (
     DATA,
     REPLICATED,
     SHARDED,
     check_divisible,
     find_devices,
-    free_host_bytes,
+    make_mesh,
+    shardings,
+)
+from podracer.devices.reductions import (
     global_grad,
     global_grad_in_blocks,
     global_mean,
-    make_mesh,
     map_blocks,
-    num_cores,
-    schedulable_cores,
-    shardings,
     split_evenly,
     traced_for,
 )
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 
 def loss(params, x, y):
@@ -289,13 +289,13 @@ def test_a_machine_on_which_jax_would_abort_is_refused(monkeypatch):
         started.append(thread)
         start(thread)
 
-    check = meshes.check_machine.__wrapped__
+    check = machine.check_machine.__wrapped__
     check()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_few)
         with pytest.raises(ConfigError, match="only 5 threads can be started, and a run needs"):
             check()
     assert not any(thread.is_alive() for thread in started)
-    monkeypatch.setattr(meshes.Path, "exists", lambda path: False)
+    monkeypatch.setattr(machine.Path, "exists", lambda path: False)
     with pytest.raises(ConfigError, match="needs /proc/cpuinfo, which is not there: mount /proc"):
         check()

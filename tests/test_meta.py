@@ -39,9 +39,9 @@ from podracer.agents.common.meta import clip_by_global_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.stacx import Stacx
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
-from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import LearnerState, Trajectory
 

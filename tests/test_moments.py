@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
+from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.ops.moments import (
     Moments,
     init_moments,

@@ -15,14 +15,15 @@ from walk import WALK, B, T, Walk, close, slow
 from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
-from podracer.agents.lpg import LPG
 from podracer.agents.ppo import PPO
+from podracer.agents.rules.lpg import LPG
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent, check_environment, check_spec
 from podracer.drivers.common import Fault, _fault_bits
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset
 from podracer.envs import make
+from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import Categorical, MultiCategorical, num_outputs, policy, to_bounds
@@ -30,7 +31,6 @@ from podracer.rollout import init_actor, rollout
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
-    ConfigError,
     EnvironmentSpec,
     LearnerState,
     MultiDiscrete,

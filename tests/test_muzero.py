@@ -14,28 +14,28 @@ import optax
 import pytest
 import scipy.stats
 from agents import PROBE_AGENTS
+from podracer.agents.search.actions import SearchActions
+from podracer.agents.search.model import Model, ModelParams
 from walk import B, Walk, begin, close, learn
 
+from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.agents import muzero
-from podracer.agents.common import planning
-from podracer.agents.common.muzero_model import Model, ModelParams
-from podracer.agents.common.search_actions import SearchActions
 from podracer.agents.muzero import MuZero
+from podracer.agents.planning import gumbel
 from podracer.checks import check_agent
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.environment import auto_reset
 from podracer.envs.probes import PROBES, Probe
-from podracer.experiments import recipes
-from podracer.mesh import find_devices, make_mesh
+from podracer.errors import ConfigError
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
 from podracer.networks.plane_network import PlaneNetwork
 from podracer.replay import Replay, Sample
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
-    ConfigError,
     Continuous,
     Discrete,
     EnvironmentSpec,
@@ -282,7 +282,7 @@ def test_a_fraction_searches_at_least_one_sequence(key):
     agent = agent_that_reanalyzes("search")
     params, sample = sample_for(agent)
     search = partial(agent.search, params, True)
-    got = planning.reanalyze(search, sample.trajectory, key, fraction=0.05, num_timesteps=1)
+    got = gumbel.reanalyze(search, sample.trajectory, key, fraction=0.05, num_timesteps=1)
     old, new = (x.steps.extras["policy"] for x in (sample.trajectory, got))
     assert np.any(old != new, axis=(0, 2)).sum() == 1
 
@@ -365,7 +365,7 @@ def test_what_is_searched_anew_is_what_searches_by_hand_find(action, key):
     are for; other sequences keep what acting found, and all keep their actions."""
     agent = agent_that_reanalyzes("search", action)
     params, sample = sample_for(agent)
-    reanalyze = partial(planning.reanalyze, fraction=0.6, num_timesteps=4)
+    reanalyze = partial(gumbel.reanalyze, fraction=0.6, num_timesteps=4)
     search = partial(agent.search, params, True)
     got = jax.jit(lambda trajectory: reanalyze(search, trajectory, key))(sample.trajectory)
     expected = searched_by_hand(agent, params, sample, key).trajectory

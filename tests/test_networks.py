@@ -13,6 +13,7 @@ import pytest
 from podracer.agent import Blueprint
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
+from podracer.errors import ConfigError
 from podracer.networks import (
     CNN,
     MLP,
@@ -34,7 +35,7 @@ from podracer.networks.layers import (
 )
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
-from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 T, B = 6, 3
 HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
@@ -509,7 +510,7 @@ def test_a_torso_sees_an_index_as_one_hot(key):
 
 
 def test_a_table_can_be_saved():
-    from podracer.experiments.serialization import from_json, to_json
+    from podracer.config.serialization import from_json, to_json
 
     assert from_json(to_json(Table())) == Table()
 

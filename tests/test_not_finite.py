@@ -12,12 +12,13 @@ from hosts import Counters
 
 import podracer
 from podracer.agents.impala import Impala
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.sweep import make_pods
+from podracer.errors import NonFiniteError
+from podracer.fields import static
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import NonFiniteError, static
+from podracer.run.sweep import make_pods
 
 STEPS = 16 * 8
 

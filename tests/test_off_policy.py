@@ -27,22 +27,25 @@ from walk import (
     with_rewards,
 )
 
+from podracer import recipes
 from podracer.agent import Context
 from podracer.agents import r2d2
 from podracer.agents.common import off_policy, value_based
-from podracer.agents.common.muzero_model import Model
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
+from podracer.agents.planning.model import Model
 from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.checks import check_agent
+from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
+from podracer.devices.reductions import global_grad
 from podracer.environment import auto_reset
-from podracer.experiments import recipes
+from podracer.errors import ConfigError
+from podracer.fields import check_ranges
 from podracer.io.schema import leaves_by_path
-from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, global_grad, make_mesh
 from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.ops.action_masks import epsilon_greedy
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
@@ -50,14 +53,12 @@ from podracer.replay import Replay, Sample
 from podracer.schedules import Linear
 from podracer.types import (
     ArraySpec,
-    ConfigError,
     Discrete,
     EnvironmentSpec,
     LearnerState,
     Step,
     TimeStep,
     Trajectory,
-    check_ranges,
 )
 
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))

@@ -16,23 +16,23 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.cli.run_options import CheckpointOptions
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import read_config
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
 from podracer.envs.opponents import random_move
-from podracer.experiments import loading
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run
-from podracer.experiments.opponents import (
+from podracer.errors import CheckpointError, ConfigError
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.seal import CONFIG, seal_json
+from podracer.networks import MLP, TorsoNetwork
+from podracer.run import loading, restore
+from podracer.run.loading import load_run
+from podracer.run.opponents import (
     TrainedOpponent,
     make_environment,
     with_opponents,
     without_runs,
 )
-from podracer.experiments.serialization import read_config
-from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.seal import CONFIG, seal_json
-from podracer.networks import MLP, TorsoNetwork
-from podracer.types import CheckpointError, ConfigError
 
 pytest.importorskip("pgx")
 pytestmark = [
@@ -129,12 +129,12 @@ def test_commands_make_an_environment_without_opponents_of_training(tmp_path, mo
     experiment = dataclasses.replace(TINY, environment=name)
     environments = []
 
-    def build(experiment):
+    def build(make, experiment):
         environments.append(experiment.environment)
         raise ConfigError("enough")
 
     monkeypatch.setattr(loading, "reopen", lambda *_: experiment)
-    monkeypatch.setattr(loading, "build", build)
+    monkeypatch.setattr(restore, "build_with", build)
     with pytest.raises(ConfigError, match="enough"):
         CheckpointOptions(tmp_path).load(experiment)
     assert environments == [name.replace("runs/gone", "random")]

@@ -15,20 +15,20 @@ import pytest
 
 import podracer
 from podracer.agents.a2c import A2C
-from podracer.agents.lpg.rule_file import read_rule
+from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.history import installed_versions
-from podracer.experiments.run_setup import make_run_setup
+from podracer.errors import ConfigError
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
 from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
+from podracer.run.history import installed_versions
+from podracer.run.setup import make_run_setup
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
     recipe="test",
@@ -201,7 +201,7 @@ def test_a_directory_that_cannot_be_saved_to_is_refused_before_a_compile(
     files = sorted(run.iterdir())
     compiled = []
     monkeypatch.setattr(
-        "podracer.experiments.training.Run.execute", lambda *_: compiled.append("a program")
+        "podracer.run.training.Run.execute", lambda *_: compiled.append("a program")
     )
     with obstacle(run, monkeypatch), pytest.raises(ConfigError, match=words):
         podracer.train(EXPERIMENT, run_dir=run)

@@ -9,19 +9,19 @@ import sys
 import jax
 import pytest
 
-from podracer import cgroups
+from podracer import recipes
 from podracer.bench.anakin import prepare, training
 from podracer.cli.main import main
+from podracer.devices import cgroups
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import init_state
-from podracer.experiments import recipes
-from podracer.experiments.run_setup import build
-from podracer.mesh import make_mesh
 from podracer.plan import make as planning
 from podracer.plan.devices import DEVICES, device_of, machine_here, machine_of
 from podracer.plan.make import make_plan
 from podracer.plan.memory import Memory, anakin_memory, largest_batch
 from podracer.plan.plan import format_seconds, show
+from podracer.run.setup import build
 
 # --- memory ---------------------------------------------------------------------------------------
 

@@ -18,22 +18,23 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.errors import CheckpointError, EnvironmentFault
 from podracer.evaluate import Evaluation
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.run_setup import make_run_setup
-from podracer.experiments.serialization import from_json
 from podracer.io import checkpoint
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import Purpose, purpose_key
+from podracer.run.setup import make_run_setup
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
@@ -41,7 +42,6 @@ from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
-from podracer.types import CheckpointError, EnvironmentFault
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -264,7 +264,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
 OWN_RECIPE = """
 import dataclasses
 import podracer
-from podracer.experiments import recipes
+from podracer import recipes
 
 @podracer.struct
 class Mine(podracer.A2C):

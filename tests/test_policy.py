@@ -9,11 +9,11 @@ import pytest
 from agents import AGENTS, blueprint
 from walk import BOX, Walk
 
+from podracer.errors import ConfigError
 from podracer.policy import Policy
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
-    ConfigError,
     Discrete,
     EnvironmentSpec,
     MultiDiscrete,

@@ -13,10 +13,14 @@ from agents import AGENTS, blueprint, environment_for
 from child import records
 
 import podracer
+from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.cli.main import main
 from podracer.cli.pods import finish_sweep
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json, read_config, to_json
+from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.drivers.population import (
@@ -32,21 +36,18 @@ from podracer.drivers.population import (
     with_hyperparameters,
 )
 from podracer.envs import make
-from podracer.experiments import recipes, sweep
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run
-from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import from_json, read_config, to_json
+from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
 from podracer.io.checkpoint import Restored, fingerprint, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.seal import seal_json
-from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.reports.run import write_report
+from podracer.run import sweep
+from podracer.run.loading import load_run
+from podracer.run.setup import build
 from podracer.serve.service import load_model
-from podracer.types import CheckpointError, ConfigError, NonFiniteError, StorageError
 
 CONFIG = AnakinConfig(16, 8, 5)
 SMALL = TorsoNetwork(MLP((16,)))
@@ -438,7 +439,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     assert load_model(run, EXPERIMENT, pod=1).pod == 1
 
     best = sweep.write_best(run, EXPERIMENT, found[0])
-    winner = podracer.experiments.recipes.find(str(best))
+    winner = podracer.recipes.find(str(best))
     assert winner.pods == ()
     assert winner.agent.learning_rate == found[0].hyperparameters[0].value
     page = write_report([run], tmp_path / "report.html").read_text()

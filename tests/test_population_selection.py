@@ -16,6 +16,8 @@ from test_selection import entry, stand
 import podracer
 from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers import selection
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import abstract_request
@@ -37,17 +39,16 @@ from podracer.drivers.selection import (
     mean_of_floats,
 )
 from podracer.envs import make
-from podracer.experiments import sweep
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run
-from podracer.experiments.serialization import from_json, to_json
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.selection import lineages
+from podracer.run import sweep
+from podracer.run.loading import load_run
 from podracer.tournament import selection as tournament
-from podracer.types import ConfigError, LearnerState
+from podracer.types import LearnerState
 
 BOUNDS = (Range("learning_rate", 1e-5, 1e-2), Range("entropy_cost", 0.0, 0.02))
 
@@ -276,7 +277,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
         (running / name).write_text("".join(early))
     values = {n: c.hyperparameters[0].value for c in sweep.configurations(running) for n in c.pods}
     assert [values[n] for n in range(4)] == lineage[0]["hyperparameter_learning_rate"]
-    best = podracer.experiments.recipes.find(str(sweep.write_best(whole, EXPERIMENT, found[0])))
+    best = podracer.recipes.find(str(sweep.write_best(whole, EXPERIMENT, found[0])))
     assert best.agent.learning_rate == found[0].hyperparameters[0].value
     assert (best.pods, best.exchange) == ((), None)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
 
+from podracer.devices.mesh import make_mesh
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import abstract_state
 from podracer.envs import make
-from podracer.mesh import make_mesh
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
 from podracer.types import ArraySpec
 

@@ -36,12 +36,12 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.envs import make
 from podracer.envs.probes import PROBES
 from podracer.evaluate import make_evaluator
-from podracer.mesh import find_devices, make_mesh
 from podracer.types import LearnerState, TimeStep
 
 

@@ -11,9 +11,10 @@ from walk import BOX, B, Walk, close, methods_of
 from podracer.agents.common.off_policy import Transition
 from podracer.agents.qt_opt import QTOpt
 from podracer.environment import auto_reset
+from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
-from podracer.types import ConfigError, TimeStep
+from podracer.types import TimeStep
 
 N = 4
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))

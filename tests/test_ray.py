@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from podracer.experiments import recipes
+from podracer import recipes
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import EngineLost, RayEngine

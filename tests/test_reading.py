@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from podracer.agents.lpg.rule_file import read_rule
-from podracer.experiments.serialization import read_config
+from podracer.agents.rules.lpg.rule_file import read_rule
+from podracer.config.serialization import read_config
+from podracer.errors import CheckpointError, PodracerError
 from podracer.io import reading
 from podracer.io.directories import holds_begun_tournament
 from podracer.io.jsonl import read_records
@@ -24,7 +25,6 @@ from podracer.io.steps import newest_saved
 from podracer.reports.run import _object
 from podracer.tournament.leaderboard import _read as read_log
 from podracer.tournament.report import reason_of_failure
-from podracer.types import CheckpointError, PodracerError
 
 READERS = {
     "config.json": read_config,

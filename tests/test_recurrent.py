@@ -29,15 +29,15 @@ from walk import (
 from podracer.agent import Context
 from podracer.agents import sac
 from podracer.agents.common import recurrent
-from podracer.agents.common.continuous_networks import with_last_action
 from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous.models import with_last_action
 from podracer.agents.ddpg import td3
 from podracer.agents.sac import SAC
 from podracer.checks import check_agent
 from podracer.environment import auto_reset
+from podracer.errors import ConfigError
 from podracer.networks import LAST_STEP, MLP, TorsoNetwork
 from podracer.replay import Replay
-from podracer.types import ConfigError
 
 ENV = auto_reset(Walk(BOX))
 COMMON = {

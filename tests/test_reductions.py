@@ -12,13 +12,16 @@ from programs import request, unordered
 from runs import anakin_setup, sebulba_setup, train_anakin
 
 from podracer.agent import Agent
+from podracer.devices.mesh import DATA, make_mesh
+from podracer.devices.ordering import in_order
+from podracer.devices.reductions import global_max, global_mean, traced_for
 from podracer.drivers import anakin
 from podracer.drivers.sebulba import lower_update, update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.mesh import DATA, global_max, global_mean, make_mesh, traced_for
-from podracer.reductions import in_order
-from podracer.types import ConfigError, LearnerState, struct
+from podracer.errors import ConfigError
+from podracer.fields import struct
+from podracer.types import LearnerState
 
 total = partial(jax.lax.psum, axis_name=DATA)
 largest = partial(jax.lax.pmax, axis_name=DATA)

@@ -8,18 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.mesh import find_devices, make_mesh
+from podracer.devices.mesh import find_devices, make_mesh
+from podracer.errors import ConfigError
 from podracer.replay import Buffer, Priorities, Replay
 from podracer.schedules import Linear
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    Step,
-    TimeStep,
-)
+from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, Step, TimeStep
 
 B = 3
 PLAIN = EnvironmentSpec("plain", {"x": ArraySpec((2,)), "n": ArraySpec((), np.int32)}, Discrete(4))

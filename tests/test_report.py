@@ -20,16 +20,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
 from podracer.cli.runs import ReportOptions, report
-from podracer.experiments.run_records import RunRecords
-from podracer.experiments.scores import returns_of
-from podracer.experiments.statistics import (
-    ENOUGH,
-    bootstrap_interval,
-    final_mean,
-    interquartile_mean,
-    running_mean,
-    score_of_seeds,
-)
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.seal import seal_json
 from podracer.io.sinks import read_metrics
 from podracer.reports import curves, video
@@ -39,7 +30,16 @@ from podracer.reports.run import _load, write_report
 from podracer.reports.selection import lineages
 from podracer.reports.timeline import segments
 from podracer.reports.video import write_video
-from podracer.types import ConfigError, PodracerError
+from podracer.scores.runs import RunRecords
+from podracer.scores.score import returns_of
+from podracer.scores.statistics import (
+    ENOUGH,
+    bootstrap_interval,
+    final_mean,
+    interquartile_mean,
+    running_mean,
+    score_of_seeds,
+)
 
 HOSTILE = "<script>alert(1)</script> & {x} $y$"
 

@@ -16,8 +16,8 @@ import pytest
 from child import environment, records, wait_for_lines
 
 from podracer.bench import machine
+from podracer.errors import PodracerError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.types import PodracerError
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -29,14 +29,14 @@ from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
+from podracer.config.experiment import Experiment
+from podracer.devices.reductions import global_grad
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.model import WithModel
-from podracer.experiments.experiment import Experiment
 from podracer.means import Mean
-from podracer.mesh import global_grad
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear
 from podracer.types import Step, TimeStep, Trajectory

@@ -10,8 +10,8 @@ import pytest
 from agents import AGENTS, blueprint, environment_for
 
 import podracer
+from podracer.errors import ConfigError
 from podracer.rollout import init_actor, rollout
-from podracer.types import ConfigError
 
 B = 16
 ACTS_ON_REWARDS = ("sac-gru", "td3-lstm", "alphazero")  # those need a wrapped environment

@@ -17,6 +17,7 @@ import pytest
 
 from podracer.agent import Agent
 from podracer.drivers.common import reduce_metrics, to_progress
+from podracer.fields import struct
 from podracer.ops.returns import generalized_advantages, lambda_returns
 from podracer.rollout import (
     ActorState,
@@ -28,7 +29,7 @@ from podracer.rollout import (
     update_episode_stats,
     zero_episode_stats,
 )
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, Trajectory, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, Trajectory
 
 DISCOUNT = 0.9
 # (transitions, how it ends); environment b starts at episode b and goes round.

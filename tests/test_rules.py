@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from podracer.agents.lpg.rule import UpdateRule
-from podracer.agents.lpg.rule_file import encode_rule, read_rule
-from podracer.types import ConfigError
+from podracer.agents.rules.lpg.rule import UpdateRule
+from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
+from podracer.errors import ConfigError
 
 RULE = UpdateRule(units=5, embedding=3, predictions=4)
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io import run_directory as rundir
 from podracer.io import seal as seals
 from podracer.io.run_directory import RunLock, run_directory, write_json
-from podracer.types import CheckpointError, ConfigError
 
 # --- names ----------------------------------------------------------------------------------------
 

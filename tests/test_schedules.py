@@ -12,6 +12,7 @@ import pytest
 from child import records
 
 import podracer
+from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.dqn import DQN
@@ -19,13 +20,14 @@ from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.values import format_schedule, read_schedule
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import hyperparameters, with_hyperparameters
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import from_json, to_json
+from podracer.errors import ConfigError
+from podracer.fields import bounded, check_ranges, struct
 from podracer.replay import Replay
+from podracer.run.setup import build
 from podracer.schedules import (
     MAX_FRAMES,
     Linear,
@@ -34,7 +36,6 @@ from podracer.schedules import (
     over_run,
     value_at,
 )
-from podracer.types import ConfigError, bounded, check_ranges, struct
 
 DECAY = Linear(6e-4, 0.0, frames=50e6)
 

@@ -23,14 +23,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from podracer import recipes
 from podracer.cli.pods import finish_sweep
+from podracer.config.serialization import read_experiment, to_json
 from podracer.drivers.population import Hyperparameter, Pod
-from podracer.experiments import recipes
-from podracer.experiments.run_records import RunRecords, members_of
-from podracer.experiments.seed_scores import count_seeds, score_of_runs
-from podracer.experiments.serialization import read_experiment, to_json
-from podracer.experiments.statistics import bootstrap_interval
-from podracer.experiments.sweep import configurations
 from podracer.io.edits import encode_sealed, read_sealed
 from podracer.io.seal import seal_json
 from podracer.io.sinks import read_metrics
@@ -38,6 +34,10 @@ from podracer.reports import curves
 from podracer.reports.console import line, number, summarize
 from podracer.reports.run import write_report
 from podracer.reports.watch.watcher import Watcher
+from podracer.run.sweep import configurations
+from podracer.scores.runs import RunRecords, members_of
+from podracer.scores.seeds import count_seeds, score_of_runs
+from podracer.scores.statistics import bootstrap_interval
 
 EXPERIMENT = dataclasses.replace(
     recipes.find("catch"), frames=10 * 128 * 16, evaluations=2, target_return=None

@@ -14,10 +14,11 @@ from hosts import SPEC, CounterBatch, Counters, slow
 from programs import optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
 
-from podracer import mesh
+from podracer import recipes
 from podracer.agent import Agent, Blueprint
 from podracer.agents.impala import Impala
 from podracer.bench.sebulba import make_setup, measure_simulator
+from podracer.devices import memory
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.sebulba import (
     SebulbaConfig,
@@ -35,23 +36,15 @@ from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
 from podracer.evaluate import make_evaluator
-from podracer.experiments import recipes
-from podracer.experiments.recipes.registry import RECIPES
-from podracer.experiments.training import train
+from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes.registry import RECIPES
 from podracer.rollout import zero_episode_stats
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentFault,
-    EnvironmentSpec,
-    LearnerState,
-    NonFiniteError,
-    struct,
-)
+from podracer.run.training import train
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
 
 
 @pytest.fixture(autouse=True)
@@ -339,7 +332,7 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
 def test_an_update_that_would_not_fit_does_not_run(monkeypatch):
     """What it needs beside its state is known once it is compiled."""
     agent, env, split, config, state = sebulba_setup()
-    monkeypatch.setattr(mesh, "free_bytes", lambda mesh: 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1000)
     with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
         lower_update(agent, env.spec, split, config, state)()
 

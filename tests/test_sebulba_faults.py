@@ -25,6 +25,7 @@ from runs import actor_threads, sebulba_setup
 
 from podracer import envs
 from podracer.agents.impala import Impala
+from podracer.config.experiment import Experiment
 from podracer.drivers.common import Request
 from podracer.drivers.sebulba import SebulbaConfig, sebulba
 from podracer.drivers.sebulba import actor as actor_module
@@ -34,14 +35,12 @@ from podracer.drivers.sebulba import supervisor as supervisor_module
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import StageTimer, Supervisor
 from podracer.drivers.sebulba.trajectory import ActorPrograms
-from podracer.experiments import run_setup
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.training import train
+from podracer.errors import EnvironmentFault
 from podracer.io import checkpoint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import EnvironmentFault
+from podracer.run.training import train
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
 

@@ -14,12 +14,11 @@ import jax
 import pytest
 from child import environment, finish, records, start, wait_for_lines
 
-from podracer import envs
+from podracer import envs, recipes
 from podracer.drivers.common import Progress
-from podracer.experiments import recipes
-from podracer.experiments.records import Recorder
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import Stopwatch
+from podracer.run.records import Recorder
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -176,7 +175,7 @@ if kind == "learner":
 
 if kind == "hosts":
     import jax
-    from podracer.experiments import training
+    from podracer.run import training
     train = training.train
     def told(*args, **options):
         result = train(*args, **options)

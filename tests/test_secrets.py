@@ -13,11 +13,12 @@ import pytest
 
 import podracer
 from podracer.agents.a2c import A2C
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import check_same_experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catalog import imported_module
 from podracer.envs.catch import Catch
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.serialization import check_same_experiment
+from podracer.errors import ConfigError
 from podracer.export.files import _origin
 from podracer.io import text
 from podracer.io.run_directory import copy_file, write_json
@@ -26,7 +27,6 @@ from podracer.io.text import redact, redact_settings, remember_secrets
 from podracer.reports.run import write_report
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import LOG, Leaderboard
-from podracer.types import ConfigError
 
 SECRET, PASSWORD = "k3y-0f-a-user", "pa55-0f-a-user"
 NAME = f"gymnasium:Maze-v0,api_key={SECRET},url=https://me:{PASSWORD}@example.org/x,size=3"

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.experiments.ranges import Range
+from podracer.config.ranges import Range
+from podracer.errors import ConfigError
 from podracer.tournament.events import (
     Absent,
     Entry,
@@ -46,7 +47,6 @@ from podracer.tournament.selection import (
     selection_view,
     softmax,
 )
-from podracer.types import ConfigError
 
 RULES: list[SelectionRule] = [
     Independent(),

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
+from podracer import recipes
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.sentences import _NAMES, in_flags
 from podracer.cli.train import TrainOptions
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import Hosts
-from podracer.experiments.run_setup import build
-from podracer.experiments.warnings import run_warnings
+from podracer.config.experiment import Experiment
+from podracer.devices.startup import Hosts
+from podracer.errors import ConfigError
+from podracer.run.setup import build
+from podracer.run.warnings import run_warnings
 from podracer.tournament.config import Tournament
-from podracer.types import ConfigError
 
 
 @pytest.mark.parametrize(

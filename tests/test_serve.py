@@ -18,15 +18,16 @@ from agents import AGENTS, blueprint
 from walk import Walk
 
 import podracer
-from podracer.experiments import recipes
-from podracer.experiments.loading import reopen
+from podracer import recipes
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.models import Decision, current_model
 from podracer.policy import Policy
+from podracer.run.loading import reopen
 from podracer.serve import server as servers
 from podracer.serve.arrays import arrays_of
 from podracer.serve.server import listen, make_server
 from podracer.serve.service import Model, RequestError, Service, load_model
-from podracer.types import ArraySpec, CheckpointError, ConfigError, Discrete
+from podracer.types import ArraySpec, Discrete
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
 

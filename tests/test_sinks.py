@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console as Terminal
 
-from podracer.experiments.progress import console as show
-from podracer.experiments.progress import with_progress
+from podracer.errors import PodracerError
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, group, read_metrics
 from podracer.reports.console import (
@@ -33,7 +32,8 @@ from podracer.reports.console import (
     sparkline,
     summarize,
 )
-from podracer.types import PodracerError
+from podracer.run.progress import console as show
+from podracer.run.progress import with_progress
 
 
 def record(updates, **metrics):

@@ -19,7 +19,9 @@ from episodes import play
 from podracer.checks import check_environment
 from podracer.environment import auto_reset, restart, transition
 from podracer.envs import ADAPTERS, make
-from podracer.types import ACTION_MASK, ArraySpec, ConfigError, Discrete, EnvironmentSpec, struct
+from podracer.errors import ConfigError
+from podracer.fields import struct
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 # An environment of each suite, and how many steps are enough to see an end.
 CASES = {

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.agent import Blueprint, Context
 from podracer.cli.flags import fields_of, flag_names
 from podracer.cli.main import main
 from podracer.cli.sentences import in_flags
-from podracer.experiments import recipes
-from podracer.experiments.torso import flattened_images, torso_kind, with_torso
+from podracer.config.torso import flattened_images, torso_kind, with_torso
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 SIZE = 16

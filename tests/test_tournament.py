@@ -19,13 +19,15 @@ import numpy as np
 import pytest
 from killing import killed
 
+from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.cli import pods as command_line
+from podracer.config.ranges import Range
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.selection import Selection, Truncation
 from podracer.envs.catch import Catch
-from podracer.experiments import recipes
-from podracer.experiments.ranges import Range
+from podracer.errors import ConfigError, PodracerError
+from podracer.fields import struct
 from podracer.io.run_directory import RunLock, write_json
 from podracer.io.signals import StopSignals
 from podracer.tournament import orchestrator, selection
@@ -43,7 +45,6 @@ from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
 from podracer.tournament.report import reason_of_failure
-from podracer.types import ConfigError, PodracerError, struct
 
 TOURNAMENT = Tournament(
     (recipes.find("cartpole_ppo"),),

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from podracer.cli import main as cli
+from podracer.errors import ConfigError
 from podracer.reports import tournament_log
 from podracer.reports.standings import LiveStandings
 from podracer.reports.tournament import write_tournament_report
@@ -32,7 +33,6 @@ from podracer.reports.watch.watcher import Watcher
 from podracer.tournament import leaderboard
 from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, state_after
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.types import ConfigError
 
 HOSTILE = "<script>alert(1)</script> & {x} $y$"
 

@@ -8,12 +8,12 @@ import types
 
 import pytest
 
-from podracer.experiments import recipes
-from podracer.experiments.result import RunInfo
+from podracer import recipes
+from podracer.errors import ConfigError
 from podracer.io.seal import seal_json
 from podracer.io.sinks import Sinks
 from podracer.reports.tracking import trackers
-from podracer.types import ConfigError
+from podracer.run.result import RunInfo
 
 RECORDS = [
     {"updates": n, "frames": 100 * n, "episode_return": n / 10, "time_step": 0.5, "loss": None}

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 import podracer
 from podracer.agents.ppo import PPO
 from podracer.checks import check_environment
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import AutoReset, auto_reset, evaluation_environment
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
-from podracer.experiments.experiment import Experiment
+from podracer.errors import ConfigError
 from podracer.trading.backtest import trading_in
 from podracer.trading.baselines import (
     buy_and_hold,
@@ -37,7 +38,6 @@ from podracer.trading.indicators import compute_indicators, turbulence_index
 from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
 from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
-from podracer.types import ConfigError
 
 STEPS = 120
 

@@ -19,11 +19,12 @@ import podracer
 from podracer.agent import Agent
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.run_setup import check_same_environment
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.run.setup import check_same_environment
 from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
@@ -32,7 +33,6 @@ from podracer.trading.market import Market, Period, split_market
 from podracer.trading.metrics import compute_performance
 from podracer.trading.page import POINTS, _thinned, sections
 from podracer.trading.synthetic import synthetic_market
-from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
     recipe="trading",

@@ -17,17 +17,17 @@ import pytest
 import podracer
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import reopen
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import fingerprint
 from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
+from podracer.run.loading import reopen
 from podracer.serve.service import Model, Service, load_model
 from podracer.trading import delivery
 from podracer.trading.backtest import backtest, load_trading
 from podracer.trading.bars import load_market
 from podracer.trading.delivery import current_model, promote, rollback
-from podracer.types import CheckpointError, ConfigError
 
 MARKET = "trading:synthetic,tickers=3,bars=200"
 EXPERIMENT = Experiment(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podracer.errors import ConfigError
 from podracer.trading.bars import load_market
 from podracer.trading.indicators import (
     INDICATORS,
@@ -31,7 +32,6 @@ from podracer.trading.market import (
     split_market,
 )
 from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
-from podracer.types import ConfigError
 
 SMALL = synthetic_market(tickers=3, bars=12)
 HEADER = "date,ticker,open,high,low,close,volume"

@@ -16,27 +16,23 @@ from agents import AGENTS, environment_for
 from child import records
 
 import podracer
-from podracer import cgroups
+from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.config.experiment import Experiment
+from podracer.config.field_types import check_types
+from podracer.config.serialization import from_json, read_experiment, to_json
+from podracer.devices import cgroups
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.evaluate import Evaluation
-from podracer.experiments import history, recipes, training
-from podracer.experiments.errors import DeviceError
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.field_types import check_types
-from podracer.experiments.loading import load_run
-from podracer.experiments.records import Totals, check_metadata
-from podracer.experiments.run_setup import build, make_run_setup
-from podracer.experiments.serialization import from_json, read_experiment, to_json
-from podracer.experiments.warnings import run_warnings
 from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
@@ -44,14 +40,13 @@ from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
-from podracer.types import (
-    ArraySpec,
-    CheckpointError,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    StorageError,
-)
+from podracer.run import history, training
+from podracer.run.errors import DeviceError
+from podracer.run.loading import load_run
+from podracer.run.records import Totals, check_metadata
+from podracer.run.setup import build, make_run_setup
+from podracer.run.warnings import run_warnings
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -494,7 +489,7 @@ def test_other_devices_are_said_at_every_resume_and_chosen_by_a_setting(
                 raise ConfigError("too few")
             return jax.devices()[: count or devices]
 
-        monkeypatch.setattr("podracer.experiments.run_setup.find_devices", find)
+        monkeypatch.setattr("podracer.run.setup.find_devices", find)
 
     def resume(updates, devices):
         caplog.clear()

@@ -16,31 +16,26 @@ from child import call, records
 import podracer
 from podracer.agent import DEFAULT_CONTEXT, Agent, Rule
 from podracer.agents.dqn import DQN
-from podracer.agents.lpg import LPG, UpdateRule
-from podracer.agents.lpg.rule_file import encode_rule
-from podracer.agents.lpg.student import lpg_student
 from podracer.agents.ppo import PPO
+from podracer.agents.rules.lpg import LPG, UpdateRule
+from podracer.agents.rules.lpg.rule_file import encode_rule
+from podracer.agents.rules.lpg.student import lpg_student
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.envs import make
-from podracer.experiments import training
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.records import Recorder, Totals
-from podracer.experiments.run_setup import make_run_setup
-from podracer.experiments.weights import Weights, describe_begin, reset_paths
+from podracer.errors import CheckpointError, ConfigError
+from podracer.fields import bounded, reset_on_warm_start, struct
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.schema import leaves_by_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
+from podracer.run import training
+from podracer.run.records import Recorder, Totals
+from podracer.run.setup import make_run_setup
+from podracer.run.warm_start import Weights, describe_begin, reset_paths
 from podracer.schedules import Linear, init_frames
-from podracer.types import (
-    CheckpointError,
-    ConfigError,
-    LearnerState,
-    bounded,
-    reset_on_warm_start,
-    struct,
-)
+from podracer.types import LearnerState
 
 STEPS = 16 * 8
 NETWORK = TorsoNetwork(MLP((16,)))

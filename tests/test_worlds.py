@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from podracer.checks import check_environment
+from podracer.devices.mesh import SHARDED, make_mesh
 from podracer.environment import Environment, TaskGroups, auto_reset
 from podracer.envs import make
 from podracer.envs.catch import Catch
 from podracer.envs.lifetimes import Lifetimes, LifetimeState, shared_by_group, where_any
 from podracer.envs.world_kinds import FAMILIES, KINDS
 from podracer.envs.worlds import World, Worlds
-from podracer.mesh import SHARDED, make_mesh
+from podracer.errors import ConfigError
 from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys
-from podracer.types import ArraySpec, ConfigError
+from podracer.types import ArraySpec
 
 GRIDS = tuple(name for name in KINDS if not name.startswith(("rand", "chain")))
 SIDE = 13  # of the largest grid: cells are numbered along its rows

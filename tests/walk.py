@@ -15,6 +15,7 @@ import pytest
 
 from podracer.agent import Agent, Blueprint, Context
 from podracer.environment import auto_reset, restart, transition
+from podracer.fields import struct
 from podracer.means import as_mean
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import ActorState, init_actor, rollout
@@ -26,7 +27,6 @@ from podracer.types import (
     LearnerState,
     TimeStep,
     Trajectory,
-    struct,
 )
 
 ACTIONS = Discrete(3)

@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks.reproduce.figure import Case, Figure, Record, Scale, Values
 from benchmarks.reproduce.records import append_record, read_records
 from podracer.bench.machine import host
+from podracer.devices.machine import num_cores
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
-from podracer.mesh import num_cores
 
 RECORDS = "records.jsonl"
 Show = Callable[[str], None]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.reproduce.figure import Case, Values
-from podracer.experiments.scores import NOT_EVALUATED, final_score, whole_return
+from podracer.errors import PodracerError
 from podracer.io.sinks import read_metrics
-from podracer.types import PodracerError
+from podracer.scores.score import NOT_EVALUATED, final_score, whole_return
 
 FRAME_SKIP = 4  # papers count frames of the emulator
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.reproduce.figure import Record
+from podracer.errors import ConfigError
 from podracer.io.reading import naming, read_limited
-from podracer.types import ConfigError
 
 SHIPPED = Path(__file__).parent / "records.jsonl"  # measured by the project
 

@@ -16,20 +16,12 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
-from podracer.types import (
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    Trajectory,
-    bounded,
-    static,
-    struct,
-)
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 
 @struct

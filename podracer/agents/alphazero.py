@@ -16,17 +16,19 @@ import jax.numpy as jnp
 import mctx
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import actor_critic, epochs, off_policy, planning, value_based
+from podracer.agents.common import actor_critic, epochs, off_policy, value_based
 from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.planning import gumbel
 from podracer.environment import Environment
+from podracer.errors import ConfigError
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    ConfigError,
     EnvironmentSpec,
     EnvState,
     LearnerState,
@@ -35,9 +37,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 
@@ -127,7 +126,7 @@ class _AlphaZero:
         def search(timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, PyTree]:
             """Search for one environment, so that its random numbers depend on its key alone."""
             timestep = jax.tree.map(lambda x: x[None], timestep)
-            action, policy, value = planning.gumbel_search(
+            action, policy, value = gumbel.gumbel_search(
                 params,
                 key,
                 self.root_fn(params, timestep),
@@ -193,7 +192,7 @@ class _AlphaZero:
     def root_fn(self, params: Params, timestep: TimeStep) -> mctx.RootFnOutput:
         policy_logits, value = self.predict(params, timestep.observation["observation"])
         embedding = Embedding(timestep.observation["state"], value, timestep.last)
-        return planning.RootFnOutput(prior_logits=policy_logits, value=value, embedding=embedding)
+        return gumbel.RootFnOutput(prior_logits=policy_logits, value=value, embedding=embedding)
 
     def recurrent_fn(
         self, params: Params, key: jax.Array, action: jax.Array, embedding: Embedding
@@ -208,7 +207,7 @@ class _AlphaZero:
         step = jax.vmap(self.model.step)
         state, timestep = step(keys, embedding.state, action.astype(jnp.int32))
         policy_logits, value = self.predict(params, timestep.observation)
-        output = planning.RecurrentFnOutput(
+        output = gumbel.RecurrentFnOutput(
             reward=jnp.where(embedding.timeout, embedding.value, timestep.reward),
             discount=jnp.where(embedding.timeout, 0.0, self.settings.discount * timestep.discount),
             prior_logits=policy_logits,

@@ -22,20 +22,21 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import continuous, continuous_networks
-from podracer.agents.common.continuous import (
+from podracer.agents.common.normalization import normalize_observation
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous import learning, models
+from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
     Learner,
     Parts,
     Transition,
 )
-from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
-from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous.models import ContinuousNetworks, ReturnDistribution
+from podracer.devices.reductions import global_grad
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, as_mean, mean_of
-from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
@@ -49,9 +50,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 
@@ -104,15 +102,13 @@ class DDPG:
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        networks = continuous_networks.build(
+        networks = models.build(
             self.network, spec, self.return_distribution, self.recurrence, policy_outputs=1
         )
-        buffer = continuous.build_buffer(
+        buffer = learning.build_buffer(
             self.replay, spec, networks.recurrence, self.n_step, context.rollout_length
         )
-        optimizer = continuous.build_optimizer(
-            self.optimizer, self.weight_decay, self.learning_rate
-        )
+        optimizer = learning.build_optimizer(self.optimizer, self.weight_decay, self.learning_rate)
         learner = Learner(
             networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
         )
@@ -123,7 +119,7 @@ class DDPG:
             act=agent.act,
             learn=agent.learn,
             carry=networks.carry,
-            actor_params=continuous.actor_params,
+            actor_params=learning.actor_params,
             warmup=self.replay.warmup,
             unlearned_timesteps=learner.unlearned_timesteps,
         )
@@ -149,10 +145,10 @@ class _DDPG:
         outputs, carry = self.networks.policy_step(params.actor, carry, timestep)
         action = jnp.tanh(outputs)
         if explore:
-            action = continuous.with_noise(action, keys, settings.action_noise_std)
-            action = continuous.random_at_start(action, keys, params.frames, settings.random_frames)
+            action = learning.with_noise(action, keys, settings.action_noise_std)
+            action = learning.random_at_start(action, keys, params.frames, settings.random_frames)
         action = to_bounds(self.networks.space, action)
-        return action, (), continuous_networks.with_last_action(carry, action)
+        return action, (), models.with_last_action(carry, action)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

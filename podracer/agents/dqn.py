@@ -34,6 +34,7 @@ from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.value_based import Draws
+from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.action_values import ActionValue, Atoms, ImplicitQuantiles, Mean, Munchausen
@@ -47,9 +48,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 

@@ -25,20 +25,12 @@ from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.impala import Impala
+from podracer.devices.reductions import global_mean
+from podracer.errors import ConfigError
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
-from podracer.types import (
-    ConfigError,
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    Trajectory,
-    bounded,
-    static,
-    struct,
-)
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 NUM_INPUTS = 5
 

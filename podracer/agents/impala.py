@@ -16,21 +16,13 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.devices.reductions import global_grad
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.schedules import Schedule
-from podracer.types import (
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    Trajectory,
-    bounded,
-    static,
-    struct,
-)
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 
 @struct

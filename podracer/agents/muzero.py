@@ -26,11 +26,13 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import off_policy, planning
+from podracer.agents.common import off_policy
 from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.search_actions import search_actions
+from podracer.agents.planning import gumbel
+from podracer.agents.planning.actions import search_actions
+from podracer.agents.planning.model import Model, ModelParams, build_model, scale_gradient
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
@@ -44,9 +46,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 
@@ -121,7 +120,7 @@ class MuZero:
         # What the search found is known of the timesteps of a sample but of the last.
         num_transitions = self.unroll_steps + self.n_step + (self.bootstrap == "search")
         buffer = Buffer(self.replay, spec, num_transitions + 1)
-        next_discount = planning.next_discount(spec, self.discount)
+        next_discount = gumbel.next_discount(spec, self.discount)
         agent = _MuZero(self, model, buffer, optimizer, next_discount)
         return Agent(
             spec=spec,
@@ -162,7 +161,7 @@ class _MuZero:
         key = key if explore else jax.random.key(0)  # the best action ignores its key
         # Another key than those that mctx splits it into, 0 and 1.
         root = model.root(params, observation, jax.random.fold_in(key, 2))
-        index, policy, value = planning.gumbel_search(
+        index, policy, value = gumbel.gumbel_search(
             params,
             key,
             root,
@@ -196,7 +195,7 @@ class _MuZero:
         """
         settings, model = self.settings, self.model
         K, n = settings.unroll_steps, settings.n_step
-        trajectory = planning.reanalyze(
+        trajectory = gumbel.reanalyze(
             partial(self.search, jax.lax.stop_gradient(params), True),
             sample.trajectory,
             key,

@@ -21,6 +21,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, normalization
 from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
@@ -36,9 +37,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 

@@ -14,6 +14,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import value_based
 from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
@@ -28,9 +29,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 

@@ -15,19 +15,21 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import continuous, continuous_networks, off_policy
-from podracer.agents.common.continuous import (
+from podracer.agents.common import off_policy
+from podracer.agents.common.normalization import normalize_observation
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.continuous import learning, models
+from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
     Learner,
     Parts,
     Transition,
 )
-from podracer.agents.common.continuous_networks import CriticNetworks, ReturnDistribution
-from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.continuous.models import CriticNetworks, ReturnDistribution
+from podracer.devices.reductions import global_grad
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean
-from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Buffer, Replay
@@ -41,9 +43,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 
@@ -87,12 +86,10 @@ class QTOpt:
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        networks = continuous_networks.build_critics(self.network, spec, self.return_distribution)
+        networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
         buffer = Buffer(self.replay, spec, self.n_step + 1)
-        optimizer = continuous.build_optimizer(
-            self.optimizer, self.weight_decay, self.learning_rate
-        )
+        optimizer = learning.build_optimizer(self.optimizer, self.weight_decay, self.learning_rate)
         learner = Learner(
             networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
         )
@@ -131,8 +128,8 @@ class _QTOpt:
         observation = normalize_observation(params.obs_moments, timestep).observation
         if explore:
             action = jax.vmap(self.best_action, (None, 0, 0))(params.actor, observation, keys)
-            action = continuous.with_noise(action, keys, settings.action_noise_std)
-            action = continuous.random_at_start(action, keys, params.frames, settings.random_frames)
+            action = learning.with_noise(action, keys, settings.action_noise_std)
+            action = learning.random_at_start(action, keys, params.frames, settings.random_frames)
         else:  # the best action ignores its key
             best_action = jax.vmap(self.best_action, (None, 0, None))
             action = best_action(params.actor, observation, jax.random.key(0))

@@ -23,6 +23,7 @@ from podracer.agents.common import off_policy, recurrent, value_based
 from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
@@ -38,9 +39,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 

@@ -20,20 +20,21 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import continuous, continuous_networks
-from podracer.agents.common.continuous import (
+from podracer.agents.common.normalization import normalize_observation
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous import learning, models
+from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
     Learner,
     Parts,
     Transition,
 )
-from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
-from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous.models import ContinuousNetworks, ReturnDistribution
+from podracer.devices.reductions import global_grad
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.mesh import global_grad
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Replay
@@ -47,9 +48,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    bounded,
-    static,
-    struct,
 )
 
 
@@ -98,15 +96,13 @@ class SAC:
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        networks = continuous_networks.build(
+        networks = models.build(
             self.network, spec, self.return_distribution, self.recurrence, policy_outputs=2
         )
-        buffer = continuous.build_buffer(
+        buffer = learning.build_buffer(
             self.replay, spec, networks.recurrence, self.n_step, context.rollout_length
         )
-        optimizer = continuous.build_optimizer(
-            self.optimizer, self.weight_decay, self.learning_rate
-        )
+        optimizer = learning.build_optimizer(self.optimizer, self.weight_decay, self.learning_rate)
         learner = Learner(
             networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
         )
@@ -117,7 +113,7 @@ class SAC:
             act=agent.act,
             learn=agent.learn,
             carry=networks.carry,
-            actor_params=continuous.actor_params,
+            actor_params=learning.actor_params,
             warmup=self.replay.warmup,
             unlearned_timesteps=learner.unlearned_timesteps,
         )
@@ -145,11 +141,11 @@ class _SAC:
         if explore:
             action, _ = policy.sample(keys)
             random_frames = self.settings.random_frames
-            action = continuous.random_at_start(action, keys, params.frames, random_frames)
+            action = learning.random_at_start(action, keys, params.frames, random_frames)
         else:
             action = policy.mode()
         action = to_bounds(self.networks.space, action)
-        return action, (), continuous_networks.with_last_action(carry, action)
+        return action, (), models.with_last_action(carry, action)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

@@ -18,22 +18,13 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.devices.reductions import global_mean
+from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
 from podracer.ops.returns import vtrace
-from podracer.types import (
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    Trajectory,
-    bounded,
-    static,
-    struct,
-)
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree, Trajectory
 
 LOGIT_MARGIN = 0.001
 """Smallest distance of an initial metaparameter from 0 and 1, which a sigmoid never reaches."""
@@ -196,17 +187,31 @@ class _Stacx:
         baseline, ratio = jax.lax.stop_gradient((values, ratio))
         by_head = jax.tree.map(lambda x: x[None, :, None], eta)
         corrected = vtrace(
-            baseline[:-1], baseline[1:], reward, by_head.discount * discount, valid, ratio,
+            baseline[:-1],
+            baseline[1:],
+            reward,
+            by_head.discount * discount,
+            valid,
+            ratio,
             lambda_=by_head.trace_lambda,
-            clip_rho=settings.clip_rho, clip_c=settings.clip_c, clip_pg_rho=settings.clip_rho,
-            alpha_rho=by_head.alpha_rho, alpha_c=by_head.alpha_c,
-        )  # fmt: skip
+            clip_rho=settings.clip_rho,
+            clip_c=settings.clip_c,
+            clip_pg_rho=settings.clip_rho,
+            alpha_rho=by_head.alpha_rho,
+            alpha_c=by_head.alpha_c,
+        )
         losses, metrics = actor_critic.loss(
-            log_prob, policy.entropy(), values[:-1],
-            targets=corrected.targets, advantages=corrected.advantages, valid=valid,
-            policy_cost=eta.policy_cost, value_cost=eta.value_cost, entropy_cost=eta.entropy_cost,
+            log_prob,
+            policy.entropy(),
+            values[:-1],
+            targets=corrected.targets,
+            advantages=corrected.advantages,
+            valid=valid,
+            policy_cost=eta.policy_cost,
+            value_cost=eta.value_cost,
+            entropy_cost=eta.entropy_cost,
             axes=(0, 2),
-        )  # fmt: skip
+        )
         metrics = jax.tree.map(lambda x: x[0], metrics)
         return losses, {**metrics, "importance_ratio": mean_of(ratio[:, 0], trajectory.valid())}
 

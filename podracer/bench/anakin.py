@@ -16,19 +16,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.bench.machine import machine
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
+from podracer.devices.mesh import find_devices, make_mesh
+from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
 from podracer.environment import Environment, HostEnvironments, action_struct
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import use_compilation_cache
-from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import to_json
-from podracer.mesh import find_devices, make_mesh
+from podracer.errors import ConfigError
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.types import ConfigError, PyTree, TimeStep
+from podracer.run.setup import build
+from podracer.types import PyTree, TimeStep
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 

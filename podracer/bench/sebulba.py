@@ -23,6 +23,9 @@ from podracer import envs
 from podracer.agent import Blueprint, Context
 from podracer.agents.impala import Impala
 from podracer.bench.machine import machine
+from podracer.devices.machine import num_cores
+from podracer.devices.mesh import find_devices
+from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
 from podracer.drivers.sebulba.actor_pool import make_actor_pool, native_threads
 from podracer.drivers.sebulba.config import (
@@ -36,8 +39,6 @@ from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.experiments.hosts import use_compilation_cache
-from podracer.mesh import find_devices, num_cores
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import (
     ArraySpec,
@@ -127,9 +128,15 @@ def measure_acting(setup: Setup, seconds: float) -> float:
     config = dataclasses.replace(setup.config, policy_lag=None)
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            setup.agent.build(), setup.env, setup.split, config, setup.state(),
-            seed=0, supervisor=supervisor, exit_stack=exit_stack,
-        )  # fmt: skip
+            setup.agent.build(),
+            setup.env,
+            setup.split,
+            config,
+            setup.state(),
+            seed=0,
+            supervisor=supervisor,
+            exit_stack=exit_stack,
+        )
         actors.start()
         exit_stack.pop_all()  # from now on each thread closes its own environments
 
@@ -147,9 +154,15 @@ def measure_learning(setup: Setup, seconds: float) -> float:
     state, agent = setup.state(), place_agent(setup.agent, mesh)
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            setup.agent.build(), setup.env, setup.split, config, state,
-            seed=0, supervisor=supervisor, exit_stack=exit_stack,
-        )  # fmt: skip
+            setup.agent.build(),
+            setup.env,
+            setup.split,
+            config,
+            state,
+            seed=0,
+            supervisor=supervisor,
+            exit_stack=exit_stack,
+        )
         update = make_update(mesh, setup.split.threads, config.updates_per_batch)
         actors.start()
         exit_stack.pop_all()

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from podracer.bench import sebulba as bench
+from podracer.devices.machine import num_cores
+from podracer.devices.mesh import Device
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.environment import HostEnvironments
-from podracer.mesh import Device, num_cores
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

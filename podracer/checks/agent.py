@@ -15,14 +15,14 @@ from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import describe_error
+from podracer.devices.mesh import DATA, REPLICATED
+from podracer.devices.ordering import is_reduction, scan_parts
 from podracer.environment import action_struct
+from podracer.errors import ConfigError
 from podracer.io.sinks import group
 from podracer.means import Mean
-from podracer.mesh import DATA, REPLICATED
-from podracer.reductions import is_reduction, scan_parts
 from podracer.types import (
     Carry,
-    ConfigError,
     EnvironmentSpec,
     LearnerState,
     Metrics,

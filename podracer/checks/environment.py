@@ -13,11 +13,11 @@ import numpy as np
 
 from podracer.checks.errors import describe_error
 from podracer.environment import AutoReset, HostEnvironments, action_struct
+from podracer.errors import ConfigError
 from podracer.ops.action_masks import action_mask
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
-    ConfigError,
     Continuous,
     Discrete,
     EnvironmentSpec,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 # The values that programs need, of the settings under which they fail, or take hours for seconds.
 _NEEDED = {

@@ -83,9 +83,14 @@ def read_value(kind: Any, name: str, text: str) -> Any:
 
 
 def _tyro(
-    kind: Any, command: str, arguments: Sequence[str], *, default: Any = None, strict: bool = False,
+    kind: Any,
+    command: str,
+    arguments: Sequence[str],
+    *,
+    default: Any = None,
+    strict: bool = False,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return what the arguments give, and those that are unknown unless `strict` refuses them."""
     if default is not None:
         options["default"] = default
@@ -105,7 +110,7 @@ def _tyro(
 
 def read_variations(variations: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return what `--vary` gives, once or several times. Raises `ConfigError` without a value."""
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     if not all(values and all(values) for values in variations):
         raise ConfigError("--vary needs a value: write it behind the flag, or leave it out.")
@@ -114,7 +119,7 @@ def read_variations(variations: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 def require_in_range(flag: str, value: float, least: float = 1, most: float = 2**31 - 1) -> Any:
     """Return the value of a flag. Raises `ConfigError` if it is too small or too large."""
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     if not least <= value <= most:
         raise ConfigError(f"{flag} must lie in [{least:,}, {most:,}], but it is {value}.")
@@ -124,7 +129,7 @@ def require_in_range(flag: str, value: float, least: float = 1, most: float = 2*
 @contextlib.contextmanager
 def explained_address(host: str, port: int) -> Iterator[None]:
     """Raise `ConfigError` in place of the `OSError` of a server that cannot listen there."""
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     try:
         yield

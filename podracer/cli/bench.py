@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 import tyro
 
 from podracer.cli.arguments import leading_name, parse, require_in_range, take_flags
-from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
 
 if TYPE_CHECKING:
     from podracer.bench.tune import Trial
-    from podracer.experiments.experiment import Experiment
+    from podracer.config.experiment import Experiment
 
 MAX_REPETITIONS = 10_000
 
@@ -95,7 +95,7 @@ def bench(arguments: Sequence[str]) -> int:
         return _bench_recipe(flags)
     options = parse(BenchOptions, "bench", arguments)
     if options.name != "anakin":
-        from podracer.types import ConfigError
+        from podracer.errors import ConfigError
 
         raise ConfigError(f"write the name first: podracer bench {options.name}.")
     require_in_range("--envs-per-device", options.envs_per_device)
@@ -119,7 +119,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     require_in_range("--seconds", options.seconds, least=0.01, most=3600)
     if not options.parts:
-        from podracer.types import ConfigError
+        from podracer.errors import ConfigError
 
         raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
     if options.devices <= 1:
@@ -128,9 +128,14 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     from podracer.bench.sebulba import bench_sebulba, show
 
     figures = bench_sebulba(
-        options.environment, driver, hidden=options.hidden, devices=options.devices,
-        seconds=options.seconds, repetitions=options.repetitions, parts=options.parts,
-    )  # fmt: skip
+        options.environment,
+        driver,
+        hidden=options.hidden,
+        devices=options.devices,
+        seconds=options.seconds,
+        repetitions=options.repetitions,
+        parts=options.parts,
+    )
     print(json.dumps(figures) if options.json else show(options.environment, figures))
     return 0
 
@@ -159,7 +164,7 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
 def tune(arguments: Sequence[str]) -> int:
     """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
     from podracer.cli.recipe_flags import find_recipe, parse_experiment
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     about = (
         "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
@@ -205,10 +210,10 @@ def _has_one_cpu_device() -> bool:
 def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
     """Yield the trials of an experiment under Sebulba on the devices of this process."""
     from podracer.bench.tune import trials
+    from podracer.devices.mesh import find_devices
+    from podracer.devices.startup import use_compilation_cache
     from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.experiments.hosts import use_compilation_cache
-    from podracer.experiments.run_setup import build, to_host_environments
-    from podracer.mesh import find_devices
+    from podracer.run.setup import build, to_host_environments
 
     use_compilation_cache()
     agent, env = build(experiment)
@@ -224,8 +229,8 @@ def _measured_by_processes(
     A process has one number of devices for its life; `codes` gets their exit codes.
     """
     from podracer.bench.tune import Trial
+    from podracer.devices.machine import num_cores
     from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.mesh import num_cores
 
     for devices in (1, 1 + num_cores()):
         limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]

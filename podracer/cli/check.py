@@ -23,7 +23,7 @@ class CheckOptions:
 
 def check(options: CheckOptions) -> int:
     """Run `podracer check`: return 0 if agents can be trained in the environment, else 78."""
-    from podracer.experiments.environment_check import examine
+    from podracer.run.environment_check import examine
 
     report = examine(_named(options.environment))
     print(json.dumps(report.to_json()) if options.json else report)
@@ -34,7 +34,7 @@ def _named(name: str) -> Any:
     """Return what MODULE:NAME names, and any other name as it is."""
     from podracer.cli.recipe_flags import find_modules_here
     from podracer.envs.catalog import has_name
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     module, _, attribute = name.partition(":")
     find_modules_here(None, name)

@@ -7,21 +7,21 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from podracer import recipes
 from podracer.cli.arguments import Arch
 from podracer.cli.bench import RecipeOptions, SebulbaOptions
 from podracer.cli.commands import COMMANDS
 from podracer.cli.flags import Field, fields_of, flag_names
+from podracer.config.serialization import FREE_ON_RESUME
+from podracer.config.torso import TorsoKind, torso_kind
+from podracer.devices.startup import Hosts
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.selection import RULES
 from podracer.envs.catalog import ENVIRONMENTS
-from podracer.experiments import recipes
-from podracer.experiments.hosts import Hosts
-from podracer.experiments.serialization import FREE_ON_RESUME
-from podracer.experiments.torso import TorsoKind, torso_kind
+from podracer.errors import ConfigError
 from podracer.io.entry_points import installed
 from podracer.tournament.config import Tournament
 from podracer.tournament.selection import SELECTION_RULES
-from podracer.types import ConfigError
 
 Words = dict[str, list[str]]
 SHELLS = ("bash", "zsh", "fish")

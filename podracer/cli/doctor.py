@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
-from podracer.experiments.hosts import use_compilation_cache
+from podracer.devices.mesh import DATA, SHARDED, make_mesh
+from podracer.devices.reductions import global_mean
+from podracer.devices.startup import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
-from podracer.mesh import DATA, SHARDED, global_mean, make_mesh
 
 PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "mctx", "tyro",
             "tensorboardX")  # fmt: skip

@@ -29,7 +29,7 @@ class ExportOptions(CheckpointOptions):
 
 def export(options: ExportOptions) -> int:
     """Run `podracer export`: write a policy's file once it is proven to decide as the agent."""
-    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.devices.startup import use_compilation_cache
     from podracer.export.files import SUFFIXES, export_policy
 
     suffix = SUFFIXES[options.format]

@@ -16,9 +16,10 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from podracer.cli.arguments import parse
+from podracer.errors import ConfigError
+from podracer.fields import NO_FLAG, Flag
 from podracer.io.names import OTHER_NAMES
 from podracer.schedules import Linear
-from podracer.types import NO_FLAG, ConfigError, Flag
 
 Path = tuple[str, ...]  # the names of fields that lead to one
 

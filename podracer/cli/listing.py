@@ -34,9 +34,8 @@ def list_names(arguments: Sequence[str]) -> int:
     about = "List the agents, environments and recipes that have a name."
     names = [_OTHER_NAMES.get(argument, argument) for argument in arguments]
     what = parse(ListOptions, "list", names, about=about).what
-    from podracer import envs
+    from podracer import envs, recipes
     from podracer.agents import AGENTS
-    from podracer.experiments import recipes
     from podracer.io.entry_points import installed, summary
 
     tables = {

@@ -107,7 +107,7 @@ def _is_of_output(error: Exception) -> bool:
 def _explain_error(error: Exception) -> int:
     """Print what `explain_error` prints; return the exit code."""
     if not hasattr(error, "exit_code"):
-        from podracer.experiments.errors import classify_error
+        from podracer.run.errors import classify_error
 
         error = classify_error(error)
     return explain_error(error, in_flags)

@@ -37,11 +37,11 @@ class MatchOptions:
 
 def match(options: MatchOptions) -> int:
     """Run `podracer match`: play all pairs of players, and print ratings and results."""
-    from podracer.experiments.hosts import use_compilation_cache
-    from podracer.experiments.loading import load_run
-    from podracer.experiments.opponents import find_run
+    from podracer.devices.startup import use_compilation_cache
+    from podracer.errors import ConfigError
+    from podracer.run.loading import load_run
+    from podracer.run.opponents import find_run
     from podracer.tournament import matches
-    from podracer.types import ConfigError
 
     games = require_in_range("--games", options.games, most=2**20)
     seed = require_in_range("--seed", options.seed, 0, 2**32 - 1)
@@ -81,9 +81,13 @@ def match(options: MatchOptions) -> int:
 def _figures(table: MatchResults) -> dict[str, Any]:
     elo, std = (ratings.round(2).tolist() for ratings in table.ratings)
     return {
-        "players": list(table.players), "elo": elo, "elo_std": std, "games": table.games.tolist(),
-        "wins": table.wins.tolist(), "draws": table.draws.tolist(),
-    }  # fmt: skip
+        "players": list(table.players),
+        "elo": elo,
+        "elo_std": std,
+        "games": table.games.tolist(),
+        "wins": table.wins.tolist(),
+        "draws": table.draws.tolist(),
+    }
 
 
 def _print(table: MatchResults) -> None:

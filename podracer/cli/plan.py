@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import Arch, require_in_range
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
-from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
 
 if TYPE_CHECKING:
-    from podracer.experiments.experiment import Experiment
+    from podracer.config.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,14 @@ def plan(arguments: Sequence[str]) -> int:
     """Run `podracer plan`: memory of a run that has not begun; speed and cost where known."""
     recipe, experiment, flags = find_experiment(arguments)
     options, experiment, _ = parse_experiment(
-        f"plan {recipe}", flags, experiment, PlanOptions(arch=experiment.arch), {},
+        f"plan {recipe}",
+        flags,
+        experiment,
+        PlanOptions(arch=experiment.arch),
+        {},
         "Say what a run needs before a machine is rented: memory and whether it fits; speed and "
         "hours as measured here or recorded; the price, if that of an hour is given.",
-    )  # fmt: skip
+    )
     require_in_range("--hosts", options.hosts, most=65_536)
     require_in_range("--measure", options.measure, least=0, most=3600)
     for name in ("device_bytes", "steps_per_second", "price"):
@@ -60,9 +64,9 @@ def plan(arguments: Sequence[str]) -> int:
 
 
 def _plan(experiment: Experiment, options: PlanOptions) -> int:
+    from podracer.errors import ConfigError
     from podracer.plan.devices import device_of, find_device, machine_here, machine_of
     from podracer.plan.plan import show
-    from podracer.types import ConfigError
 
     experiment.check()
     if experiment.pods:
@@ -74,7 +78,7 @@ def _plan(experiment: Experiment, options: PlanOptions) -> int:
     if experiment.arch == "sebulba" and local <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), local)
-    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.devices.startup import use_compilation_cache
     from podracer.plan.make import make_plan
 
     use_compilation_cache()

@@ -25,12 +25,12 @@ from podracer.cli.arguments import (
 )
 from podracer.cli.run_options import RunOptions, best_run
 from podracer.cli.running import run
-from podracer.experiments.hosts import Hosts
+from podracer.devices.startup import Hosts
 from podracer.io.directories import holds_begun_tournament, quoted_path
 
 if TYPE_CHECKING:
-    from podracer.experiments.experiment import Experiment
-    from podracer.experiments.sweep import Configuration
+    from podracer.config.experiment import Experiment
+    from podracer.run.sweep import Configuration
     from podracer.tournament.config import Tournament
 
 
@@ -62,19 +62,22 @@ class SweepOptions:
 def sweep(arguments: Sequence[str]) -> int:
     """Run `podracer sweep`: train all configurations and seeds as one program."""
     from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
+    from podracer.devices.machine import num_cores
     from podracer.drivers.selection import RULES
-    from podracer.experiments.sweep import make_exchange, make_pods
-    from podracer.mesh import num_cores
+    from podracer.run.sweep import make_exchange, make_pods
 
     recipe, flags = leading_name(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
     experiment = dataclasses.replace(experiment, target_return=None)  # that of one learner alone
     kind = RULES.get(take_flags(flags, "select")[0].get("select", ""))
     options, experiment, rules = parse_experiment(
-        f"sweep {recipe}", flags, experiment, SweepOptions(),
+        f"sweep {recipe}",
+        flags,
+        experiment,
+        SweepOptions(),
         {"selection": kind()} if kind else {},
         "Train many configurations and seeds in parallel, as one compiled program.",
-    )  # fmt: skip
+    )
     seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
     variations = read_variations(options.vary)
     pods = make_pods(variations, seeds, options.draws, experiment.seed)
@@ -84,10 +87,15 @@ def sweep(arguments: Sequence[str]) -> int:
 
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     return run(
-        experiment, options.run_dir, Hosts(),
-        resume=False, recipe=own_recipe(recipe, arguments), track=options.track,
-        num_devices=num_cores(), finish=finish_sweep,
-    )  # fmt: skip
+        experiment,
+        options.run_dir,
+        Hosts(),
+        resume=False,
+        recipe=own_recipe(recipe, arguments),
+        track=options.track,
+        num_devices=num_cores(),
+        finish=finish_sweep,
+    )
 
 
 def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = None) -> None:
@@ -95,8 +103,8 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
 
     `recipe` names the user's own recipe, which the file needs.
     """
-    from podracer.experiments.sweep import configurations, write_best
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
+    from podracer.run.sweep import configurations, write_best
 
     ranking: list[Configuration] = []
     try:
@@ -121,12 +129,12 @@ def _print_ranking(
     from rich.table import Table
 
     from podracer.drivers.selection import Generational, Selection
-    from podracer.experiments.run_records import acting_text
-    from podracer.experiments.statistics import ENOUGH
-    from podracer.experiments.sweep import ancestors, selections
     from podracer.io.sinks import PARENT
     from podracer.reports.console import number
     from podracer.reports.seeds import spread_text
+    from podracer.run.sweep import ancestors, selections
+    from podracer.scores.runs import acting_text
+    from podracer.scores.statistics import ENOUGH
 
     records = selections(directory)
     values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
@@ -195,11 +203,11 @@ def tournament(arguments: Sequence[str]) -> int:
     """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
     from podracer.cli.flags import group_of, parse_parts
     from podracer.cli.recipe_flags import find_recipe, own_recipe
-    from podracer.experiments.ranges import read_range
+    from podracer.config.ranges import read_range
+    from podracer.errors import ConfigError
     from podracer.io.names import nearest
     from podracer.tournament.config import Tournament
     from podracer.tournament.selection import SELECTION_RULES, PopulationBased
-    from podracer.types import ConfigError
 
     name = take_flags(arguments, "selection")[0].get("selection", TournamentOptions.selection)
     if name not in SELECTION_RULES:
@@ -272,7 +280,7 @@ class LeaderboardOptions(RunOptions):
 
 def leaderboard(options: LeaderboardOptions) -> int:
     """Run `podracer leaderboard`: print the ranking of a tournament or of a sweep."""
-    from podracer.experiments.sweep import RECORDS
+    from podracer.run.sweep import RECORDS
 
     if (options.run / RECORDS).exists():
         return _leaderboard_of_sweep(options)
@@ -296,8 +304,8 @@ def leaderboard(options: LeaderboardOptions) -> int:
 
 
 def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
-    from podracer.experiments.sweep import configurations
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
+    from podracer.run.sweep import configurations
 
     if options.watch:
         raise ConfigError(

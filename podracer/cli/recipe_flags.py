@@ -11,13 +11,13 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import tyro
 
+from podracer import recipes
 from podracer.cli.arguments import Arch, leading_name, read_value, take_flags
 from podracer.cli.flags import Field, Group, fields_of, group_of, is_part, parse_parts
+from podracer.config.experiment import Experiment
+from podracer.config.torso import TorsoKind, torso_kind, with_torso
 from podracer.envs.catalog import imported_module
-from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.torso import TorsoKind, torso_kind, with_torso
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (

@@ -12,11 +12,11 @@ from podracer.cli.flags import Field, Group, fields_of, group_of, owners_of, par
 from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
 from podracer.cli.running import run
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import Hosts
-from podracer.experiments.serialization import FREE_ON_RESUME
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import FREE_ON_RESUME
+from podracer.devices.startup import Hosts
+from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
-from podracer.types import ConfigError
 
 _NOT_GIVEN = "unchanged"
 _DEVICES = (
@@ -65,10 +65,14 @@ def resume(arguments: Sequence[str]) -> int:
         return resume_tournament(options.run, options.recipe)
     experiment = dataclasses.replace(options.reopen(), **changes)
     return run(
-        experiment, options.run, hosts,
-        resume=True, recipe=options.recipe, track=options.track,
+        experiment,
+        options.run,
+        hosts,
+        resume=True,
+        recipe=options.recipe,
+        track=options.track,
         finish=finish_sweep if experiment.pods else None,
-    )  # fmt: skip
+    )
 
 
 def _refuse_other_settings(flag: str) -> None:

@@ -13,8 +13,8 @@ from podracer.cli.arguments import RunPath
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
-    from podracer.experiments.experiment import Experiment
-    from podracer.experiments.loading import LoadedRun
+    from podracer.config.experiment import Experiment
+    from podracer.run.loading import LoadedRun
 
 PolicyName = Literal["greedy", "sampled"]
 AtCheckpoint = Annotated[
@@ -48,9 +48,9 @@ class RunOptions:
         Raises `ConfigError` if there is no run, or if it is one in another environment.
         """
         from podracer.cli.recipe_flags import find_modules_here, find_recipe
-        from podracer.experiments.loading import reopen
-        from podracer.experiments.serialization import read_config
-        from podracer.types import ConfigError
+        from podracer.config.serialization import read_config
+        from podracer.errors import ConfigError
+        from podracer.run.loading import reopen
 
         directory = self.run if directory is None else directory
         if is_tournament(directory):
@@ -83,7 +83,7 @@ class CheckpointOptions(RunOptions):
 
         Of the opponents of training, which may be gone, no command needs any.
         """
-        from podracer.experiments.loading import load_run
+        from podracer.run.loading import load_run
 
         return load_run(
             self.run,
@@ -109,8 +109,8 @@ def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Pat
     Raises `ConfigError` where no file can be written, before anything is computed for it, and
     without one of the suffixes, as a run's own files are.
     """
+    from podracer.errors import ConfigError
     from podracer.io.run_directory import check_room
-    from podracer.types import ConfigError
 
     path = default if out is None else out
     if path.is_dir():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import Trackers
-from podracer.experiments.hosts import (
+from podracer.devices.startup import (
     Hosts,
     disable_async_dispatch,
     initialize_devices,
@@ -17,9 +17,9 @@ from podracer.experiments.hosts import (
 from podracer.io.text import redact_settings
 
 if TYPE_CHECKING:
-    from podracer.experiments.experiment import Experiment
-    from podracer.experiments.result import Result
+    from podracer.config.experiment import Experiment
     from podracer.io.steps import Choice
+    from podracer.run.result import Result
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
     experiment.check()
     devices = experiment.devices or num_devices
     if resume and run_dir is not None:
-        from podracer.experiments.serialization import saved_devices
+        from podracer.config.serialization import saved_devices
 
         saved = saved_devices(run_dir)
         processes = hosts.with_environment().num_processes or 1
@@ -56,13 +56,18 @@ def run(
         warn_if_alone(hosts)
     import jax
 
-    from podracer.experiments.training import train
     from podracer.reports.tracking import trackers
+    from podracer.run.training import train
 
     result = train(
-        experiment, run_dir=run_dir, resume=resume, weights=weights, checkpoint=checkpoint,
-        sinks=trackers(track), progress=True,
-    )  # fmt: skip
+        experiment,
+        run_dir=run_dir,
+        resume=resume,
+        weights=weights,
+        checkpoint=checkpoint,
+        sinks=trackers(track),
+        progress=True,
+    )
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:
             finish(result.run_dir, experiment, recipe)
@@ -83,10 +88,10 @@ def _reason(experiment: Experiment, result: Result) -> str:
 
 def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
     from podracer.envs.catalog import imported_module
-    from podracer.experiments.run_setup import build
+    from podracer.errors import PodracerError
     from podracer.reports.console import summarize
     from podracer.reports.recording import is_drawable
-    from podracer.types import PodracerError
+    from podracer.run.setup import build
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
     next_command = None

@@ -19,8 +19,8 @@ from podracer.io.directories import is_tournament
 if TYPE_CHECKING:
     import jax
 
+    from podracer.config.experiment import Experiment
     from podracer.drivers.common import TrainState
-    from podracer.experiments.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +72,8 @@ class EvalOptions(EpisodeOptions):
 def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
     from podracer.agent import policy_params
+    from podracer.devices.startup import use_compilation_cache
     from podracer.evaluate import MAX_EPISODES, make_evaluator
-    from podracer.experiments.hosts import use_compilation_cache
 
     use_compilation_cache()
     experiment = options.reopen()
@@ -129,10 +129,10 @@ class PlayOptions(EpisodeOptions):
 def play(options: PlayOptions) -> int:
     """Run `podracer play`: film episodes of a checkpoint."""
     from podracer.agent import policy_params
-    from podracer.experiments.hosts import use_compilation_cache
-    from podracer.experiments.run_records import acting_text
+    from podracer.devices.startup import use_compilation_cache
     from podracer.reports.recording import record_frames
     from podracer.reports.video import write_video
+    from podracer.scores.runs import acting_text
 
     use_compilation_cache()
     experiment = options.reopen()
@@ -180,9 +180,9 @@ def default_page(runs: Sequence[Path]) -> Path:
 
 def report(options: ReportOptions) -> int:
     """Run `podracer report`: write an HTML page about runs or a tournament."""
+    from podracer.errors import ConfigError
     from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
-    from podracer.types import ConfigError
 
     if not options.runs:
         raise ConfigError("report needs at least one run directory.")
@@ -233,8 +233,8 @@ class RuleOptions(CheckpointOptions):
 
 def rule(options: RuleOptions) -> int:
     """Run `podracer rule`: write the update rule of a checkpoint to a file."""
+    from podracer.errors import ConfigError
     from podracer.io.run_directory import write_bytes
-    from podracer.types import ConfigError
 
     experiment = options.reopen()
     run = options.load(experiment)

@@ -28,7 +28,7 @@ class ServeOptions(CheckpointOptions):
 
 def serve(options: ServeOptions) -> int:
     """Run `podracer serve`: answer observations with actions until Ctrl-C."""
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     if not options.host:  # which would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
@@ -39,7 +39,7 @@ def serve(options: ServeOptions) -> int:
         raise ConfigError(
             f'serving needs the package {error.name}: pip install -e ".[serve]" in the clone.'
         ) from error
-    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.devices.startup import use_compilation_cache
     from podracer.io.address import url_of
     from podracer.serve.service import Model, Service, load_model
 

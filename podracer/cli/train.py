@@ -10,8 +10,8 @@ from podracer.cli.arguments import Arch, Trackers
 from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment
 from podracer.cli.run_options import AtCheckpoint
 from podracer.cli.running import run
-from podracer.experiments.hosts import Hosts
-from podracer.experiments.recipes import options_of
+from podracer.devices.startup import Hosts
+from podracer.recipes import options_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,20 @@ def train(arguments: Sequence[str]) -> int:
     if names := [f"--{name.replace('_', '-')}" for name in options_of(recipe)]:
         about += f" Flags of {recipe} itself: {', '.join(names)}."
     options, experiment, extra = parse_experiment(
-        f"train {recipe}", flags, experiment, TrainOptions(arch=experiment.arch),
-        {"hosts": Hosts()}, about,
-    )  # fmt: skip
+        f"train {recipe}",
+        flags,
+        experiment,
+        TrainOptions(arch=experiment.arch),
+        {"hosts": Hosts()},
+        about,
+    )
     return run(
-        experiment, options.run_dir, extra["hosts"],
-        resume=False, weights=options.weights, checkpoint=options.checkpoint,
-        recipe=own_recipe(recipe, arguments), track=options.track,
-    )  # fmt: skip
+        experiment,
+        options.run_dir,
+        extra["hosts"],
+        resume=False,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+        recipe=own_recipe(recipe, arguments),
+        track=options.track,
+    )

@@ -23,7 +23,7 @@ class WatchOptions:
 
 def watch(options: WatchOptions) -> int:
     """Run `podracer watch`: serve a live page until Ctrl-C."""
-    from podracer.types import ConfigError
+    from podracer.errors import ConfigError
 
     if not options.host:  # which would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")

@@ -22,6 +22,10 @@ from jax.sharding import Mesh
 
 from podracer.agent import Agent, Blueprint, Fused
 from podracer.checks import check_agent, check_environment
+from podracer.devices.host_memory import keep_on_host
+from podracer.devices.memory import check_program_memory
+from podracer.devices.mesh import DATA, REPLICATED, SHARDED, check_divisible, fetch
+from podracer.devices.ordering import in_order
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Progress,
@@ -38,17 +42,9 @@ from podracer.drivers.common import (
     updates_of_run,
 )
 from podracer.environment import Environment
-from podracer.host_memory import keep_on_host
+from podracer.errors import ConfigError
+from podracer.fields import bounded, check_ranges
 from podracer.means import pack, unpack
-from podracer.mesh import (
-    DATA,
-    REPLICATED,
-    SHARDED,
-    check_divisible,
-    check_program_memory,
-    fetch,
-)
-from podracer.reductions import in_order
 from podracer.rollout import (
     ActorState,
     Purpose,
@@ -56,14 +52,7 @@ from podracer.rollout import (
     purpose_key,
     rollout,
 )
-from podracer.types import (
-    ConfigError,
-    Metrics,
-    Params,
-    Trajectory,
-    bounded,
-    check_ranges,
-)
+from podracer.types import Metrics, Params, Trajectory
 
 Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
 """Compiled chunk `(state, request) -> (state, metrics)`, see `lower_chunk`."""

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podracer.devices.mesh import POD, REPLICATED
 from podracer.drivers.common import TrainState
 from podracer.drivers.exchange import Peers, check_hypercube, is_due, num_rounds, partners_values
-from podracer.mesh import POD, REPLICATED
-from podracer.types import ConfigError, PyTree
+from podracer.errors import ConfigError
+from podracer.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

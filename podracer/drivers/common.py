@@ -16,10 +16,13 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
+from podracer.devices.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
+from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
+from podracer.devices.reductions import Axis, num_shards
 from podracer.environment import Environment
-from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
+from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
+from podracer.fields import struct
 from podracer.means import Mean
-from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, Axis, num_shards, shardings
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.ops.sums import sum_of_pairs
 from podracer.rollout import (
@@ -30,18 +33,7 @@ from podracer.rollout import (
     purpose_key,
     zero_episode_stats,
 )
-from podracer.types import (
-    NO_ACTION,
-    ConfigError,
-    EnvironmentFault,
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    NonFiniteError,
-    PyTree,
-    Trajectory,
-    struct,
-)
+from podracer.types import NO_ACTION, EnvironmentSpec, LearnerState, Metrics, PyTree, Trajectory
 
 
 class Request(enum.IntEnum):
@@ -327,12 +319,14 @@ def reduce_metrics(
 
     Two all-reduces: one of integers, one of floats.
     """
-    integers = jnp.stack([
-        sums["frames"],
-        jnp.sum(episodes.count),
-        jnp.int32(request == Request.CHUNK_END.value),
-        jnp.int32(request == Request.UPDATE_END.value),
-    ])  # fmt: skip
+    integers = jnp.stack(
+        [
+            sums["frames"],
+            jnp.sum(episodes.count),
+            jnp.int32(request == Request.CHUNK_END.value),
+            jnp.int32(request == Request.UPDATE_END.value),
+        ]
+    )
     integers = jax.lax.psum(integers, axis) if axis else integers
     frames, count, chunk_ends, update_ends = integers
     sums = {name: metric for name, metric in sums.items() if name != "frames"}

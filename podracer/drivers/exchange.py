@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 Peers = Literal["all", "hypercube", "ring"]
 

@@ -22,6 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from podracer.agent import Blueprint
+from podracer.devices.host_memory import host_leaves
+from podracer.devices.memory import check_program_memory
+from podracer.devices.mesh import POD, Device, make_mesh
 from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
@@ -35,6 +38,7 @@ from podracer.drivers.selection import (
     with_selection,
 )
 from podracer.environment import Environment
+from podracer.errors import ConfigError
 from podracer.evaluate import (
     MAX_STEPS,
     ActingRule,
@@ -43,11 +47,9 @@ from podracer.evaluate import (
     play_episodes,
     to_evaluation,
 )
-from podracer.host_memory import host_leaves
 from podracer.io.names import nearest
 from podracer.means import Mean
-from podracer.mesh import POD, Device, check_program_memory, make_mesh
-from podracer.types import ConfigError, EnvironmentSpec, Metrics, PyTree
+from podracer.types import EnvironmentSpec, Metrics, PyTree
 
 PODS = PartitionSpec(POD)
 

@@ -20,12 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podracer.devices.mesh import POD, REPLICATED
 from podracer.drivers.common import TrainState
 from podracer.drivers.exchange import is_due
+from podracer.errors import ConfigError
+from podracer.fields import NO_FLAG, struct
 from podracer.io.sinks import HYPERPARAMETER, PARENT
-from podracer.mesh import POD, REPLICATED
 from podracer.rollout import Purpose, purpose_key
-from podracer.types import NO_FLAG, ConfigError, PyTree, struct
+from podracer.types import PyTree
 
 # --- the rules, on arrays of NumPy or of JAX ------------------------------------------------------
 

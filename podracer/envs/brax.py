@@ -15,8 +15,10 @@ from PIL import Image, ImageDraw
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, continuous_actions, import_optional, strongly_typed
+from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.io.names import nearest
-from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep, struct
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
 def brax(name: str, *, backend: str = "spring", episode_length: int = 1000) -> AutoReset:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart, transition
+from podracer.fields import struct
 from podracer.ops.random import random_word
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 GRAVITY = 9.8  # m/s^2
 CART_MASS, POLE_MASS = 1.0, 0.1  # kg

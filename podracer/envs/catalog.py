@@ -19,9 +19,9 @@ from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
+from podracer.errors import ConfigError
 from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
-from podracer.types import ConfigError
 
 
 class Builtin(NamedTuple):

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart
+from podracer.fields import struct
 from podracer.ops.random import random_word
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 ROWS, COLUMNS = 10, 5
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.types import ArraySpec, ConfigError, Continuous, PyTree
+from podracer.errors import ConfigError
+from podracer.types import ArraySpec, Continuous, PyTree
 
 
 def strongly_typed(tree: PyTree) -> PyTree:

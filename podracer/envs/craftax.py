@@ -18,8 +18,9 @@ from podracer.envs.common import (
     strongly_typed,
     without_key,
 )
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
 
 NAMES = (
     "Craftax-Classic-Symbolic-v1",

@@ -21,8 +21,9 @@ from podracer.envs.common import (
     import_optional,
     strongly_typed,
 )
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.types import ConfigError, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def gymnax(name: str, **params: Any) -> AutoReset:

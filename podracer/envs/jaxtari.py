@@ -17,18 +17,10 @@ import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import cast_like, import_optional, strongly_typed
+from podracer.errors import ConfigError
+from podracer.fields import bounded, check_ranges, struct
 from podracer.io.names import nearest
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-    bounded,
-    check_ranges,
-    struct,
-)
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 SIZE = (84, 84)  # height and width of observations
 LUMA = (0.299, 0.587, 0.114)  # of red, green and blue

@@ -20,16 +20,9 @@ from podracer.envs.common import (
     strongly_typed,
     without_key,
 )
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.types import (
-    ACTION_MASK,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    MultiDiscrete,
-    PyTree,
-    TimeStep,
-)
+from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, MultiDiscrete, PyTree, TimeStep
 
 
 def jumanji(name: str, **options: Any) -> AutoReset:

@@ -15,16 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import Environment, HasWorlds, Renderable, TaskGroups
+from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.ops.random import random_word
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    EnvironmentSpec,
-    EnvState,
-    PyTree,
-    TimeStep,
-    struct,
-)
+from podracer.types import ArraySpec, EnvironmentSpec, EnvState, PyTree, TimeStep
 
 T = TypeVar("T")
 

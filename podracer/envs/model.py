@@ -8,7 +8,8 @@ import jax
 
 from podracer.environment import Environment, HasEvaluation, Renderable
 from podracer.envs.common import array_specs
-from podracer.types import ConfigError, EnvironmentSpec, EnvState, TimeStep
+from podracer.errors import ConfigError
+from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)

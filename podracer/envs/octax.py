@@ -15,8 +15,9 @@ import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, import_optional, strongly_typed
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def octax(name: str, **options: Any) -> AutoReset:

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.types import ConfigError, PyTree
+from podracer.errors import ConfigError
+from podracer.types import PyTree
 
 # A function of a key, a game of pgx and its state that returns a legal action, i32 [].
 Opponent = Callable[[jax.Array, Any, PyTree], jax.Array]

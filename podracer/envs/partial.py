@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from podracer.environment import Environment, HasEvaluation, Renderable
-from podracer.types import ArraySpec, ConfigError, EnvironmentSpec, EnvState, TimeStep
+from podracer.errors import ConfigError
+from podracer.types import ArraySpec, EnvironmentSpec, EnvState, TimeStep
 
 
 def partial(environment: Environment, hide: int | str) -> PartiallyObserved:

@@ -13,7 +13,8 @@ import numpy as np
 
 from podracer.environment import restart, transition
 from podracer.envs.cartpole import line_mask
-from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep, struct
+from podracer.fields import struct
+from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
 
 GRAVITY = 10.0  # m/s^2
 MASS, LENGTH = 1.0, 1.0  # kg, m

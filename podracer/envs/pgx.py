@@ -13,16 +13,10 @@ import jax.numpy as jnp
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, import_optional, strongly_typed
 from podracer.envs.opponents import Opponent, find_opponent, find_opponents, random_move
+from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.io.names import nearest
-from podracer.types import (
-    ACTION_MASK,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-    struct,
-)
+from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def pgx(

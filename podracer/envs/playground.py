@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.brax import TimedState
 from podracer.envs.common import array_specs, continuous_actions, import_optional, strongly_typed
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
 def playground(name: str, *, observe: str = "", **config: Any) -> AutoReset:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import restart, transition
+from podracer.fields import struct
 from podracer.types import (
     ActionSpace,
     ArraySpec,
@@ -22,7 +23,6 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscrete,
     TimeStep,
-    struct,
 )
 
 GAMMA = 0.9

@@ -17,17 +17,11 @@ import numpy as np
 
 from podracer.environment import restart
 from podracer.envs.world_kinds import FAMILIES, KINDS, Interval, Kind
+from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.io.names import nearest
 from podracer.ops.random import random_words, unit
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-    struct,
-)
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 ACTIONS = 5  # up, down, left, right, stay
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import import_optional, strongly_typed, without_key
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def xminigrid(name: str) -> AutoReset:

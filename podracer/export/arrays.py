@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from podracer.errors import ConfigError
 from podracer.export.elementwise import Operator
 from podracer.export.graph import SMALL, Graph, narrowed, widened
-from podracer.types import ConfigError
 
 # --- reductions ----------------------------------------------------------------------------------
 
@@ -208,8 +208,9 @@ def _pool(kind: str) -> Operator:
         is_dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
         if is_dilated or equation.invars[0].aval.dtype != np.float32:
             raise ConfigError("ONNX can pool only floats, in windows without gaps.")
-        parts = zip(params["window_dimensions"], params["window_strides"], params["padding"],
-                    strict=True)  # fmt: skip
+        parts = zip(
+            params["window_dimensions"], params["window_strides"], params["padding"], strict=True
+        )
         windows = {i: x for i, x in enumerate(parts) if x != (1, 1, (0, 0))}
         if not windows:
             return name
@@ -245,8 +246,9 @@ def _dot(graph: Graph, equation: Any, lhs: str, rhs: str) -> str:
         return graph.add("MatMul", lhs, _permute(graph, rhs, [*rhs_sum, *rhs_free]))
     lhs = _permute(graph, lhs, [*lhs_batch, *lhs_free, *lhs_sum])
     rhs = _permute(graph, rhs, [*rhs_batch, *rhs_sum, *rhs_free])
-    lhs_rows, rhs_rows = ([s[i] for i in free] for s, free in
-                          ((lhs_shape, lhs_free), (rhs_shape, rhs_free)))  # fmt: skip
+    lhs_rows, rhs_rows = (
+        [s[i] for i in free] for s, free in ((lhs_shape, lhs_free), (rhs_shape, rhs_free))
+    )
     lhs = graph.reshape(lhs, [*batch, math.prod(lhs_rows), math.prod(summed)])
     rhs = graph.reshape(rhs, [*batch, math.prod(summed), math.prod(rhs_rows)])
     return graph.reshape(graph.add("MatMul", lhs, rhs), out_shape)

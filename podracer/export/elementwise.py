@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from podracer.errors import ConfigError
 from podracer.export.graph import WORD, Graph, narrowed, widened
-from podracer.types import ConfigError
 
 Operator = Callable[..., str | list[str]]
 

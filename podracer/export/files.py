@@ -11,11 +11,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import experiment_digest
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run, reopen
-from podracer.experiments.serialization import experiment_digest
+from podracer.errors import ConfigError, PodracerError
 from podracer.export.decision import Arrays, Decision, make_decision
 from podracer.export.html import check_page, to_html
 from podracer.export.onnx import OPSET, to_onnx
@@ -27,7 +27,8 @@ from podracer.io.paths import user_path
 from podracer.io.run_directory import check_room, write_bytes
 from podracer.io.steps import identity_of
 from podracer.io.text import redact_settings
-from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, PodracerError
+from podracer.run.loading import load_run, reopen
+from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 Format = Literal["onnx", "stablehlo", "html"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo", "html": ".html"}

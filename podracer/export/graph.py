@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # which runtimes store, but do not compute with
 WORD = 0xFFFFFFFF

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from podracer.errors import ConfigError
 from podracer.export.decision import Decision
 from podracer.export.proof import Runner, draw_timesteps
-from podracer.types import ConfigError, EnvironmentSpec
+from podracer.types import EnvironmentSpec
 
 ENVIRONMENTS = ("catch", "cartpole", "pendulum", "gymnax:Breakout-MinAtar")
 NUM_EXAMPLES = 20  # that the page itself compares

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from podracer.errors import ConfigError
 from podracer.export.arrays import ARRAYS
 from podracer.export.decision import Decision, needed_variables
 from podracer.export.elementwise import ELEMENTWISE
 from podracer.export.graph import Graph
-from podracer.types import ArraySpec, ConfigError
+from podracer.types import ArraySpec
 
 OPSET, IR_VERSION = 18, 8
 _HALF = (jnp.bfloat16, jnp.float16)

@@ -142,8 +142,10 @@ def _reference(
             action, carry = act(actor.carry, actor.timestep, words)
             keys = jax.random.wrap_key_data(words, impl="threefry2x32")
             return step_environments(played, actor, action, carry, keys), (
-                actor.timestep, action, carry,
-            )  # fmt: skip
+                actor.timestep,
+                action,
+                carry,
+            )
 
         def run() -> Any:
             actor = init_actor(agent, played, jax.random.split(jax.random.key(0), ROWS))

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.errors import CheckpointError, StorageError
 from podracer.io.schema import Schema
-from podracer.types import CheckpointError, StorageError
 
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 

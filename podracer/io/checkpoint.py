@@ -25,6 +25,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
+from podracer.errors import CheckpointError, PodracerError, StorageError
 from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
 from podracer.io.edits import encode_json
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
@@ -48,7 +49,7 @@ from podracer.io.steps import (
     verified_step,
 )
 from podracer.io.text import print_stderr
-from podracer.types import CheckpointError, PodracerError, PyTree, StorageError
+from podracer.types import PyTree
 
 QUARANTINE = "quarantine"
 _DRAFT, _REMOVED = ".draft", ".removed"
@@ -123,10 +124,14 @@ class Checkpointer:
         target = self.directory / step_name(step)
         if _from_first_process(lambda: is_there(target / MANIFEST)):
             return
-        meta = encode_json({
-            "format": FORMAT, "run": identity_of(self.run), "schema": schema(state),
-            "metadata": metadata,
-        })  # fmt: skip
+        meta = encode_json(
+            {
+                "format": FORMAT,
+                "run": identity_of(self.run),
+                "schema": schema(state),
+                "metadata": metadata,
+            }
+        )
         leaves = {
             path: leaf for path, leaf in leaves_by_path(state).items() if leaf.size
         }  # Orbax's limit

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from podracer.errors import StorageError
 from podracer.io.edits import holds_sealed
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import retry_reading
 from podracer.io.sinks import Record, parse_record, plain
-from podracer.types import StorageError
 
 _LOG = logging.getLogger("podracer")
 
@@ -113,8 +113,11 @@ def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tu
         write_bytes(copy, data)
         _LOG.warning(
             "%s is not as it was at update %d: the readable records are continued, and it is kept "
-            "as %s.", path, updates, copy.name,
-        )  # fmt: skip
+            "as %s.",
+            path,
+            updates,
+            copy.name,
+        )
     write_bytes(path, kept)
     return kept, last
 

@@ -16,10 +16,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
 from podracer.io.reading import read_limited
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, file_digest, is_there, verify_seal
-from podracer.types import CheckpointError, ConfigError
 
 RECORD = "record.jsonl"
 RUN_FILES = (CONFIG, "pods.jsonl")  # what `load_run` reads besides checkpoints

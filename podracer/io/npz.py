@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 DAMAGE = (
     OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError,

@@ -36,7 +36,7 @@ def user_path(path: str | Path) -> Path:
 
 
 def _refuse(message: str) -> NoReturn:
-    from podracer.types import ConfigError  # imports JAX, for which a mistyped flag need not wait
+    from podracer.errors import ConfigError  # imports JAX, for which a mistyped flag need not wait
 
     raise ConfigError(message)
 

@@ -65,6 +65,6 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _refuse(message: str) -> NoReturn:
-    from podracer.types import CheckpointError  # imports JAX, which not every reader needs
+    from podracer.errors import CheckpointError  # imports JAX, which not every reader needs
 
     raise CheckpointError(message)

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podracer.errors import ConfigError, StorageError
 from podracer.io.reading import naming
 from podracer.io.text import mode_of
-from podracer.types import ConfigError, StorageError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]([A-Za-z0-9._ -]{0,78}[A-Za-z0-9._-])?")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)

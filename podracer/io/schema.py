@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.types import CheckpointError, PyTree
+from podracer.errors import CheckpointError
+from podracer.types import PyTree
 
 Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or None]
 

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.edits import encode_sealed
 from podracer.io.reading import naming, open_regular, read_limited
 from podracer.io.run_directory import fsync_directory, write_bytes
 from podracer.io.text import mode_of
-from podracer.types import CheckpointError, ConfigError, StorageError
 
 T = TypeVar("T")
 

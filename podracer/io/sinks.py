@@ -78,7 +78,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if record is not None:
             records.append(record)
         elif line.endswith(b"\n"):
-            from podracer.types import StorageError
+            from podracer.errors import StorageError
 
             raise StorageError(f"{path}: line {number} is not a record of numbers.")
     return records

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.models import check_promoted
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import own_directory, unused
@@ -20,7 +21,6 @@ from podracer.io.seal import (
     retry_reading,
     verify_seal,
 )
-from podracer.types import CheckpointError, ConfigError, StorageError
 
 T = TypeVar("T")
 Report = Callable[[str], None]

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from podracer.errors import ConfigError
 from podracer.networks.network import Head, Network
-from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree
+from podracer.types import ArraySpec, Carry, Params, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

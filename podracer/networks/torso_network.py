@@ -16,13 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.errors import ConfigError
+from podracer.fields import bounded
 from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, cast, relu
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.ops.random import random_normals
-from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
+from podracer.types import ArraySpec, Carry, Params, PyTree
 
 MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of weights
 

@@ -15,7 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from podracer.mesh import map_blocks
+from podracer.devices.reductions import map_blocks
+from podracer.errors import ConfigError
+from podracer.fields import bounded
 from podracer.networks.layers import (
     ACTIVATIONS,
     Activation,
@@ -27,7 +29,7 @@ from podracer.networks.layers import (
     relu,
 )
 from podracer.ops.pooling import adaptive_max_pool, max_pool
-from podracer.types import ConfigError, PyTree, bounded
+from podracer.types import PyTree
 
 SCANNED_BLOCKS = 3
 """Number of residual blocks in a stage from which on they are one loop, which compiles once."""

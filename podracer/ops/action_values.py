@@ -26,8 +26,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from podracer.errors import ConfigError
+from podracer.fields import Flag, bounded
 from podracer.ops.transforms import evenly_spaced
-from podracer.types import ConfigError, Flag, bounded
 
 Outputs = Float[Array, "N Z"]
 ActionOutputs = Float[Array, "N A Z"]

@@ -74,10 +74,12 @@ def _keep(x: jax.Array, w: jax.Array, stride: int, padding: int):
 def _gradients(stride: int, padding: int, saved: tuple[jax.Array, jax.Array], g: jax.Array):
     x, w = saved
     return jax.lax.platform_dependent(
-        x, w, g,
+        x,
+        w,
+        g,
         cpu=partial(_fast_gradients, stride, padding),
         default=partial(_plain_gradients, stride, padding),
-    )  # fmt: skip
+    )
 
 
 def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from podracer.fields import static, struct
 from podracer.ops.random import random_uniform, random_words, unit
-from podracer.types import ActionSpace, Continuous, Discrete, MultiDiscrete, static, struct
+from podracer.types import ActionSpace, Continuous, Discrete, MultiDiscrete
 
 LOG_SCALE_BOUNDS = (-5.0, 2.0)
 """Bounds that the logarithm of a Gaussian's scale is clipped to."""

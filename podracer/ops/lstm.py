@@ -86,12 +86,15 @@ def _gradients(
         i, f, o = (0.5 + 0.5 * x for x in (i, f, o))
         d_hidden, d_cell = d_out + carry[0], carry[1]
         d_cell = d_cell + d_hidden * o * (1.0 - squashed**2)
-        d_gates = jnp.concatenate([
-            d_cell * g * i * (1.0 - i),
-            d_cell * cell * f * (1.0 - f),
-            d_cell * i * (1.0 - g**2),
-            d_hidden * squashed * o * (1.0 - o),
-        ], axis=-1)  # fmt: skip
+        d_gates = jnp.concatenate(
+            [
+                d_cell * g * i * (1.0 - i),
+                d_cell * cell * f * (1.0 - f),
+                d_cell * i * (1.0 - g**2),
+                d_hidden * squashed * o * (1.0 - o),
+            ],
+            axis=-1,
+        )
         d_gates = jax.lax.optimization_barrier(d_gates)
         d_previous = jnp.where(reset[:, None], 0.0, d_gates @ weight_transposed)
         return (d_previous, jnp.where(reset[:, None], 0.0, d_cell * f)), d_gates

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from podracer.mesh import global_mean, num_shards
-from podracer.types import PyTree, struct, unchecked
+from podracer.devices.reductions import global_mean, num_shards
+from podracer.fields import struct, unchecked
+from podracer.types import PyTree
 
 
 @unchecked

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from podracer.types import struct, unchecked
+from podracer.fields import struct, unchecked
 
 Series = Float[Array, "T *b"]
 Mask = Bool[Array, "T *b"]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from podracer.types import struct, unchecked
+from podracer.fields import struct, unchecked
 
 _UNIT = 2.0**-10  # of prices as integers
 

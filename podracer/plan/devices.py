@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from podracer.devices.memory import format_bytes, free_bytes
+from podracer.devices.mesh import find_devices, make_mesh
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
-from podracer.mesh import find_devices, format_bytes, free_bytes, make_mesh
-from podracer.types import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 
 from podracer.agent import Blueprint
+from podracer.config.experiment import Experiment
+from podracer.devices.mesh import check_divisible, find_devices, make_mesh
 from podracer.drivers import anakin
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.config import check_peers, split_numbers
 from podracer.environment import HostEnvironments
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.run_setup import build, checked_spec, to_host_environments
-from podracer.mesh import check_divisible, find_devices, make_mesh
+from podracer.errors import ConfigError
 from podracer.plan.devices import Device, Machine
 from podracer.plan.measured import Measurement, load, measure_anakin, measure_sebulba
 from podracer.plan.memory import Memory, anakin_memory, largest_batch, sebulba_memory
 from podracer.plan.plan import Plan, Speed
-from podracer.types import ConfigError
+from podracer.run.setup import build, checked_spec, to_host_environments
 
 _ALWAYS_UNKNOWN = (
     "Start, compilation, evaluations and checkpoints are not in the hours.",
@@ -66,9 +66,11 @@ def make_plan(
     else:
         speed = _measured_speed(target, machine, config.steps_per_update, seconds)
     frames = experiment.num_updates * config.steps_per_update
-    hours = None if speed.update_seconds is None else (
-        experiment.num_updates * speed.update_seconds / 3600
-    )  # fmt: skip
+    hours = (
+        None
+        if speed.update_seconds is None
+        else (experiment.num_updates * speed.update_seconds / 3600)
+    )
     return Plan(
         recipe=experiment.recipe,
         arch=experiment.arch,

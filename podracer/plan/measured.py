@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 from podracer.agent import Blueprint
 from podracer.bench import sebulba as bench
 from podracer.bench.anakin import Program, acting, prepare, training
+from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
-from podracer.mesh import find_devices
 from podracer.plan.plan import Part
 from podracer.types import PyTree
 

@@ -11,6 +11,9 @@ from typing import Any
 import jax
 
 from podracer.agent import Blueprint
+from podracer.devices.host_memory import host_leaves
+from podracer.devices.mesh import make_mesh
+from podracer.devices.reductions import traced_for
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import (
     TrainState,
@@ -23,8 +26,6 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes, infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.environment import Environment
-from podracer.host_memory import host_leaves
-from podracer.mesh import make_mesh, traced_for
 from podracer.rollout import init_actor, rollout
 from podracer.types import EnvironmentSpec, PyTree
 
@@ -128,9 +129,13 @@ def _thread_shapes(
     one = dataclasses.replace(config, num_envs=num_envs)
     state = jax.eval_shape(partial(make_initial_state, agent, None, one), _keys_of())
     return actor_shapes(
-        agent, spec, state.learner,
-        num_envs=num_envs, length=config.rollout_length, num_learners=learners,
-    )  # fmt: skip
+        agent,
+        spec,
+        state.learner,
+        num_envs=num_envs,
+        length=config.rollout_length,
+        num_learners=learners,
+    )
 
 
 def _keys_of(*shape: int) -> jax.ShapeDtypeStruct:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from podracer.mesh import format_bytes
+from podracer.devices.memory import format_bytes
 from podracer.plan.memory import Memory
 
 
@@ -146,9 +146,13 @@ def _cost_lines(plan: Plan) -> list[str]:
 def format_seconds(seconds: float) -> str:
     """Return a time as text in the unit that suits it."""
     units = (
-        ("days", 172_800, 86_400), ("hours", 3600, 3600), ("min", 60, 60), ("s", 1, 1),
-        ("ms", 1e-3, 1e-3), ("us", 0, 1e-6),
-    )  # fmt: skip
+        ("days", 172_800, 86_400),
+        ("hours", 3600, 3600),
+        ("min", 60, 60),
+        ("s", 1, 1),
+        ("ms", 1e-3, 1e-3),
+        ("us", 0, 1e-6),
+    )
     rounded = float(f"{seconds:.3g}")
     unit, least, size = next(entry for entry in units if rounded >= entry[1])
     number = max(seconds, least) / size

@@ -28,12 +28,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from podracer.experiments.run_records import RunRecords
-from podracer.experiments.scores import UNFINISHED, whole_return
 from podracer.io.directories import quoted_path, short_path
 from podracer.io.edits import read_object
 from podracer.io.sinks import Record, group, read_metrics
 from podracer.reports.notebook import NotebookPanel
+from podracer.scores.runs import RunRecords
+from podracer.scores.score import UNFINISHED, whole_return
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from podracer.experiments.run_records import RunRecords
-from podracer.experiments.seed_scores import are_independent, count_seeds
-from podracer.experiments.statistics import (
+from podracer.scores.runs import RunRecords
+from podracer.scores.seeds import are_independent, count_seeds
+from podracer.scores.statistics import (
     ENOUGH,
     SMOOTH,
     bootstrap_interval,
@@ -91,15 +91,29 @@ def render(alt: str, height: float, draw: Callable[[Figure], None], width: float
 
 def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
     return {
-        "text.color": strong, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft,
-        "axes.edgecolor": faint, "grid.color": faint, "grid.linewidth": 0.6, "font.size": 8,
-        "axes.titlesize": 9, "axes.titlelocation": "left", "axes.titlepad": 9,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+        "text.color": strong,
+        "axes.labelcolor": soft,
+        "xtick.color": soft,
+        "ytick.color": soft,
+        "axes.edgecolor": faint,
+        "grid.color": faint,
+        "grid.linewidth": 0.6,
+        "font.size": 8,
+        "axes.titlesize": 9,
+        "axes.titlelocation": "left",
+        "axes.titlepad": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
         "axes.prop_cycle": cycler(color=COLORS),
-        "axes.facecolor": "none", "figure.facecolor": "none", "text.parse_math": False,
-        "xtick.major.size": 0, "ytick.major.size": 0, "figure.dpi": 160,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "text.parse_math": False,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "figure.dpi": 160,
         "figure.constrained_layout.w_pad": 0.15,
-    }  # fmt: skip
+    }
 
 
 def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:

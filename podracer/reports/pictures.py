@@ -12,11 +12,19 @@ from podracer.types import EnvironmentSpec, PyTree
 _PIXELS = 160  # smaller pictures are enlarged to about this many on the longer side
 _COLORS = np.array(
     [
-        (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189),
-        (140, 86, 75), (227, 119, 194), (188, 189, 34), (23, 190, 207), (240, 240, 240),
+        (31, 119, 180),
+        (255, 127, 14),
+        (44, 160, 44),
+        (214, 39, 40),
+        (148, 103, 189),
+        (140, 86, 75),
+        (227, 119, 194),
+        (188, 189, 34),
+        (23, 190, 207),
+        (240, 240, 240),
     ],
     np.uint8,
-)  # fmt: skip
+)
 
 
 def has_picture(observation: PyTree) -> bool:

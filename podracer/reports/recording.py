@@ -21,6 +21,7 @@ from podracer.environment import (
     Renderable,
     evaluation_environment,
 )
+from podracer.errors import ConfigError
 from podracer.evaluate import (
     ActingRule,
     PolicyKind,
@@ -31,7 +32,7 @@ from podracer.evaluate import (
 )
 from podracer.reports.pictures import draw_observation, has_picture
 from podracer.rollout import ActorState, Purpose, init_actor
-from podracer.types import ConfigError, Params, TimeStep
+from podracer.types import Params, TimeStep
 
 
 def is_drawable(env: Environment | HostEnvironments) -> bool:

@@ -2,7 +2,7 @@
 
 Runs whose configurations differ only in the seed form a group, which is drawn as the
 interquartile mean over its seeds with a bootstrap interval, or, of fewer than five seeds, as their
-mean (see `experiments/statistics.py`).
+mean (see `scores/statistics.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import numpy as np
 from matplotlib.figure import Figure
 
-from podracer.experiments.run_records import RunRecords, as_text, members_of, pods_in
 from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
@@ -46,6 +45,7 @@ from podracer.reports.seeds import (
 )
 from podracer.reports.selection import lineage_figure
 from podracer.reports.timeline import utilization_facts, utilization_section
+from podracer.scores.runs import RunRecords, as_text, members_of, pods_in
 
 _LOG = logging.getLogger("podracer")
 
@@ -121,7 +121,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _refuse(message: str) -> NoReturn:
-    from podracer.types import ConfigError  # imports JAX
+    from podracer.errors import ConfigError  # imports JAX
 
     raise ConfigError(message)
 
@@ -300,8 +300,8 @@ def _update_rule(run: RunRecords) -> str:
     has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
     if not has_tasks or not (run.path / "checkpoints").is_dir():
         return ""
-    from podracer.experiments.loading import load  # imports JAX
-    from podracer.types import PodracerError
+    from podracer.errors import PodracerError
+    from podracer.run.loading import load  # imports JAX
 
     try:
         agent, state = load(run.path)

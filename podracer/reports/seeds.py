@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from podracer.experiments.run_records import RunRecords
-from podracer.experiments.seed_scores import Score, are_independent, count_seeds, score_of_runs
-from podracer.experiments.statistics import ENOUGH
 from podracer.reports.console import number
 from podracer.reports.curves import Groups
+from podracer.scores.runs import RunRecords
+from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_runs
+from podracer.scores.statistics import ENOUGH
 
 REMARKS = "Remarks"
 

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from podracer.experiments.run_records import has_selection
-from podracer.experiments.scores import returns_of
 from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
+from podracer.scores.runs import has_selection
+from podracer.scores.score import returns_of
 
 LEGEND = (("a pod", POD), ("the best pod and its ancestors", WINNER))
 
@@ -45,8 +45,10 @@ def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -
     parents = np.array([record[PARENT] for record in selections])
     every = experiment["exchange"]["every"]
     updates = [*(every * k for k in range(len(selections) + 1)), last["updates"]]
-    first = [{item["name"]: item["value"] for item in pod["hyperparameters"]}
-             for pod in experiment["pods"]]  # fmt: skip
+    first = [
+        {item["name"]: item["value"] for item in pod["hyperparameters"]}
+        for pod in experiment["pods"]
+    ]
     numbers = np.tile(np.arange(len(first)), (len(selections) + 1, 1))
     panels = [Lineage("Pods", False, *_lines(updates, numbers, parents, winner))]
     for key in selections[0]:

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from podracer.experiments.run_records import RunRecords
-from podracer.experiments.statistics import running_mean
 from podracer.reports.console import compact, percent
 from podracer.reports.curves import COLORS, legend, render, style_axes
+from podracer.scores.runs import RunRecords
+from podracer.scores.statistics import running_mean
 
 # Stages from the bottom up: key, label, color. Warm colors are for waiting.
 ACTOR_STAGES = (
@@ -34,12 +34,21 @@ LEARNER_STAGES = (
 # The working stages of an actor as a bottleneck: name, activity, advice.
 _ADVICE = {
     "actor_time_environment": (
-        "Environments are", "step environments", "more environment threads or cores"),
+        "Environments are",
+        "step environments",
+        "more environment threads or cores",
+    ),
     "actor_time_inference": (
-        "Inference is", "choose actions", "more actor devices or a smaller network"),
+        "Inference is",
+        "choose actions",
+        "more actor devices or a smaller network",
+    ),
     "actor_time_transfer": (
-        "Transfer is", "send trajectories", "smaller observations, such as bytes, not floats"),
-}  # fmt: skip
+        "Transfer is",
+        "send trajectories",
+        "smaller observations, such as bytes, not floats",
+    ),
+}
 _SHARED = ("lag_mean", "queue_occupancy")
 _UNKNOWN = "This run did not record how long each waited."
 _RUNS = 4  # drawn at most

@@ -6,7 +6,6 @@ import html
 from collections import Counter
 from pathlib import Path
 
-from podracer.experiments.run_records import RunRecords
 from podracer.io.run_directory import write_bytes
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
@@ -21,6 +20,7 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
     ways_of_acting,
 )
+from podracer.scores.runs import RunRecords
 from podracer.tournament.events import (
     Entry,
     Event,

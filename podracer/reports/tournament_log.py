@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podracer.experiments.run_records import acting_text
 from podracer.reports.console import number, percent
+from podracer.scores.runs import acting_text
 from podracer.tournament.events import (
     Entry,
     Event,

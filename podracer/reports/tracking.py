@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from podracer.experiments.result import MakeSink, RunInfo
-from podracer.experiments.serialization import to_json
+from podracer.config.serialization import to_json
+from podracer.errors import ConfigError
 from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
 from podracer.io.text import redact_settings
-from podracer.types import ConfigError
+from podracer.run.result import MakeSink, RunInfo
 
 _PROJECT = "podracer"  # where nothing else is set
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.run_directory import write_bytes
-from podracer.types import ConfigError, PodracerError
 
 _GIF_MAX_FPS = 50  # browsers slow down any GIF that asks for more
 _FFMPEG_SECONDS = 600

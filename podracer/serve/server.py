@@ -73,21 +73,24 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
             return response
         model = service.model
         p50, p99 = np.quantile(seconds or [math.nan], (0.5, 0.99)) * 1e3
-        return JSONResponse({
-            "status": "ok",
-            "model": model.name,
-            "updates": model.updates,
-            "pod": model.pod,
-            "agent": model.agent,
-            "environment": model.environment,
-            "has_memory": model.policy.has_memory,
-            "sessions": service.num_sessions,
-            "seconds": round(time.monotonic() - start, 1),
-            "requests": counts["requests"],
-            "errors": counts["errors"],
-            "milliseconds_p50": round(float(p50), 3) if seconds else None,
-            "milliseconds_p99": round(float(p99), 3) if seconds else None,
-        }, headers=_HEADERS)  # fmt: skip
+        return JSONResponse(
+            {
+                "status": "ok",
+                "model": model.name,
+                "updates": model.updates,
+                "pod": model.pod,
+                "agent": model.agent,
+                "environment": model.environment,
+                "has_memory": model.policy.has_memory,
+                "sessions": service.num_sessions,
+                "seconds": round(time.monotonic() - start, 1),
+                "requests": counts["requests"],
+                "errors": counts["errors"],
+                "milliseconds_p50": round(float(p50), 3) if seconds else None,
+                "milliseconds_p99": round(float(p99), 3) if seconds else None,
+            },
+            headers=_HEADERS,
+        )
 
     routes = [Route("/act", act, methods=["POST"]), Route("/health", health)]
     return Starlette(routes=routes)
@@ -194,7 +197,12 @@ def make_server(service: Service, host: str) -> uvicorn.Server:
     """Return a server; `run(sockets=[listener])` answers until a signal, and finishes requests."""
     app = make_app(service, hosts=tuple(LOOPBACK) if host in LOOPBACK else ("*",))
     config = uvicorn.Config(
-        app, http=_Connection, ws="none", log_level="warning", access_log=False, lifespan="off",
+        app,
+        http=_Connection,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
         timeout_graceful_shutdown=10,
-    )  # fmt: skip
+    )
     return uvicorn.Server(config)

@@ -19,13 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run
+from podracer.config.experiment import Experiment
+from podracer.errors import ConfigError, PodracerError, StorageError
 from podracer.io.models import RECORD, current_promotion, marks_of
 from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
+from podracer.run.loading import load_run
 from podracer.serve.arrays import RequestError, arrays_of, least_values, pad, text_size
-from podracer.types import ArraySpec, ConfigError, PodracerError, StorageError
+from podracer.types import ArraySpec
 
 MAX_SESSIONS = 10_000
 MAX_SESSION_ROWS = 100_000  # in all sessions together: each has a memory

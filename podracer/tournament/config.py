@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,17 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from podracer.agent import check_policy
+from podracer.config.experiment import Experiment
+from podracer.config.field_types import check_types
+from podracer.config.ranges import Range
+from podracer.config.serialization import KINDS, from_json, kinds_of, to_json
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Selection
 from podracer.envs.opponents import find_opponent
+from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.field_types import check_types
-from podracer.experiments.ranges import Range
-from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
+from podracer.fields import NO_FLAG
+from podracer.run.setup import build
 from podracer.schedules import over_run
-from podracer.tournament.engine import check_ray_is_installed
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.matches import check_player, common_game
@@ -31,7 +33,6 @@ from podracer.tournament.selection import (
     PopulationBased,
     SelectionRule,
 )
-from podracer.types import NO_FLAG, ConfigError
 
 OpponentRule = Literal["latest", "past", "prioritized", "even"]
 """How a league draws opponents."""
@@ -100,7 +101,7 @@ class Tournament:
         if not is_tuple or not all(isinstance(e, Experiment) for e in self.experiments):
             raise ConfigError(
                 "experiments must be a tuple of Experiment objects, such as "
-                '(podracer.experiments.recipes.find("cartpole_ppo"),).'
+                '(podracer.recipes.find("cartpole_ppo"),).'
             )
         check_types(self)
         self._check_numbers()
@@ -334,3 +335,11 @@ def _is_own(experiment: Experiment) -> bool:
     except ConfigError:
         return True
     return False
+
+
+def check_ray_is_installed() -> None:
+    """Raise `ConfigError` if Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            'the engine ray needs the package ray: pip install -e ".[tournament]" in the clone.'
+        )

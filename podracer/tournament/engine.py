@@ -7,7 +7,6 @@ All other data is in the files of a round, so an engine transfers no objects.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -18,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from podracer.errors import PodracerError
 from podracer.io.reading import LARGE_FILE, read_limited
-from podracer.types import ConfigError, PodracerError
 
 if TYPE_CHECKING:
-    from podracer.experiments.experiment import Experiment
+    from podracer.config.experiment import Experiment
     from podracer.tournament.config import Tournament
 
 
@@ -190,14 +189,6 @@ GPU_MEMORY = 0.9  # of a GPU, for all pods together: each also holds its program
 SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it reports every second
 START_SECONDS = 60.0  # for the first time
 CLOSE_SECONDS = 5.0  # to disconnect from Ray
-
-
-def check_ray_is_installed() -> None:
-    """Raise `ConfigError` if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            'the engine ray needs the package ray: pip install -e ".[tournament]" in the clone.'
-        )
 
 
 class RayEngine:

@@ -12,8 +12,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from podracer.errors import CheckpointError, ConfigError
 from podracer.tournament.ratings import Match, Rating, rate_players
-from podracer.types import CheckpointError, ConfigError
 
 FORMAT = 1
 MAX_PODS = 10_000  # the seeds of a tournament count so far

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from podracer.errors import CheckpointError
 from podracer.tournament.events import Entry
 from podracer.tournament.ratings import Rating
-from podracer.types import CheckpointError
 
 INDEX = "leaderboard.sqlite"
 

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
@@ -58,7 +59,6 @@ from podracer.tournament.events import (
     state_after,
 )
 from podracer.tournament.index import Index, check_length, read_length
-from podracer.types import CheckpointError, ConfigError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Blueprint, policy_params
+from podracer.devices.mesh import fetch
 from podracer.envs.common import strongly_typed
 from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import load_game
-from podracer.experiments.opponents import Move, find_game_name, trained_move
-from podracer.mesh import fetch
+from podracer.errors import ConfigError
+from podracer.run.opponents import Move, find_game_name, trained_move
 from podracer.tournament.ratings import Ratings, rate
-from podracer.types import ConfigError, PyTree
+from podracer.types import PyTree
 
 
 class Player(NamedTuple):

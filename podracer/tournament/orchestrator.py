@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from podracer import recipes as recipes_by_name
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
 from podracer.drivers.population import hyperparameters, with_hyperparameters
-from podracer.experiments import recipes as recipes_by_name
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.serialization import to_json
+from podracer.errors import PodracerError
 from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.tournament import selection
 from podracer.tournament.capacity import CapacityFile, weakest_first
@@ -50,7 +51,6 @@ from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.league import draw_opponents, draw_training
 from podracer.tournament.pod import Opponent, Parent, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
-from podracer.types import PodracerError
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
 GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop

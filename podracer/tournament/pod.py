@@ -26,32 +26,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.drivers import population
-from podracer.drivers.common import TrainState
-from podracer.drivers.selection import mean_of_floats
-from podracer.evaluate import MAX_STEPS
-from podracer.experiments import recipes
-from podracer.experiments.errors import classify_error
-from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import (
+from podracer import recipes
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import KINDS, from_json, read_config, recipe_name, to_json
+from podracer.devices.mesh import fetch
+from podracer.devices.startup import (
     disable_async_dispatch,
     require_deterministic_kernels,
     use_compilation_cache,
 )
-from podracer.experiments.loading import load_run
-from podracer.experiments.opponents import digest, with_opponents
-from podracer.experiments.records import Totals, check_metadata
-from podracer.experiments.run_setup import RunSetup, make_run_setup
-from podracer.experiments.serialization import KINDS, from_json, read_config, recipe_name, to_json
-from podracer.experiments.training import train
+from podracer.drivers import population
+from podracer.drivers.common import TrainState
+from podracer.drivers.selection import mean_of_floats
+from podracer.errors import CheckpointError, ConfigError, EnvironmentFault, PodracerError
+from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import own_directory, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.io.text import explain_error, redact
-from podracer.mesh import fetch
 from podracer.rollout import Purpose, purpose_key
+from podracer.run.errors import classify_error
+from podracer.run.loading import load_run
+from podracer.run.opponents import digest, with_opponents
+from podracer.run.records import Totals, check_metadata
+from podracer.run.setup import RunSetup, make_run_setup
+from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
 from podracer.tournament.matches import (
     Player,
@@ -62,7 +63,7 @@ from podracer.tournament.matches import (
 )
 from podracer.tournament.ratings import Match
 from podracer.tournament.report import REPORT
-from podracer.types import CheckpointError, ConfigError, EnvironmentFault, PodracerError, PyTree
+from podracer.types import PyTree
 
 TASK = "task.json"
 

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from podracer.errors import PodracerError
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.signals import how_killed
-from podracer.types import PodracerError
 
 REPORT = "report.json"
 

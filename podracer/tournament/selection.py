@@ -21,8 +21,8 @@ import numpy as np
 
 from podracer.drivers import selection
 from podracer.drivers.selection import Range, generation, num_replaced, truncation
+from podracer.errors import ConfigError
 from podracer.tournament.events import Entry, TournamentState, ranking
-from podracer.types import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

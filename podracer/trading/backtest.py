@@ -14,16 +14,17 @@ import numpy as np
 
 from podracer.agent import Agent
 from podracer.drivers.common import TrainState
-from podracer.experiments.loading import load_run
-from podracer.experiments.run_setup import check_same_environment
+from podracer.errors import ConfigError
 from podracer.io.checkpoint import Choice
 from podracer.io.paths import user_path
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
+from podracer.run.loading import load_run
+from podracer.run.setup import check_same_environment
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
 from podracer.trading.environment import Trading, TradingState
 from podracer.trading.market import Period, Periods, format_time
 from podracer.trading.metrics import Performance, compute_performance
-from podracer.types import ConfigError, Params
+from podracer.types import Params
 
 POLICY = "policy"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import nnls
 
+from podracer.errors import ConfigError
 from podracer.trading.market import Period
-from podracer.types import ConfigError
 
 
 def buy_and_hold(period: Period, *, cash: float = 1e6, cost: float = 0.001) -> np.ndarray:

@@ -32,7 +32,7 @@ class BacktestOptions:
 def backtest(arguments: Sequence[str]) -> int:
     """Compare a trading run with the baselines, as a table and a page."""
     options = parse(BacktestOptions, "backtest", arguments, about=backtest.__doc__ or "")
-    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.devices.startup import use_compilation_cache
     from podracer.trading import page
     from podracer.trading.backtest import backtest as compare
 
@@ -69,7 +69,7 @@ class PromoteOptions:
 def promote(arguments: Sequence[str]) -> int:
     """Make a run the current model if it is better; exit with 1 if it is not."""
     options = parse(PromoteOptions, "promote", arguments, about=promote.__doc__ or "")
-    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.devices.startup import use_compilation_cache
     from podracer.trading import delivery
 
     use_compilation_cache()

@@ -23,7 +23,7 @@ from typing import Any
 from podracer.agent import Agent
 from podracer.drivers.common import TrainState
 from podracer.environment import auto_reset
-from podracer.experiments.loading import load_run
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
@@ -43,9 +43,9 @@ from podracer.io.reading import read_limited
 from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
+from podracer.run.loading import load_run
 from podracer.trading.backtest import date_range, load_trading, simulate
 from podracer.trading.environment import Trading
-from podracer.types import CheckpointError, ConfigError
 
 __all__ = ["Decision", "current_model", "promote", "rollback"]
 

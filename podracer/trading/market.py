@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 PRICES = ("open", "high", "low", "close")
 SPLIT_THRESHOLD = 0.25  # relative change of the close between bars that looks like a split

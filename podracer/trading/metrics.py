@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from podracer.types import ConfigError
+from podracer.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

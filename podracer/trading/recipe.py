@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from podracer.agents.ppo import PPO
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments.experiment import Experiment
 
 
 def trading_ppo() -> Experiment:

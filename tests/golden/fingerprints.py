@@ -98,7 +98,7 @@ def runs(directory: Path) -> dict[str, Callable[[], str]]:
 
 def short(recipe: str, updates: int) -> Any:
     """The recipe cut to a few updates in two chunks, on one device, evaluated once."""
-    from podracer.experiments import recipes
+    from podracer import recipes
     from podracer.schedules import over_run
 
     experiment = recipes.find(recipe)
@@ -143,7 +143,7 @@ def trained(experiment: Any, devices: int = 1, **options: Any) -> str:
 def under_a_learned_rule(directory: Path) -> str:
     """A network updated by the rule that a short run of LPG learned."""
     import podracer
-    from podracer.experiments import recipes
+    from podracer import recipes
 
     run, rule = directory / "lpg", directory / "rule.npz"
     podracer.train(dataclasses.replace(short("lpg", 2), devices=1), run_dir=run)

@@ -49,8 +49,8 @@ def _case(rule: str, seed: int) -> Case:
 
 def _write_recipes(folder: Path, seed: int) -> None:
     """Write a recipe for each pod: PPO on CartPole with a learning rate of its own."""
-    from podracer.experiments import recipes
-    from podracer.experiments.serialization import to_json
+    from podracer import recipes
+    from podracer.config.serialization import to_json
     from podracer.io.run_directory import write_json
 
     rng = np.random.default_rng(seed)

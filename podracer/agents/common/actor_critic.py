@@ -12,6 +12,7 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common.optimizers import take_step
+from podracer.fields import reset_on_warm_start, struct
 from podracer.means import Mean, with_share
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
@@ -28,8 +29,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    reset_on_warm_start,
-    struct,
 )
 
 # --- parameters ----------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ScheduledOptimizer
+from podracer.devices.reductions import global_grad_in_blocks
+from podracer.errors import ConfigError
 from podracer.means import Mean, pack, unpack
-from podracer.mesh import global_grad_in_blocks
 from podracer.networks import Network
 from podracer.ops.minibatches import permutation, take
 from podracer.ops.moments import moments_of
-from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
+from podracer.types import LearnerState, Metrics, Params, PyTree
 
 State = TypeVar("State")
 Counted = TypeVar("Counted", bound=actor_critic.CountedState)

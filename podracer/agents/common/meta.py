@@ -17,11 +17,12 @@ import optax
 from podracer import schedules
 from podracer.agents.common.actor_critic import CountedState, count_frames
 from podracer.agents.common.optimizers import OptimizerBuilder, take_step
-from podracer.mesh import global_mean
+from podracer.devices.reductions import global_mean
+from podracer.fields import struct
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.schedules import Schedule
-from podracer.types import LearnerState, Metrics, Params, PyTree, struct
+from podracer.types import LearnerState, Metrics, Params, PyTree
 
 META_OPTIMIZER = optax.scale_by_adam()
 

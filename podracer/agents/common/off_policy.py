@@ -12,22 +12,15 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
+from podracer.devices.mesh import check_divisible
+from podracer.devices.reductions import global_grad, num_shards
+from podracer.errors import ConfigError
+from podracer.fields import reset_on_warm_start, struct
 from podracer.means import Mean, as_mean
-from podracer.mesh import check_divisible, global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Sample
-from podracer.types import (
-    Carry,
-    ConfigError,
-    LearnerState,
-    Metrics,
-    Params,
-    TimeStep,
-    Trajectory,
-    reset_on_warm_start,
-    struct,
-)
+from podracer.types import Carry, LearnerState, Metrics, Params, TimeStep, Trajectory
 
 
 @struct

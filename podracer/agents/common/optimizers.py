@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.types import Flag, Params, bounded, static, struct
+from podracer.fields import Flag, bounded, static, struct
+from podracer.types import Params
 
 
 @runtime_checkable

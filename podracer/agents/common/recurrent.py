@@ -16,21 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agent import Context
+from podracer.errors import ConfigError
+from podracer.fields import bounded, static, struct
 from podracer.networks import LAST_STEP, Network
 from podracer.replay import Sample
-from podracer.types import (
-    ArraySpec,
-    Carry,
-    ConfigError,
-    Params,
-    PyTree,
-    Step,
-    TimeStep,
-    Trajectory,
-    bounded,
-    static,
-    struct,
-)
+from podracer.types import ArraySpec, Carry, Params, PyTree, Step, TimeStep, Trajectory
 
 PRIORITY_ETA = 0.9  # of R2D2's section 2.3
 

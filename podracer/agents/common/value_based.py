@@ -10,19 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.common.actor_critic import CountedState
+from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_values import ActionValue, ImplicitQuantiles
 from podracer.ops.random import random_words, unit
 from podracer.schedules import Schedule, value_at
-from podracer.types import (
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    LearnerState,
-    MultiDiscrete,
-    Params,
-    struct,
-)
+from podracer.types import Discrete, EnvironmentSpec, LearnerState, MultiDiscrete, Params
 
 
 def require_discrete(spec: EnvironmentSpec) -> Discrete:

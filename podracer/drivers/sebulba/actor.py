@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int64, UInt32
 
+from podracer.devices.mesh import Device
 from podracer.drivers.common import reset_episode_totals
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.drivers.sebulba.queue import ClosableQueue
@@ -32,7 +33,6 @@ from podracer.environment import (
     Resumable,
     call_environment,
 )
-from podracer.mesh import Device
 from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
+from podracer.devices.machine import num_cores
+from podracer.devices.mesh import SHARDED, on_one_device, shardings
 from podracer.drivers.common import TrainState, reset_episode_totals
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
@@ -33,7 +35,6 @@ from podracer.environment import (
     HostEnvironments,
     call_environment,
 )
-from podracer.mesh import SHARDED, num_cores, on_one_device, shardings
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 

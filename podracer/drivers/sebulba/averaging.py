@@ -20,10 +20,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from podracer.devices.mesh import DATA, HOST, REPLICATED
+from podracer.devices.reductions import global_mean
 from podracer.drivers.common import TRAIN_SPEC, TrainState
 from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_values
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, check_peers
-from podracer.mesh import DATA, HOST, REPLICATED, global_mean
 from podracer.types import LearnerState, PyTree
 
 BY_HOST = PartitionSpec(HOST)  # leaves [hosts, ...]
@@ -173,4 +174,4 @@ def _mean(mesh: Mesh, shared: PyTree) -> PyTree:
 
     return jax.shard_map(
         mean_of_parts, mesh=mesh, in_specs=BY_HOST, out_specs=REPLICATED, check_vma=False
-    )(shared)  # fmt: skip
+    )(shared)

@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import UInt32
 
+from podracer.devices.mesh import Device, check_divisible, make_mesh
 from podracer.drivers.exchange import Peers, check_hypercube
-from podracer.mesh import Device, check_divisible, make_mesh
-from podracer.types import ConfigError, bounded
+from podracer.errors import ConfigError
+from podracer.fields import bounded
 
 
 @dataclasses.dataclass(frozen=True)

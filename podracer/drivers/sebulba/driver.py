@@ -13,6 +13,8 @@ import numpy as np
 
 from podracer.agent import Blueprint, check_policy
 from podracer.checks import check_agent
+from podracer.devices.memory import format_bytes, free_bytes
+from podracer.devices.mesh import DATA
 from podracer.drivers.common import (
     Progress,
     Request,
@@ -26,8 +28,8 @@ from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.environment import HostEnvironments
-from podracer.mesh import DATA, format_bytes, free_bytes
-from podracer.types import ConfigError, check_ranges
+from podracer.errors import ConfigError
+from podracer.fields import check_ranges
 
 
 def check(
@@ -119,9 +121,15 @@ def sebulba(
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         built = blueprint.build()
         actors = make_actor_pool(
-            built, env, split, config, state,
-            seed=seed, supervisor=supervisor, exit_stack=exit_stack,
-        )  # fmt: skip
+            built,
+            env,
+            split,
+            config,
+            state,
+            seed=seed,
+            supervisor=supervisor,
+            exit_stack=exit_stack,
+        )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         hosts = host_averaging(config, split)
         learner = Learner(split, actors, program, request, hosts, env.spec, state.learner.shared)

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from podracer.agent import Blueprint
+from podracer.devices.memory import check_program_memory
+from podracer.devices.mesh import fetch, on_one_device
 from podracer.drivers.common import (
     Progress,
     Request,
@@ -30,8 +32,8 @@ from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
-from podracer.mesh import check_program_memory, fetch, on_one_device
-from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params, PyTree
+from podracer.errors import EnvironmentFault
+from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
@@ -56,9 +58,13 @@ def lower_update(
     """
     num_learners = len(split.learners)
     shapes = actor_shapes(
-        blueprint, spec, state.learner,
-        num_envs=split.num_envs, length=config.rollout_length, num_learners=num_learners,
-    )  # fmt: skip
+        blueprint,
+        spec,
+        state.learner,
+        num_envs=split.num_envs,
+        length=config.rollout_length,
+        num_learners=num_learners,
+    )
     shard = abstract_on_mesh(split.mesh, shapes.shard)
     hosts = host_averaging(config, split)
     update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)

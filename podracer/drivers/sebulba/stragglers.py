@@ -33,5 +33,7 @@ class Stragglers:
             _LOG.warning(
                 "the environments of %s are %.0f times slower than those of the others, %.3g s for "
                 "a rollout: with `driver.policy_lag=None` the others do not wait for them.",
-                actor, own / usual, own,
-            )  # fmt: skip
+                actor,
+                own / usual,
+                own,
+            )

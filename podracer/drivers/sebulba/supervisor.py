@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Protocol
 
 from podracer.drivers.sebulba.queue import Closed
+from podracer.errors import EnvironmentFault
 from podracer.io.text import print_stderr
-from podracer.types import EnvironmentFault
 
 GRACE_SECONDS = 5.0  # at most, for an environment that seems to hang
 JOIN_SECONDS = 5.0  # a thread that takes longer to end is left behind, and named

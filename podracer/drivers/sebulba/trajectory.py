@@ -23,17 +23,9 @@ from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
 
 from podracer.agent import Agent, Blueprint
 from podracer.drivers.common import reset_episode_totals
+from podracer.fields import struct
 from podracer.rollout import EpisodeStats, count_episodes, zero_episode_stats
-from podracer.types import (
-    Carry,
-    EnvironmentSpec,
-    LearnerState,
-    Params,
-    Step,
-    TimeStep,
-    Trajectory,
-    struct,
-)
+from podracer.types import Carry, EnvironmentSpec, LearnerState, Params, Step, TimeStep, Trajectory
 
 
 @struct

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
+from podracer.devices.mesh import DATA, HOST, REPLICATED
+from podracer.devices.ordering import in_order
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Axis,
@@ -28,8 +30,6 @@ from podracer.drivers.sebulba.averaging import (
     map_shared,
 )
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
-from podracer.mesh import DATA, HOST, REPLICATED
-from podracer.reductions import in_order
 from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
 
 

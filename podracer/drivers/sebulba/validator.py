@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
+from podracer.errors import EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
-from podracer.types import EnvironmentFault, EnvironmentSpec, TimeStep
+from podracer.types import EnvironmentSpec, TimeStep
 
 _SCALAR_DTYPES = {
     "reward": np.dtype(np.float32),

@@ -18,18 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from podracer.errors import ConfigError, EnvironmentFault
+from podracer.fields import bounded, check_ranges
 from podracer.io.names import nearest
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Discrete,
-    EnvironmentFault,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-    bounded,
-    check_ranges,
-)
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def impala(game: str, **settings: Any) -> Atari:

@@ -22,17 +22,9 @@ import numpy as np
 from podracer.envs.common import narrower
 from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
 from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
+from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.names import nearest
-from podracer.types import (
-    ArraySpec,
-    ConfigError,
-    Continuous,
-    Discrete,
-    EnvironmentFault,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-)
+from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 IMPALA_OPTIONS = {
     "noop_max": 30,  # EnvPool draws from 1

@@ -42,9 +42,10 @@ from podracer.envs.host.gymnasium_spec import (
     inspect_environment,
     with_pictures,
 )
+from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.processes import end_guarded
 from podracer.io.signals import how_killed
-from podracer.types import ConfigError, EnvironmentFault, EnvironmentSpec, TimeStep
+from podracer.types import EnvironmentSpec, TimeStep
 
 if TYPE_CHECKING:
     from gymnasium import Env

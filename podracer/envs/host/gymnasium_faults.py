@@ -88,6 +88,9 @@ class FaultLog:
             _LOG.warning(
                 "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
                 "step, and all of its batch wait for it.",
-                self._name, self._shared.env_index[row], seconds[row] / usual, seconds[row],
-            )  # fmt: skip
+                self._name,
+                self._shared.env_index[row],
+                seconds[row] / usual,
+                seconds[row],
+            )
         self._shared.step_seconds[:] = 0

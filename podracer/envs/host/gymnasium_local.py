@@ -16,7 +16,8 @@ from podracer.envs.host.gymnasium_protocol import (
     map_shared_memory,
 )
 from podracer.envs.host.gymnasium_worker import Worker
-from podracer.types import EnvironmentFault, TimeStep
+from podracer.errors import EnvironmentFault
+from podracer.types import TimeStep
 
 if TYPE_CHECKING:
     from gymnasium import Env

@@ -23,13 +23,13 @@ from podracer.envs.common import atari_remedy, narrower
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import CLOSE_SECONDS, Leaf, WorkerSetup
+from podracer.errors import ConfigError
 from podracer.io.names import nearest
 from podracer.io.processes import children, kill_tree
 from podracer.types import (
     ACTION_MASK,
     ActionSpace,
     ArraySpec,
-    ConfigError,
     Continuous,
     Discrete,
     EnvironmentSpec,

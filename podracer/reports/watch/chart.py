@@ -59,9 +59,15 @@ class Chart:
             )
 
     def line(
-        self, x: Any, y: Any, color: str, *, width: float = 1.6, opacity: float = 1.0,
+        self,
+        x: Any,
+        y: Any,
+        color: str,
+        *,
+        width: float = 1.6,
+        opacity: float = 1.0,
         steps: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draw a line through points `[n]`, or steps from each to the next."""
         if len(x) < 2:
             self.dots(x, y, color)
@@ -87,8 +93,9 @@ class Chart:
             f'opacity="{opacity}"/>'
         )
 
-    def link(self, start: tuple[float, float], end: tuple[float, float], color: str, width: float
-    ) -> None:  # fmt: skip
+    def link(
+        self, start: tuple[float, float], end: tuple[float, float], color: str, width: float
+    ) -> None:
         """Draw a line that starts and ends horizontally, so that crossings can be followed."""
         (x, x_end), (y, y_end) = self._place(*zip(start, end, strict=True))
         ease = max((x_end - x) / 2, 8.0)
@@ -99,9 +106,14 @@ class Chart:
         )
 
     def dots(
-        self, x: Any, y: Any, colors: str | Sequence[str], *, radius: float = 3.0,
+        self,
+        x: Any,
+        y: Any,
+        colors: str | Sequence[str],
+        *,
+        radius: float = 3.0,
         texts: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draw points `[n]` of one color or of one each; `texts` appear under the pointer."""
         for index, (across, down) in enumerate(zip(*self._place(x, y), strict=True)):
             color = colors if isinstance(colors, str) else colors[index]

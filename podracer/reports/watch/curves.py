@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from podracer.experiments.seed_scores import count_seeds
-from podracer.experiments.statistics import running_mean, score_of_seeds
 from podracer.reports.curves import COLORS, Curve, Groups, Panel, legend, seed_curves
 from podracer.reports.seeds import by_environment, environment_title
 from podracer.reports.watch.chart import Chart, extent
+from podracer.scores.seeds import count_seeds
+from podracer.scores.statistics import running_mean, score_of_seeds
 
 _NAMED = 12  # groups in a legend
 _GRID = 200  # points at which the seeds of a group are compared

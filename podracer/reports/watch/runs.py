@@ -11,15 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from podracer.experiments.run_records import (
-    RunRecords,
-    has_selection,
-    members_of,
-    pod_records,
-    pods_in,
-)
-from podracer.experiments.scores import returns_of
-from podracer.experiments.seed_scores import score_of_runs
 from podracer.io.edits import Sealed, read_object, read_sealed
 from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports.console import clock, compact, number, percent
@@ -44,6 +35,15 @@ from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, ve
 from podracer.reports.watch.chart import HEIGHT, Chart, extent
 from podracer.reports.watch.curves import draw_group, draw_panels, group_legend
 from podracer.reports.watch.files import Tail, signature
+from podracer.scores.runs import (
+    RunRecords,
+    has_selection,
+    members_of,
+    pod_records,
+    pods_in,
+)
+from podracer.scores.score import returns_of
+from podracer.scores.seeds import score_of_runs
 
 FILMS = ("play.mp4", "play.gif")
 _WAITING = 4  # runs of which is shown who waits
@@ -166,8 +166,10 @@ def _holds_run(path: Path) -> bool:
 
 
 def _last_change(path: Path) -> int:
-    return max((mark[3] for name in ("metrics.jsonl", "config.json")
-                if (mark := signature(path / name))), default=0)  # fmt: skip
+    return max(
+        (mark[3] for name in ("metrics.jsonl", "config.json") if (mark := signature(path / name))),
+        default=0,
+    )
 
 
 def run_sections(runs: Sequence[WatchedRun], num_found: int) -> Iterator[tuple[str, str]]:
@@ -314,11 +316,14 @@ def _ranking(members: Mapping[str, Sequence[int]], runs: Sequence[RunRecords]) -
     head = ["Configuration", "Pods", "Last evaluation", "95 % interval, or each seed", REMARKS]
     rows = [
         [
-            label, str(len(members[label])), number(scores[label].mean),
-            spread_text(scores[label]), "; ".join(scores[label].marks) or "-",
+            label,
+            str(len(members[label])),
+            number(scores[label].mean),
+            spread_text(scores[label]),
+            "; ".join(scores[label].marks) or "-",
         ]
         for label in ranking
-    ]  # fmt: skip
+    ]
     return table(head, rows)
 
 

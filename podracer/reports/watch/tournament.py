@@ -97,9 +97,12 @@ def _lineage(log: TournamentLog) -> str:
     ranks = scores.argsort().argsort() * len(_SHADES) // len(scores)
     texts = [f"{entry.id}: {number(entry.score)}" for entry in entries]
     chart.dots(
-        [entry.round for entry in entries], [entry.pod for entry in entries],
-        [_SHADES[rank] for rank in ranks], radius=4, texts=texts,
-    )  # fmt: skip
+        [entry.round for entry in entries],
+        [entry.pod for entry in entries],
+        [_SHADES[rank] for rank in ranks],
+        radius=4,
+        texts=texts,
+    )
     quarters = ("lowest scores", "lower", "higher", "highest scores")
     names = [*zip(quarters, _SHADES, strict=True), ("the winner and its ancestors", WINNER)]
     return legend(names) + f'<div class="panels wide-panels">{chart.svg()}</div>'

@@ -1,0 +1,1 @@
+"""Parts of agents with continuous actions."""

@@ -1,0 +1,251 @@
+"""Shared parts of DDPG, SAC and QT-Opt: their learner, and how they explore."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agents.common import normalization, off_policy, recurrent
+from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
+from podracer.agents.common.off_policy import Transition as Transition
+from podracer.agents.common.optimizers import OptimizerBuilder
+from podracer.agents.common.recurrent import History, Recurrence
+from podracer.agents.continuous.models import CriticNetworks
+from podracer.fields import struct
+from podracer.ops.distributions import from_bounds
+from podracer.ops.moments import Moments, init_moments, merge, moments_of
+from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+class Parts(NamedTuple):
+    """Parameters in two parts, each updated by a loss of its own; or their optimizers' states."""
+
+    actor: Any
+    critics: Any
+
+
+@struct
+class ActorCriticState(off_policy.ReplayLearnerState):
+    """Learner state of DDPG, SAC or QT-Opt: actor, if any, critics and their targets."""
+
+    params: Parts
+    target_params: Any  # as `params` in DDPG, else of the critics alone
+    optimizer_states: Parts
+    obs_moments: Moments | None  # None if observations are not normalized
+
+
+State = TypeVar("State", bound=ActorCriticState)
+# (state, transition, key, axis) -> (new state, metrics, priorities f32 [N])
+Update = Callable[[State, Transition, jax.Array, str | None], tuple[State, Metrics, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """Replay of n-step transitions, or of sequences of them, and optimizer of the two parts."""
+
+    networks: CriticNetworks
+    buffer: Buffer
+    optimizer: ScheduledOptimizer
+    discount: float | jax.Array
+    n_step: int
+    normalize_observations: bool
+
+    def init(
+        self, params: Parts, target_params: Any, num_envs: int, carry: Carry = ()
+    ) -> LearnerState:
+        """Return the state before the first update; `carry [1, ...]` is the actor's."""
+        observation = self.buffer.spec.observation
+        state = ActorCriticState(
+            params=params,
+            target_params=jax.tree.map(jnp.copy, target_params),
+            optimizer_states=Parts(*map(self.optimizer.optimizer.init, params)),
+            obs_moments=init_moments(observation) if self.normalize_observations else None,
+            frames=schedules.init_frames(),
+        )
+        return LearnerState(state, self.buffer.init(num_envs, carry=recurrent.stored_spec(carry)))
+
+    @property
+    def unlearned_timesteps(self) -> int:
+        """Timesteps of a rollout that come after a sequence, which begins with it."""
+        recurrence = self.networks.recurrence
+        return 0 if recurrence is None else max(0, self.buffer.stride - recurrence.unroll_length)
+
+    def learn(
+        self,
+        update: Update[Any],
+        state: LearnerState,
+        trajectory: Trajectory,
+        key: jax.Array,
+        axis: str | None,
+    ) -> tuple[LearnerState, Metrics]:
+        """Add a rollout to the replay, then make the agent's update on each sample."""
+        is_recurrent = self.networks.recurrence is not None
+
+        def learn_sample(
+            shared: ActorCriticState, sample: Sample, key: jax.Array
+        ) -> tuple[ActorCriticState, Metrics, jax.Array]:
+            transition = self.transition(sample, shared.obs_moments)
+            shared, metrics, errors = update(shared, transition, key, axis)
+            if not is_recurrent:
+                return shared, metrics, errors
+            errors, mask = (x.reshape(-1, sample.rows.size) for x in (errors, transition.mask))
+            return shared, metrics, recurrent.sequence_priorities(errors, mask)
+
+        if is_recurrent:
+            recurrent.check_rollout(self.buffer.stride, trajectory)
+        shared = cast(ActorCriticState, state.shared)
+        if shared.obs_moments is not None:
+            valid = trajectory.valid().astype(jnp.float32)
+            rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, valid)
+            obs_moments = merge(shared.obs_moments, rollout_moments)
+            state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
+        return off_policy.learn_from_replay(
+            self.buffer,
+            learn_sample,
+            state,
+            trajectory,
+            key,
+            axis,
+            trajectory.carry,
+        )
+
+    def transition(self, sample: Sample, obs_moments: Moments | None) -> Transition:
+        """Return the transitions of a sample in the units of the networks.
+
+        Observations are normalized, actions scaled from the environment's bounds to [-1, 1].
+        Sequences have a transition for each of the `U` timesteps that are learned from, `U * N`
+        in all, whose observations are `History`s.
+        """
+        space, recurrence = self.networks.space, self.networks.recurrence
+        observe = partial(normalization.normalize_observation, obs_moments)
+        if recurrence is not None:
+            timesteps = observe(sample.trajectory.timesteps())
+            observe = self._with_history(recurrence, sample.trajectory, timesteps)
+            sample = recurrent.windows(sample, recurrence, self.n_step)
+        transition = off_policy.n_step_transition(sample, self.discount)
+        return dataclasses.replace(
+            transition,
+            timestep=observe(transition.timestep),
+            next_timestep=observe(transition.next_timestep),
+            action=from_bounds(space, transition.action),
+        )
+
+    def _with_history(
+        self, recurrence: Recurrence, trajectory: Trajectory, timesteps: TimeStep
+    ) -> Callable[[TimeStep], TimeStep]:
+        """Return a function that replaces the positions in a timestep of `recurrent.windows`."""
+        start = trajectory.carry
+        last_actions = jnp.concatenate([start.last_action[None], trajectory.steps.action])
+        inputs = self.networks.recurrent_inputs(timesteps, last_actions)
+
+        def with_history(timestep: TimeStep) -> TimeStep:
+            positions, burn_in_length = timestep.observation, recurrence.burn_in_length
+            history = History(inputs, timesteps.first, start.memory, positions, burn_in_length)
+            return dataclasses.replace(timestep, observation=history)
+
+        return with_history
+
+    def step(self, state: State, grads: Parts) -> State:
+        """Return a state after one optimizer step of each part that has a gradient, not None."""
+
+        def step_part(params: Params, optimizer_state: Any, grads: Params | None) -> Any:
+            if grads is None:
+                return params, optimizer_state
+            part = CountedState(params, optimizer_state, state.frames)
+            part, _ = self.optimizer.step(part, grads)
+            return part.params, part.optimizer_state
+
+        parts = map(step_part, state.params, state.optimizer_states, grads)
+        params, optimizer_states = map(Parts._make, zip(*parts, strict=True))
+        return dataclasses.replace(state, params=params, optimizer_states=optimizer_states)
+
+
+def build_buffer(
+    replay: Replay,
+    spec: EnvironmentSpec,
+    recurrence: Recurrence | None,
+    n_step: int,
+    rollout_length: int,
+) -> Buffer:
+    """Return a buffer of n-step transitions, or of sequences that begin where rollouts do."""
+    if recurrence is None:
+        return Buffer(replay, spec, n_step + 1)
+    length = recurrence.burn_in_length + recurrence.unroll_length + n_step
+    return Buffer(replay, spec, length, rollout_length, every_step=True)
+
+
+def build_optimizer(
+    optimizer: OptimizerBuilder, weight_decay: float, learning_rate: Schedule
+) -> ScheduledOptimizer:
+    """Return an optimizer, with decoupled weight decay where that is not 0.
+
+    Only matrices decay: no biases, scales of normalized layers or temperature. Source: Loshchilov
+    and Hutter 2019 (arXiv 1711.05101).
+    """
+    method = optimizer.build()
+
+    def is_matrix(path: tuple[Any, ...], param: jax.Array) -> bool:
+        # By its name, too: the vectors of residual blocks are stacked.
+        names = {getattr(key, "name", "") for key in path[-1:]}
+        return param.ndim > 1 and not names & {"bias", "scale", "shift"}
+
+    def matrices(params: Params) -> PyTree:
+        return jax.tree.map_with_path(is_matrix, params)
+
+    if weight_decay != 0:
+        method = optax.chain(method, optax.add_decayed_weights(weight_decay, matrices))
+    return ScheduledOptimizer(method, learning_rate)
+
+
+# --- acting --------------------------------------------------------------------------------------
+
+
+@struct
+class ActorParams:
+    """Parameters of an actor for continuous actions."""
+
+    actor: Params
+    obs_moments: Moments | None
+    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
+
+
+def actor_params(state: LearnerState) -> ActorParams:
+    """Return the parameters that `act` takes, from the learner's state."""
+    shared: ActorCriticState = state.shared
+    return ActorParams(shared.params.actor, shared.obs_moments, shared.frames)
+
+
+def with_noise(action: jax.Array, keys: jax.Array, std: float | jax.Array) -> jax.Array:
+    """Return actions `[B, size]` in [-1, 1] with Gaussian noise, clipped to these bounds."""
+    noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
+    return jnp.clip(action + std * noise, -1.0, 1.0)
+
+
+def random_at_start(
+    action: jax.Array, keys: jax.Array, frames: jax.Array, random_frames: int
+) -> jax.Array:
+    """Replace actions `[B, size]` by uniform ones in [-1, 1] during the first frames of a run."""
+    size = action.shape[-1]
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (size,), minval=-1.0))(keys)
+    return jnp.where(frames < random_frames, uniform, action)

@@ -1,7 +1,0 @@
-"""DiscoRL: students that a discovered rule such as Disco103 trains, and discovery of such rules."""
-
-from podracer.agents.disco.discovery import DiscoDiscovery
-from podracer.agents.disco.new_rule import RuleSize
-from podracer.agents.disco.student import Disco
-
-__all__ = ["Disco", "DiscoDiscovery", "RuleSize"]

@@ -1,0 +1,1 @@
+"""Agents that learn update rules, and students that learn by a rule."""

@@ -1,0 +1,236 @@
+"""DiscoDiscovery: a rule with the inputs and outputs of Disco103, learned from many lifetimes.
+
+Each group of environments is the lifetime of one student in one task (`environment.TaskGroups`).
+The rule updates the students after each rollout; after K updates the next rollout gives the
+meta-objective, a policy gradient with the advantages of critics of its own, which is differentiated
+through all K updates with respect to the rule (`common/meta_training.py`, as LPG is learned).
+Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms" (Nature),
+methods, and the published notebook of meta-training.
+
+Differs from both: students have no replay; meta-gradients also flow through what the rule reads of
+policies and values, and through the students' Adam, where the published code stops them; the raw
+outputs of the rule have no penalty of their own; entropies count after each update of a student,
+not in the next rollout alone; that is as long as the others, its advantages are standardized by
+themselves and not by moving averages; critics learn by TD(lambda) instead of V-trace; one Adam for
+the rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
+from podracer.agents.common.value_based import gather_action
+from podracer.agents.rules import meta_training
+from podracer.agents.rules.disco.figures import draw_targets
+from podracer.agents.rules.disco.learning import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
+from podracer.agents.rules.disco.network import (
+    Outputs,
+    StudentNetwork,
+    StudentParams,
+    build_network,
+)
+from podracer.agents.rules.disco.new_rule import RuleSize
+from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
+from podracer.agents.rules.disco.rule_file import encode_rule
+from podracer.agents.rules.disco.values import Values, estimate_values, masked_powers
+from podracer.agents.rules.lifetimes import (
+    Experience,
+    lifetime_means,
+    map_lifetimes,
+    policy_gradient,
+    student_spec,
+)
+from podracer.agents.rules.meta_training import MetaCosts, MetaSettings
+from podracer.errors import ConfigError
+from podracer.fields import bounded, static, struct
+from podracer.ops.distributions import Categorical
+from podracer.ops.transforms import evenly_spaced
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@struct
+class DiscoDiscovery(MetaSettings):
+    """Discovers a rule of DiscoRL's structure for students with discrete actions."""
+
+    trace_lambda: float = bounded(0.95, high=1.0)
+    """Parameter lambda of the students' Retrace, in [0, 1]."""
+    student_learning_rate: float = bounded(0.05)
+    """Learning rate of the students (Adam)."""
+    value_cost: float = bounded(0.2)
+    """Weight of the action values' loss in a student's loss."""
+    policy_entropy_cost: float = bounded(0.01)
+    """Weight of the students' policy entropy in the meta-objective."""
+    prediction_entropy_cost: float = bounded(1e-3)
+    """Weight of the entropies of the students' predictions y and z in the meta-objective."""
+    target_divergence_cost: float = bounded(1e-2)
+    """Weight of the divergence of the policy's targets from the policy of the target parameters, a
+    penalty in the meta-objective."""
+    rule: RuleSize = static(default=RuleSize())
+    """Size of the update rule."""
+    support_max: float = static(default=3.0, low=1e-6)
+    """Largest value of the students after the transform h(x); 3 means 15."""
+    support_size: int = static(default=31, low=2)
+    """Number of the students' atoms for values, from minus to plus the support's largest value."""
+    model_size: int = static(default=16, low=1)
+    """Units of the students' model, and of the hidden layer of each of its outputs."""
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment of lifetimes."""
+        network = build_network(
+            self.network,
+            student_spec(spec, self.inner_updates, context.rollout_length),
+            predictions=self.rule.predictions,
+            support_size=self.support_size,
+            model_size=self.model_size,
+        )
+        if jax.tree.leaves(network.torso.carry(1)):
+            raise ConfigError("students of a rule that is discovered need a feed-forward network.")
+        # Adam's step has a derivative of up to 1e4 with this constant within its root. With 1e-12
+        # gradients near 0, as of states that are seldom seen, decided the meta-gradient.
+        students = _Students(self, network, build_optimizer(root_epsilon=1e-8))
+        costs = MetaCosts(
+            entropies={
+                "policy_entropy": self.policy_entropy_cost,
+                "prediction_entropy": self.prediction_entropy_cost,
+            },
+            targets={"target_divergence": self.target_divergence_cost},
+        )
+        rule = Rule(_export, self._draw)
+        return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
+
+    def _draw(self, state: LearnerState, figure: Figure) -> None:
+        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
+
+
+def _export(state: LearnerState, about: Mapping[str, Any]) -> bytes:
+    """Return the rule in the published format, which has no place for `about`."""
+    return encode_rule(state.shared.rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Students:
+    """Students that the rule trains, one for each lifetime, see `meta_training.Students`.
+
+    Each learns from its newest rollout, which its own policy made, without a replay.
+    """
+
+    settings: DiscoDiscovery
+    network: StudentNetwork
+    optimizer: optax.GradientTransformation
+
+    def init(self, key: jax.Array) -> StudentState:
+        """Return an untrained student."""
+        memory_units = self.settings.rule.lifetime_units
+        return init_student(self.network, self.optimizer, memory_units, key)
+
+    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
+        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
+
+        def logits(params: StudentParams, observation: PyTree, first: jax.Array) -> jax.Array:
+            return self.network.policy(params, (), observation, first)[0]
+
+        return map_lifetimes(logits, params, (observation, first))
+
+    def outputs(self, params: Params, data: Experience) -> Outputs:
+        """Return each student's outputs on its own timesteps, `[T+1, B, ...]`."""
+
+        def apply(params: StudentParams, observation: PyTree, first: jax.Array) -> Outputs:
+            return self.network.apply(params, (), observation, first)
+
+        return map_lifetimes(apply, params, (data.observation, data.first))
+
+    def update(
+        self, rule: RuleParams, students: StudentState, data: Experience
+    ) -> tuple[StudentState, Metrics]:
+        """Return the students after one update by the rule, and the rule's regularizers `[L]`.
+
+        All that the rule reads and its targets stay functions of rule and students, through which
+        meta-gradients are taken; the students' own gradients take the targets as constants.
+        """
+        settings, lifetimes = self.settings, students.moments.mean.shape[0]
+        support = evenly_spaced(-settings.support_max, settings.support_max, settings.support_size)
+        outputs, pullback = jax.vjp(partial(self.outputs, data=data), students.params)
+        target_outputs = self.outputs(students.target_params, data)
+        data = dataclasses.replace(data, behavior=outputs.policy[:-1])
+        values = estimate_values(
+            outputs, target_outputs, data, support, settings.discount, settings.trace_lambda
+        )
+        mask = data.valid.astype(jnp.float32)
+        means = [lifetime_means(x, lifetimes) for x in masked_powers(values.advantages, mask)]
+        moments, share = students.moments.update(means)
+        # The rule is applied to all environments at once, each with what its student knows: under
+        # `vmap` the gradients of its weights would be kept for each lifetime, and then summed.
+        share, env_moments, memory = jax.tree.map(
+            lambda x: jnp.repeat(x, mask.shape[1] // lifetimes, axis=0),
+            (share, moments, students.memory),
+        )
+        weights = mask / share[None]
+        normalize = jax.vmap(Values.normalized, in_axes=(1, 0), out_axes=1)
+        targets, memory_inputs = apply_rule(
+            rule, memory, data, outputs, target_outputs, normalize(values, env_moments)
+        )
+        output_grads, _ = jax.grad(student_loss, has_aux=True)(
+            outputs,
+            outputs.policy[1:],
+            targets,
+            values.targets,
+            data,
+            weights,
+            support,
+            settings.value_cost,
+        )
+        (grads,) = pullback(output_grads)
+        # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
+        grads = jax.tree.map(lambda g: lifetimes * g, grads)
+        memory_input = lifetime_means(weights[..., None] * memory_inputs, lifetimes)
+        step = jax.vmap(partial(descend, self.optimizer, settings.student_learning_rate))
+        students = dataclasses.replace(
+            step(students, grads),
+            moments=moments,
+            memory=remember(rule, students.memory, memory_input),
+        )
+        target_policy = Categorical(target_outputs.policy[:-1])
+        divergence = target_policy.divergence(Categorical(targets.policy))
+        return students, {
+            **_entropies(outputs, data, lifetimes),
+            "target_divergence": lifetime_means(data.valid * divergence, lifetimes),
+        }
+
+    def policy_objective(
+        self, students: StudentState, data: Experience, advantages: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Return the policy-gradient objective and the entropies of each student, `[L]` each."""
+        lifetimes = students.memory[0].shape[0]
+        outputs = self.outputs(students.params, data)
+        objective = policy_gradient(outputs.policy, data, advantages, lifetimes)
+        return objective, _entropies(outputs, data, lifetimes)
+
+
+def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+    """Return mean entropies of policy and of both predictions over each lifetime's steps, `[L]`."""
+    before = jax.tree.map(lambda x: x[:-1], outputs)
+    of_action = Categorical(gather_action(before.action_prediction, data.action))
+    prediction = Categorical(before.prediction).entropy() + of_action.entropy()
+    return {
+        "policy_entropy": lifetime_means(
+            data.valid * Categorical(before.policy).entropy(), lifetimes
+        ),
+        "prediction_entropy": lifetime_means(data.valid * prediction, lifetimes),
+    }

@@ -1,0 +1,181 @@
+"""The published file of a DiscoRL rule: 42 arrays of an `.npz` archive, by haiku's names of layers.
+
+`disco_103.npz` comes with github.com/google-deepmind/disco_rl. Rules of other sizes, such as those
+that `DiscoDiscovery` learns, have other numbers of units and of predictions; the narrow layers
+between have the published widths.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from podracer.agents.rules.disco.rule import LSTM, Array, EmbeddingParams, Linear, RuleParams
+from podracer.errors import ConfigError
+from podracer.io.npz import DAMAGE, read_array
+
+_CORE, _LIFETIME = "lstm", "lstm/~/meta_lstm/~unroll"
+_WIDTH, _ACTION_WIDTH = 16, 2  # of embeddings, and of what they say of an action
+_FEATURES, _CHANNELS = 27, 9  # of a transition and of an action, see `rule.py`
+
+
+def layer_shapes(predictions: int, units: int, lifetime_units: int) -> dict[str, tuple[int, int]]:
+    """Return the shape of the weights of each layer, `(inputs, outputs)`, by its name in the file.
+
+    A rule has `units` in its backward LSTM and `lifetime_units` in that of the lifetime; its
+    student's predictions have as many categories as `predictions` says.
+    """
+    shapes = {
+        f"{_CORE}/lstm/linear": (_FEATURES + units, 4 * units),
+        f"{_CORE}/linear": (lifetime_units, units),
+        f"{_CORE}/linear_1": (units, 1),
+        f"{_CORE}/linear_2": (units, predictions),
+        f"{_CORE}/linear_3": (units, predictions),
+        f"{_CORE}/sequential_1/conv1_d": (2 * (units + _ACTION_WIDTH), _WIDTH),
+        f"{_CORE}/linear_4": (_WIDTH, 1),
+        f"{_LIFETIME}/lstm/linear": (_WIDTH + lifetime_units, 4 * lifetime_units),
+        f"{_LIFETIME}/mlp_2/~/linear_0": (_FEATURES + 2, _WIDTH),
+    }
+    for part in (_CORE, _LIFETIME):
+        shapes |= {
+            f"{part}/mlp/~/linear_0": (predictions, _WIDTH),
+            f"{part}/mlp/~/linear_1": (_WIDTH, 1),
+            f"{part}/mlp_1/~/linear_0": (predictions, _WIDTH),
+            f"{part}/mlp_1/~/linear_1": (_WIDTH, 1),
+            f"{part}/sequential/conv1_d": (2 * _CHANNELS, _WIDTH),
+            f"{part}/sequential/conv1_d_1": (2 * _WIDTH, _ACTION_WIDTH),
+        }
+    return shapes
+
+
+def stored_shape(layer: str, shape: tuple[int, int]) -> tuple[int, ...]:
+    """Return the shape in which the file has the weights of a layer: convolutions have an axis."""
+    return (1, *shape) if "conv1_d" in layer else shape
+
+
+def is_disco_rule(content: bytes) -> bool:
+    """Return whether the content of a file has the names of a DiscoRL rule, complete or not."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return f"{_CORE}/lstm/linear/w.npy" in archive.namelist()
+    except DAMAGE:
+        return False
+
+
+def decode_rule(content: bytes, name: str) -> RuleParams:
+    """Return the parameters of the rule in the content of a file, float32.
+
+    Raises `ConfigError`, which calls the file `name`, if it is damaged or not such a rule.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            layers = _read_layers(archive)
+    except DAMAGE as error:
+        raise ConfigError(f"{name} is not a rule of DiscoRL: {error}.") from error
+    return from_layers(layers, _lstm)
+
+
+def encode_rule(params: RuleParams) -> bytes:
+    """Return the content of a file with these parameters, f32, which `decode_rule` reads."""
+    arrays = {}
+    for name, layer in _to_layers(params).items():
+        weight, bias = (np.asarray(x, np.float32) for x in (layer.weight, layer.bias))
+        arrays[f"{name}/w"] = weight.reshape(stored_shape(name, weight.shape))
+        arrays[f"{name}/b"] = bias
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) -> RuleParams:
+    """Return the parameters of a rule from its layers by name, of which `lstm` makes LSTMs."""
+    core, lifetime = _CORE, _LIFETIME
+    return RuleParams(
+        embedding=_embedding(layers, core),
+        core=lstm(layers[f"{core}/lstm/linear"]),
+        modulation=layers[f"{core}/linear"],
+        prediction=layers[f"{core}/linear_2"],
+        action_prediction=layers[f"{core}/linear_3"],
+        policy=(layers[f"{core}/sequential_1/conv1_d"], layers[f"{core}/linear_4"]),
+        summary=layers[f"{core}/linear_1"],
+        lifetime_embedding=_embedding(layers, lifetime),
+        lifetime_input=layers[f"{lifetime}/mlp_2/~/linear_0"],
+        lifetime=lstm(layers[f"{lifetime}/lstm/linear"]),
+    )
+
+
+def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
+    """Return all layers; raises one of `DAMAGE` unless they fit each other."""
+    predictions = read_array(archive, f"{_CORE}/linear_2/b", np.float32).size
+    units = read_array(archive, f"{_CORE}/linear/b", np.float32).size
+    lifetime_units = read_array(archive, f"{_LIFETIME}/lstm/linear/b", np.float32).size // 4
+    shapes = layer_shapes(predictions, units, lifetime_units)
+    names = {f"{layer}/{part}.npy" for layer in shapes for part in "wb"}
+    if unknown := sorted(set(archive.namelist()) - names):
+        raise ValueError(f"{unknown[0]} is none of its arrays")
+    layers = {}
+    for layer, shape in shapes.items():
+        weight = read_array(archive, f"{layer}/w", np.float32, stored_shape(layer, shape))
+        bias = read_array(archive, f"{layer}/b", np.float32, shape[1:])
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            raise ValueError(f"{layer} has values that are not finite")
+        layers[layer] = Linear(weight.reshape(shape), bias)
+    return layers
+
+
+def _to_layers(params: RuleParams) -> dict[str, Linear]:
+    """Return the layers of a rule by their names in the file: the inverse of `from_layers`."""
+    core, lifetime = _CORE, _LIFETIME
+    layers = {
+        f"{core}/lstm/linear": _linear(params.core),
+        f"{core}/linear": params.modulation,
+        f"{core}/linear_1": params.summary,
+        f"{core}/linear_2": params.prediction,
+        f"{core}/linear_3": params.action_prediction,
+        f"{core}/sequential_1/conv1_d": params.policy[0],
+        f"{core}/linear_4": params.policy[1],
+        f"{lifetime}/lstm/linear": _linear(params.lifetime),
+        f"{lifetime}/mlp_2/~/linear_0": params.lifetime_input,
+    }
+    for part, embedding in ((core, params.embedding), (lifetime, params.lifetime_embedding)):
+        for number in (0, 1):
+            layers[f"{part}/mlp/~/linear_{number}"] = embedding.prediction[number]
+            layers[f"{part}/mlp_1/~/linear_{number}"] = embedding.action_prediction[number]
+        layers[f"{part}/sequential/conv1_d"] = embedding.actions[0]
+        layers[f"{part}/sequential/conv1_d_1"] = embedding.actions[1]
+    return layers
+
+
+def _embedding(layers: Mapping[str, Linear], part: str) -> EmbeddingParams:
+    return EmbeddingParams(
+        prediction=(layers[f"{part}/mlp/~/linear_0"], layers[f"{part}/mlp/~/linear_1"]),
+        action_prediction=(layers[f"{part}/mlp_1/~/linear_0"], layers[f"{part}/mlp_1/~/linear_1"]),
+        actions=(layers[f"{part}/sequential/conv1_d"], layers[f"{part}/sequential/conv1_d_1"]),
+    )
+
+
+def _lstm(layer: Linear) -> LSTM:
+    """Return a haiku LSTM, whose gates i, g, f, o have a forget bias of 1 besides, as ours."""
+    units = layer.bias.size // 4
+    weight, bias = _swap_gates(layer.weight), _swap_gates(layer.bias)
+    return LSTM(weight[:-units], weight[-units:], bias + _forget_bias(units))
+
+
+def _linear(lstm: LSTM) -> Linear:
+    """Return the layer of an LSTM of ours in haiku's file: the inverse of `_lstm`."""
+    weight = np.concatenate([np.asarray(lstm.input), np.asarray(lstm.hidden)])
+    bias = np.asarray(lstm.bias) - _forget_bias(lstm.bias.size // 4)
+    return Linear(_swap_gates(weight), _swap_gates(bias))
+
+
+def _swap_gates(x: Array) -> np.ndarray:
+    """Swap the two gates in the middle: ours are i, f, g, o, those of haiku i, g, f, o."""
+    first, second, third, fourth = np.split(np.asarray(x), 4, axis=-1)
+    return np.concatenate([first, third, second, fourth], axis=-1)
+
+
+def _forget_bias(units: int) -> np.ndarray:
+    return np.repeat(np.asarray([0, 1, 0, 0], np.float32), units)

@@ -1,0 +1,237 @@
+"""Disco: an agent whose updates come from a rule that DiscoRL discovered, such as Disco103.
+
+The rule's parameters come from a published file (`rule_file.py`), are part of the state, and never
+change; the user brings the file. Values are learned by Retrace and only inform the rule.
+Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms" (Nature),
+and the settings of the published notebook, which evaluates the rule on Catch.
+
+As there, a sample has the T - 1 transitions between the T timesteps of a rollout, and the one that
+leads to the next rollout is never learned. So no end of an episode is learned where all fall on the
+last steps of rollouts: if each episode takes the same multiple of T timesteps, as in Catch, whose
+episodes have 9, with rollouts of 9 or 3.
+
+Differs from the published code: what a terminal leads to, which the rule reads too, is in a device
+environment the first timestep of the next episode instead of the last of its own, so there and in a
+host environment the rule teaches slightly differently (docs/decisions/0002); ignored actions at
+time-outs count in no mean and end Retrace's traces, where the code has no time-outs and lets the
+step after an end count in all means but the loss; torsos end with an activation; weights are
+initialized orthogonally; the moving average of TD errors, which only a log reads, is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agents.common import off_policy, recurrent
+from podracer.agents.rules.disco.learning import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
+from podracer.agents.rules.disco.network import Outputs, StudentNetwork, build_network
+from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
+from podracer.agents.rules.disco.rule_file import decode_rule
+from podracer.agents.rules.disco.values import estimate_values, masked_powers
+from podracer.agents.rules.lifetimes import to_experience
+from podracer.devices.reductions import global_mean
+from podracer.errors import ConfigError
+from podracer.fields import bounded, reset_on_warm_start, static, struct
+from podracer.io.npz import check_digest
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.ops.distributions import Categorical
+from podracer.ops.transforms import evenly_spaced
+from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
+from podracer.types import (
+    ArraySpec,
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
+
+
+@struct
+class DiscoState(StudentState, off_policy.ReplayLearnerState):
+    """Learner state: that of a student, and the rule."""
+
+    rule: RuleParams = reset_on_warm_start()
+    """Parameters of the update rule, which never change."""
+
+
+@struct
+class Disco:
+    """Agent trained by a rule that DiscoRL discovered, discrete actions."""
+
+    learning_rate: Schedule = bounded(3e-4)
+    """Learning rate of the network (Adam)."""
+    discount: float = bounded(0.997, high=1.0)
+    """Discount factor gamma of the action values, in [0, 1]."""
+    trace_lambda: float = bounded(0.95, high=1.0)
+    """Parameter lambda of Retrace, in [0, 1]."""
+    value_cost: float = bounded(0.2)
+    """Weight of the action values' loss against the four others, each of which has weight 1."""
+    support_max: float = static(default=300.0, low=1e-6)
+    """Largest value after the transform h(x), nearly a square root; 300 means about 58,700."""
+    support_size: int = static(default=601, low=2)
+    """Number of atoms for values, from minus to plus the support's largest value."""
+    model_size: int = static(default=128, low=1)
+    """Units of the model's LSTM, and of the hidden layer of each of its outputs."""
+    rule_file: str = static(default="")
+    """File of the update rule, such as `disco_103.npz`."""
+    rule_digest: str = static(default="")
+    """SHA-256 of that file in hexadecimal; another content is refused. Empty accepts any."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(512, 512))))
+    """Network before the policy, the predictions and the model."""
+    replay: Replay = static(default=Replay(capacity=1024 * 29, batch_size=64, warmup=64 * 29))
+    """Replay buffer; a sample is the timesteps of a rollout and the transitions between them."""
+
+    @property
+    def data_file(self) -> str:
+        """Path of the rule's file."""
+        if not self.rule_file:
+            raise ConfigError(
+                'Disco needs the file of a discovered rule: `agent.rule_file="disco_103.npz"`, '
+                "which comes with github.com/google-deepmind/disco_rl."
+            )
+        return self.rule_file
+
+    def read(self, content: bytes) -> RuleParams:
+        """Return the parameters of the rule in the content of the file."""
+        check_digest(content, self.rule_digest, self.rule_file)
+        return decode_rule(content, self.rule_file)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment; the context's data are the rule."""
+        rule, length = context.data, context.rollout_length
+        if rule is None:
+            raise ConfigError(
+                "Disco has no rule: give `build` a Context whose `data` are the parameters of one, "
+                "as `read` returns them."
+            )
+        if length < 2:
+            raise ConfigError(
+                "Disco learns from transitions within a rollout: make it longer, with "
+                "`driver.rollout_length=2` or more."
+            )
+        if self.replay.prioritized:
+            raise ConfigError(
+                "Disco samples its replay uniformly: leave out `agent.replay.prioritized`."
+            )
+        network = build_network(
+            self.network,
+            spec,
+            predictions=rule.prediction.bias.size,
+            support_size=self.support_size,
+            model_size=self.model_size,
+        )
+        buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
+        agent = _Disco(self, network, build_optimizer(), buffer, rule)
+        return Agent(
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=network.torso.carry,
+            warmup=self.replay.warmup,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Disco:
+    settings: Disco
+    network: StudentNetwork
+    optimizer: optax.GradientTransformation
+    buffer: Buffer
+    rule_params: RuleParams
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return new parameters, the rule, and an empty replay."""
+        memory_units = self.rule_params.lifetime.hidden.shape[0]
+        state = DiscoState(
+            frames=schedules.init_frames(),
+            rule=jax.tree.map(jnp.asarray, self.rule_params),
+            **vars(init_student(self.network, self.optimizer, memory_units, key)),
+        )
+        carry = recurrent.stored_spec(self.network.torso.carry(1))
+        extras = {"policy": ArraySpec((self.network.num_actions,))}
+        return LearnerState(state, self.buffer.init(num_envs, extras=extras, carry=carry))
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        """Sample actions; extras are the logits of the `policy`."""
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        logits, carry = self.network.policy(params, carry, observation, timestep.first[None])
+        policy = Categorical(logits[0])
+        action = policy.sample(keys) if explore else policy.mode()
+        return action, {"policy": logits[0]}, carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Add the rollout to the replay, and update on samples of rollouts."""
+        recurrent.check_rollout(self.buffer.length, trajectory)
+        update = partial(self.update, axis=axis)
+        carry = trajectory.carry
+        return off_policy.learn_from_replay(
+            self.buffer, update, state, trajectory, key, axis, carry
+        )
+
+    def update(
+        self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
+    ) -> tuple[DiscoState, Metrics, jax.Array]:
+        """Return the state after one step towards the rule's targets."""
+        del key
+        settings, behavior = self.settings, sample.trajectory.steps.extras["policy"]
+        data = to_experience(sample.trajectory, behavior)
+        support = evenly_spaced(-settings.support_max, settings.support_max, settings.support_size)
+
+        def forward(params: Params) -> Outputs:
+            return self.network.apply(params, data.carry, data.observation, data.first)
+
+        outputs, pullback = jax.vjp(forward, state.params)
+        target_outputs = forward(state.target_params)
+        values = estimate_values(
+            outputs, target_outputs, data, support, settings.discount, settings.trace_lambda
+        )
+        mask = data.valid.astype(jnp.float32)
+        means = global_mean([jnp.mean(x) for x in masked_powers(values.advantages, mask)], axis)
+        moments, share = state.moments.update(means)
+        weights = mask / share  # for means over valid transitions
+        targets, memory_inputs = apply_rule(
+            state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
+        )
+        output_grads, metrics = jax.grad(student_loss, has_aux=True)(
+            outputs,
+            outputs.policy[1:],
+            targets,
+            values.targets,
+            data,
+            weights,
+            support,
+            settings.value_cost,
+        )
+        (grads,) = pullback(output_grads)
+        memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
+        grads, memory_input = global_mean((grads, memory_input), axis)
+        rate = schedules.value_at(settings.learning_rate, state.frames)
+        state = dataclasses.replace(
+            descend(self.optimizer, rate, state, grads),
+            moments=moments,
+            memory=remember(state.rule, state.memory, memory_input),
+        )
+        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, sample.weights

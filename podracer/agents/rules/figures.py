@@ -1,0 +1,93 @@
+"""Figure of a learned rule: its targets as functions of the return that followed an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agents.rules.lifetimes import Experience
+from podracer.ops.returns import generalized_advantages
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BINS = 15
+_PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
+_EPISODES, _STEPS = 2000, 20
+
+
+Targets = Callable[[float], tuple[jax.Array, jax.Array, jax.Array]]
+"""For actions taken with a probability: returns that follow, policy and prediction targets."""
+
+
+def synthetic_episodes(discount: float) -> tuple[Experience, jax.Array]:
+    """Return 2000 environments of 20 steps with random rewards and ends, and discounted returns.
+
+    One step in seven has a reward. The actions are all 0. Returns `[T, B]` follow each step.
+    """
+    keys = jax.random.split(jax.random.key(0), 3)
+    shape = (_STEPS, _EPISODES)
+    is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
+    reward = jnp.where(is_rewarded, jax.random.normal(keys[1], shape), 0.0)
+    continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
+    valid, zeros = jnp.ones(shape, bool), jnp.zeros(shape)
+    returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
+    data = Experience(
+        observation=(),
+        first=jnp.zeros((_STEPS + 1, _EPISODES), bool),
+        action=jnp.zeros(shape, jnp.int32),
+        reward=reward,
+        discount=continues,
+        valid=valid,
+        carry=(),
+    )
+    return data, returns
+
+
+def draw_over_returns(figure: Figure, targets: Targets, title: str) -> None:
+    """Draw a rule's targets over the return: median, middle 80 %, and means.
+
+    The title describes the policy target, `[T, B]` as the returns are; the prediction target is
+    `[T, B, m]`.
+    """
+
+    def flat_targets(probability: float) -> tuple[np.ndarray, ...]:
+        returns, *others = (np.asarray(x) for x in targets(probability))
+        return tuple(x.reshape(returns.size, *x.shape[2:]) for x in (returns, *others))
+
+    axes = figure.add_subplot(1, 2, 1)
+    for index, probability in enumerate(_PROBABILITIES):
+        returns, policy_targets, _ = flat_targets(probability)
+        centers, members = _bins(returns)
+        percentiles = [np.percentile(policy_targets[steps], [10, 50, 90]) for steps in members]
+        low, middle, high = np.array(percentiles).T
+        axes.fill_between(centers, low, high, color=f"C{index}", alpha=0.2, lw=0)
+        label = f"probability {probability:.0%}"
+        axes.plot(centers, middle, color=f"C{index}", lw=1.6, label=label)
+    axes.legend(frameon=False)
+    axes.set(title=title, xlabel="return")
+    axes = figure.add_subplot(1, 2, 2)
+    returns, _, prediction_targets = flat_targets(0.5)
+    centers, members = _bins(returns)
+    shares = np.array([prediction_targets[steps].mean(0) for steps in members])
+    axes.stackplot(
+        centers, shares.T, colors=[f"C{i % 8}" for i in range(shares.shape[1])], alpha=0.8
+    )
+    axes.set(title="Prediction target: probability of each category", xlabel="return", ylim=(0, 1))
+
+
+def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return centers and members (indices) of the bins with more than 20 members.
+
+    Bins are equally wide and cover the middle 98 % of the returns.
+    """
+    low, high = np.percentile(returns, [1, 99])
+    edges = np.linspace(low, high, _BINS + 1)
+    bin_index = np.digitize(returns, edges) - 1
+    members = [np.flatnonzero(bin_index == i) for i in range(_BINS)]
+    full = [i for i, indices in enumerate(members) if len(indices) > 20]
+    return (edges[:-1] + edges[1:])[full] / 2, [members[i] for i in full]

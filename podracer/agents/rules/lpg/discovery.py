@@ -1,0 +1,179 @@
+"""LPG: an update rule, learned from many lifetimes of students that it trains.
+
+Each group of environments is the lifetime of one student in one task (`environment.TaskGroups`).
+The rule updates the student after each rollout. After K updates the next rollout gives the
+meta-objective, the student's policy gradient, which is differentiated through all K updates with
+respect to the rule's parameters.
+Source: Oh et al. 2020 (arXiv 2007.08794); hyperparameters of Jackson et al. 2023 (2310.02782), the
+authors of GROOVE. Differs from GROOVE: the rule is an LSTM, whose forget gates begin without a bias
+of 1, instead of a GRU; and meta-gradients also flow through the rule's inputs, the policy and the
+prediction of the student, where GROOVE stops them. That is the exact gradient, and costs more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
+from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common.optimizers import take_step
+from podracer.agents.rules import meta_training
+from podracer.agents.rules.lifetimes import (
+    Experience,
+    lifetime_means,
+    map_lifetimes,
+    policy_gradient,
+    student_spec,
+)
+from podracer.agents.rules.lpg.figures import draw_targets
+from podracer.agents.rules.lpg.rule import (
+    Outputs,
+    RuleParams,
+    UpdateRule,
+    build_network,
+    student_loss,
+    student_optimizer,
+    to_outputs,
+)
+from podracer.agents.rules.lpg.rule_file import encode_rule
+from podracer.agents.rules.meta_training import MetaCosts, MetaSettings
+from podracer.errors import ConfigError
+from podracer.fields import bounded, static, struct
+from podracer.networks import Network
+from podracer.ops.distributions import Categorical
+from podracer.schedules import Schedule
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@struct
+class LPG(MetaSettings):
+    """Learned Policy Gradient: discovers an update rule for students with discrete actions."""
+
+    learning_rate: Schedule = bounded(1e-4)
+    """Learning rate of the update rule (Adam)."""
+    student_learning_rate: float = bounded(40.0)
+    """Learning rate of the students."""
+    prediction_cost: float = bounded(0.5)
+    """Weight alpha_y of the prediction's loss in a student's loss."""
+    policy_entropy_cost: float = bounded(0.05)
+    """Weight beta_0 of the students' policy entropy in the meta-objective."""
+    prediction_entropy_cost: float = bounded(1e-3)
+    """Weight beta_1 of the entropy of the students' predictions in the meta-objective."""
+    policy_target_cost: float = bounded(5e-3)
+    """Weight beta_2 of the squared policy targets pi-hat, a penalty in the meta-objective."""
+    prediction_target_cost: float = bounded(1e-3)
+    """Weight beta_3 of the squared prediction targets y-hat, a penalty in the meta-objective."""
+    optimizer: Literal["sgd", "adam"] = static(default="sgd")
+    """Optimizer of the students."""
+    rule: UpdateRule = static(default=UpdateRule())
+    """Network of the update rule."""
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment of lifetimes."""
+        task = student_spec(spec, self.inner_updates, context.rollout_length)
+        network = build_network(self.network, task, self.rule)
+        if jax.tree.leaves(network.carry(1)):
+            raise ConfigError("students of LPG need a feed-forward network.")
+        costs = MetaCosts(
+            entropies={
+                "policy_entropy": self.policy_entropy_cost,
+                "prediction_entropy": self.prediction_entropy_cost,
+            },
+            targets={
+                "policy_target": self.policy_target_cost,
+                "prediction_target": self.prediction_target_cost,
+            },
+        )
+        students = _Students(self, network, student_optimizer(self.optimizer))
+        rule = Rule(self._export, self._draw)
+        return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
+
+    def _export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
+        return encode_rule(self.rule, state.shared.rule, about)
+
+    def _draw(self, state: LearnerState, figure: Figure) -> None:
+        draw_targets(figure, self.rule, state.shared.rule, self.discount)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Students:
+    """Students that the rule trains, one for each lifetime, see `meta_training.Students`."""
+
+    settings: LPG
+    network: Network
+    optimizer: optax.GradientTransformation
+
+    def init(self, key: jax.Array) -> ParamsState:
+        """Return an untrained student."""
+        params = self.network.init(key)
+        return ParamsState(params, self.optimizer.init(params))
+
+    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
+        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
+        return self.outputs(params, observation, first).policy
+
+    def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Outputs:
+        """Return each student's outputs on its own timesteps, `[T, B, n]`."""
+
+        def apply(params: Params, observation: PyTree, first: jax.Array) -> Outputs:
+            heads, _ = self.network.apply(params, (), observation, first)
+            return to_outputs(observation, heads)
+
+        return map_lifetimes(apply, params, (observation, first))
+
+    def update(
+        self, rule: RuleParams, students: ParamsState, data: Experience
+    ) -> tuple[ParamsState, Metrics]:
+        """Return the students after one update by the rule, and the rule's regularizers `[L]`."""
+        settings, lifetimes = self.settings, jax.tree.leaves(students.params)[0].shape[0]
+        outputs, pullback = jax.vjp(
+            lambda params: self.outputs(params, data.observation, data.first), students.params
+        )
+        # Constants for the student's gradient; meta-gradients go through rule and outputs.
+        targets = settings.rule.apply(rule, data, outputs, settings.discount)
+        output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
+        (grads,) = pullback(output_grads)
+        # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
+        grads = jax.tree.map(lambda g: lifetimes * g, grads)
+        prediction_size = jnp.sum(targets.prediction**2, axis=-1)
+        return self.descend(students, grads), {
+            **_entropies(outputs, data, lifetimes),
+            "policy_target": lifetime_means(data.valid * targets.policy**2, lifetimes),
+            "prediction_target": lifetime_means(data.valid * prediction_size, lifetimes),
+        }
+
+    def descend(self, students: ParamsState, grads: Params) -> ParamsState:
+        """Return the students after one step of their optimizers each."""
+
+        def step(student: ParamsState, grads: Params) -> ParamsState:
+            rate, state = self.settings.student_learning_rate, student.optimizer_state
+            return ParamsState(*take_step(self.optimizer, student.params, state, grads, rate))
+
+        return jax.vmap(step)(students, grads)
+
+    def policy_objective(
+        self, students: ParamsState, data: Experience, advantages: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Return the policy-gradient objective and the entropies of each student, `[L]` each."""
+        lifetimes = jax.tree.leaves(students.params)[0].shape[0]
+        outputs = self.outputs(students.params, data.observation, data.first)
+        objective = policy_gradient(outputs.policy, data, advantages, lifetimes)
+        return objective, _entropies(outputs, data, lifetimes)
+
+
+def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+    """Return mean entropies of policy and prediction over the steps of each lifetime, `[L]`."""
+    policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
+    return {
+        "policy_entropy": lifetime_means(data.valid * policy.entropy(), lifetimes),
+        "prediction_entropy": lifetime_means(data.valid * prediction.entropy(), lifetimes),
+    }

@@ -1,0 +1,1 @@
+"""Configuration of a run: what is trained, as data."""

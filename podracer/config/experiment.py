@@ -1,0 +1,251 @@
+"""An experiment as a value: the complete, typed configuration of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from podracer.agent import Settings
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.exchange import check_period
+from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hyperparameters
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.selection import Selection
+from podracer.environment import Environment, HostEnvironments
+from podracer.envs.catalog import runs_on_host
+from podracer.errors import ConfigError
+from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
+from podracer.fields import NO_FLAG, bounded, check_ranges
+from podracer.io.names import OTHER_NAMES, nearest
+
+_MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
+# Half of what an uint32 counts, since every second step may only reset an environment.
+_MAX_UPDATES = 2**31 - 1  # of a run
+_MAX_STEPS_OF_ONE = 2**31 - 1  # of an environment
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Configuration of a run; the same experiment on the same devices computes the same bytes."""
+
+    recipe: str = "experiment"
+    """Name of the experiment in reports and in the names of run directories."""
+    environment: str | Environment | HostEnvironments
+    """Environment to train in; `podracer list environments` names them. With another one than
+    the recipe's its target return is dropped; one of the host implies Sebulba."""
+    agent: Settings
+    """Agent and its hyperparameters."""
+    driver: AnakinConfig | SebulbaConfig
+    """Architecture and its settings."""
+    frames: int = bounded(dataclasses.MISSING, low=1, high=2**62)
+    """Number of frames to train for, at least: the run ends with the update in which it reaches
+    them. A frame is a step of an environment; one that only resets it does not count."""
+    seed: int = bounded(0, high=2**32 - 1)
+    """Random seed of the run, from 0 to 2^32 - 1."""
+    pods: Annotated[tuple[Pod, ...], NO_FLAG] = ()
+    """Members of a population that trains as one program, see `podracer sweep`."""
+    exchange: Annotated[Exchange | None, NO_FLAG] = None
+    """Exchange of the pods while they train: `Selection` starts them from better ones, `Averaging`
+    averages their learners' states; None for none."""
+    devices: int = bounded(0, high=65_536)
+    """Number of devices to use, over all hosts; 0 for all."""
+    evaluations: int = bounded(10, high=100_000)
+    """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none, and
+    at most 100,000."""
+    evaluation_episodes: int = bounded(100, low=1, high=MAX_EPISODES)
+    """Number of episodes in each evaluation, from 1 to 1,048,576."""
+    evaluation_policy: PolicyKind = "greedy"
+    """Policy in evaluations: `greedy` for the agent's best actions, `sampled` to explore."""
+    evaluation_epsilon: float = 0.0
+    """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""
+    fixed_evaluation: bool = False
+    """Whether all evaluations play the same episodes; otherwise each plays new ones."""
+    target_return: float | None = bounded(None, low=-math.inf)
+    """Mean return of an evaluation at which the run stops early; that of a recipe is for its own
+    environment alone."""
+    max_seconds: float | None = bounded(None, low=0.001)
+    """Time limit in seconds; the run stops at the end of the chunk, under Sebulba of the update, in
+    which it is reached."""
+    save_seconds: float = bounded(60.0)
+    """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
+    may add; 0 saves after every chunk."""
+    keep_best: bool = True
+    """Whether to save at each evaluation with a higher mean return than all before, and to keep the
+    checkpoint of the best one, of equal ones the newest that is saved, besides the newest ones."""
+    stall_seconds: float = bounded(1800.0, low=0.001)
+    """Time in seconds after which a chunk, an evaluation or a save that has not finished ends the
+    run (exit code 76)."""
+
+    @property
+    def arch(self) -> Literal["anakin", "sebulba"]:
+        """Architecture of the run: `anakin` or `sebulba`."""
+        return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
+
+    def with_arch(self, arch: str) -> Experiment:
+        """Return this experiment under an architecture, with the settings that both share."""
+        if arch == self.arch:
+            return self
+        kind = AnakinConfig if arch == "anakin" else SebulbaConfig
+        old = self.driver
+        new = kind(old.num_envs, old.rollout_length, old.updates_per_chunk)
+        return dataclasses.replace(self, driver=new)
+
+    def with_environment(self, environment: str | Environment | HostEnvironments) -> Experiment:
+        """Return this experiment in another environment: under Sebulba if that needs the host.
+
+        A target return is one of its old environment, and does not count in another.
+        """
+        if environment is self.environment:
+            return self
+        if isinstance(environment, str) and environment == self.environment:
+            return self
+        moved = dataclasses.replace(self, environment=environment, target_return=None)
+        return moved.with_arch("sebulba") if runs_on_host(environment) else moved
+
+    def with_fields(self, values: Mapping[str, Any]) -> Experiment:
+        """Return this experiment with other values of its fields.
+
+        A dictionary holds values of a part's fields: `{"agent": {"learning_rate": 1e-3}}`. Raises
+        `ConfigError` for an unknown name.
+        """
+        return _replace_fields(self, values)
+
+    @property
+    def run_driver(self) -> AnakinConfig | SebulbaConfig:
+        """Settings of the driver, whose chunk is no longer than the run."""
+        updates = min(self.driver.updates_per_chunk, self.num_updates)
+        return dataclasses.replace(self.driver, updates_per_chunk=updates)
+
+    @property
+    def num_updates(self) -> int:
+        """Number of updates in the run where every step is a frame, else the least number."""
+        return math.ceil(self.frames / self.driver.steps_per_update)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of environment steps in `num_updates`, those of one pod of a population.
+
+        Schedules over the whole run last for as many frames.
+        """
+        return self.num_updates * self.driver.steps_per_update
+
+    def expected_updates(self, updates: int, frames: int) -> int:
+        """Return the number of updates in the whole run, if all are as the first ones.
+
+        The first `updates` had this many frames, those of all pods.
+        """
+        frames //= max(1, len(self.pods))
+        if not frames:
+            return max(updates, self.num_updates)
+        return updates + math.ceil(max(0, self.frames - frames) * updates / frames)
+
+    @property
+    def evaluation_updates(self) -> frozenset[int]:
+        """Numbers of updates after which to evaluate: ends of chunks, evenly spread, and the end.
+
+        They are those of a run where every step is a frame; see `evaluation_frames`.
+        """
+        chunk, last = self.run_driver.updates_per_chunk, self.num_updates
+        chunks = math.ceil(last / chunk)
+        marks = range(1, self.evaluations + 1)
+        return frozenset(min(math.ceil(i * chunks / self.evaluations) * chunk, last) for i in marks)
+
+    @property
+    def evaluation_frames(self) -> list[int]:
+        """Numbers of frames, in order, at which to evaluate: at the end of the chunk with each."""
+        return [n * self.driver.steps_per_update for n in sorted(self.evaluation_updates)]
+
+    def of_pod(self, pod: Pod) -> Experiment:
+        """Return the experiment of one pod of a population, as a run of its own."""
+        values = {parameter.name: parameter.value for parameter in pod.hyperparameters}
+        agent = with_hyperparameters(self.agent, values)
+        return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=(), exchange=None)
+
+    def check(self) -> None:
+        """Raise `ConfigError` for values out of range."""
+        check_ranges(self, "")
+        steps, driver = self.driver.steps_per_update, self.driver
+        if steps > _MAX_STEPS:
+            raise ConfigError(
+                f"an update has at most {_MAX_STEPS:,} environment steps, but num_envs "
+                f"{driver.num_envs:,} times rollout_length {driver.rollout_length:,} is {steps:,}."
+            )
+        if self.num_updates > _MAX_UPDATES:
+            raise ConfigError(
+                f"a run has at most {_MAX_UPDATES:,} updates, but frames {self.frames:,} takes "
+                f"{self.num_updates:,} of {steps:,} environment steps."
+            )
+        if self.num_updates * driver.rollout_length > _MAX_STEPS_OF_ONE:
+            raise ConfigError(
+                f"an environment makes at most {_MAX_STEPS_OF_ONE:,} steps, but frames "
+                f"{self.frames:,} in {driver.num_envs:,} environments are more: take more of them."
+            )
+        chunk = self.run_driver.updates_per_chunk
+        if self.arch == "anakin" and steps * chunk > _MAX_STEPS:
+            raise ConfigError(
+                f"a chunk has at most {_MAX_STEPS:,} environment steps, but updates_per_chunk "
+                f"{chunk:,} times {steps:,} steps in an update is {steps * chunk:,}."
+            )
+        ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
+        if self.exchange is not None:
+            check_period(self.exchange.every, len(self.pods), chunk, self.num_updates)
+            self.exchange.check(self.pods)
+        if isinstance(self.exchange, Selection):
+            for bound in self.exchange.bounds:
+                for value in (bound.low, bound.high):
+                    self.of_pod(Pod(0, (Hyperparameter(bound.name, value),))).check()
+
+
+def _replace_fields(config: Any, values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Any:
+    names, changes = [field.name for field in dataclasses.fields(config)], {}
+    for name, value in values.items():
+        if name not in names:
+            kind = type(config).__name__
+            paths = (_path_of(x, config) for x in (name, *OTHER_NAMES.get(name, ())))
+            path = next(filter(None, paths), ())
+            remedy = nearest(name, names)
+            if len(path) > 1:
+                remedy = f"it is one of its {'.'.join(path[:-1])}: {_keyword(above + path)}."
+            raise ConfigError(f"{kind} has no field {name!r}: {remedy}")
+        part = getattr(config, name)
+        is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
+        if is_part:
+            changes[name] = _replace_fields(part, value, (*above, name))
+        else:
+            changes[name] = _as_plain(value, part)
+    return dataclasses.replace(config, **changes)
+
+
+def _path_of(name: str, config: Any) -> tuple[str, ...]:
+    """Return the names that lead to a field of a configuration or of its parts, () if none do."""
+    if not dataclasses.is_dataclass(config):
+        return ()
+    names = [field.name for field in dataclasses.fields(config)]
+    if name in names:
+        return (name,)
+    paths = ((part, *_path_of(name, getattr(config, part))) for part in names)
+    return next((path for path in paths if len(path) > 1), ())
+
+
+def _keyword(path: tuple[str, ...]) -> str:
+    """Return how Python gives a part's field: `agent={"learning_rate": ...}`."""
+    opening = "".join(f'{{"{name}": ' for name in path[1:])
+    return f"{path[0]}={opening}...{'}' * (len(path) - 1)}"
+
+
+def _as_plain(value: Any, old: Any) -> Any:
+    """Return a scalar of NumPy as a number of Python, 1e5 as an int, and a list as a tuple.
+
+    The latter two in the place of such.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(old) is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(old, tuple) and isinstance(value, list):
+        return tuple(value)
+    return value

@@ -1,0 +1,1 @@
+"""Devices, processes and memory of a run, and reductions over them."""

@@ -1,0 +1,135 @@
+"""Rings in the memory of the host, which a program on a device reads and writes in slices.
+
+On an accelerator the memory is pinned. Programs only slice such an array, from host memory to the
+device, and update slices of it in place: XLA copies nothing else. A gather would be computed on
+the host instead (decision 0055).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Int32, Shaped
+
+from podracer.fields import struct, unchecked
+from podracer.types import PyTree
+
+PINNED = "pinned_host"  # JAX's name of the memory
+
+
+@unchecked
+@struct
+class HostMemory:
+    """Arrays in host memory, a part of a state that starts as zeros.
+
+    Drivers place them there, and pass them from update to update without a copy.
+    """
+
+    arrays: PyTree  # [B, C, ...]
+
+
+def is_host_memory(node: Any) -> bool:
+    """Return whether this node of a tree is in host memory."""
+    return isinstance(node, HostMemory)
+
+
+def map_host_memory(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+    """Map a function over the `HostMemory` nodes of a tree; keep its other leaves."""
+
+    def apply(node: Any, *nodes: Any) -> Any:
+        return function(node, *nodes) if is_host_memory(node) else node
+
+    return jax.tree.map(apply, tree, *others, is_leaf=is_host_memory)
+
+
+def host_leaves(tree: PyTree) -> list[Any]:
+    """Return the arrays of a tree that are in host memory."""
+    nodes = jax.tree.leaves(tree, is_leaf=is_host_memory)
+    return jax.tree.leaves([node for node in nodes if is_host_memory(node)])
+
+
+def without_host_memory(tree: PyTree) -> PyTree:
+    """Return a tree with nothing in its `HostMemory` nodes."""
+    return map_host_memory(lambda _: HostMemory(()), tree)
+
+
+def zeros_in_host_memory(tree: PyTree, like: PyTree) -> PyTree:
+    """Return a tree with zeros in its `HostMemory` nodes, of the shapes and shardings of `like`.
+
+    They never are on a device.
+    """
+
+    def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
+        assert x.sharding is not None
+        shard = x.sharding.shard_shape(x.shape)
+        return jax.make_array_from_callback(x.shape, x.sharding, lambda _: np.zeros(shard, x.dtype))
+
+    return map_host_memory(lambda _, node: jax.tree.map(zeros, node), tree, like)
+
+
+def pin(shardings: PyTree) -> PyTree:
+    """Return shardings of a state, those of `HostMemory` nodes with the memory of the host."""
+    return map_host_memory(
+        lambda node: jax.tree.map(lambda x: x.with_memory_kind(PINNED), node), shardings
+    )
+
+
+def keep_on_host(tree: PyTree) -> PyTree:
+    """Return a traced tree whose `HostMemory` nodes have the type of arrays in host memory."""
+    return map_host_memory(lambda node: jax.tree.map(_to_host, node), tree)
+
+
+def _to_host(x: jax.Array) -> jax.Array:
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+def _to_device(x: jax.Array) -> jax.Array:
+    return jax.device_put(x, jax.memory.Space.Device)
+
+
+def write_slices(
+    ring: Shaped[Array, "B C ..."], new: Shaped[Array, "T B ..."], position: Int32[Array, ""]
+) -> Shaped[Array, "B C ..."]:
+    """Return a ring in host memory with timesteps `new`, on the device, from a position on."""
+    ring, size, length = _to_host(ring), ring.shape[1], new.shape[0]
+
+    def write(ring: jax.Array, new: jax.Array, position: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(ring, _to_host(new), position, 1)
+
+    if size % length == 0:  # never crosses the end
+        return write(ring, jnp.moveaxis(new, 0, 1), position)
+
+    def step(ring: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        timestep, offset = item
+        return write(ring, timestep[:, None], (position + offset) % size), None
+
+    return jax.lax.scan(step, ring, (new, jnp.arange(length)))[0]
+
+
+def read_windows(
+    ring: Shaped[Array, "B C ..."], rows: Int[Array, "N"], starts: Int[Array, "N"], length: int
+) -> Shaped[Array, "W N ..."]:
+    """Return `length` W consecutive timesteps of a ring in host memory, from each start.
+
+    They are on the device. Each window takes two slices: one up to the end of the ring, one from
+    its beginning.
+    """
+    ring, size = _to_host(ring), ring.shape[1]
+    sizes = (1, length, *ring.shape[2:])
+
+    def read(_: None, item: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        row, start = item
+        first = jnp.minimum(start, size - length)
+        end, beginning = (
+            _to_device(jax.lax.dynamic_slice(ring, (row, time, *[0] * (ring.ndim - 2)), sizes))
+            for time in (first, jnp.zeros_like(first))
+        )
+        times = start + jnp.arange(length)
+        indices = jnp.where(times < size, times - first, times - size + length)
+        return None, jnp.concatenate([end, beginning], 1)[0, indices]
+
+    return jnp.moveaxis(jax.lax.scan(read, None, (rows, starts % size))[1], 1, 0)

@@ -1,0 +1,133 @@
+"""Devices, partition specs, and means over shards: all collectives but those of the drivers.
+
+Agents use `global_grad`, `global_grad_in_blocks`, `global_mean` and `num_shards`. Each takes the
+name of a mesh axis; with `axis=None` there is one shard and nothing is reduced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils  # no stable home yet
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from podracer.devices.machine import check_machine
+from podracer.errors import ConfigError
+from podracer.types import LearnerState, PyTree
+
+Device = Any  # jax.Device, which type checkers take for a variable
+DATA, POD, HOST = "data", "pod", "host"
+REPLICATED = PartitionSpec()
+SHARDED = PartitionSpec(DATA)
+LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
+
+
+def find_devices(count: int = 0) -> list[Device]:
+    """Return `count` devices, equally many of each host; all devices if `count` is 0.
+
+    Raises `ConfigError` where `check_machine` does, where there are too few, or where the hosts
+    cannot have equal shares or have different numbers of devices.
+    """
+    check_machine()
+    devices = jax.devices()
+    by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
+    sizes = [len(host) for host in by_host]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"the processes have {', '.join(map(str, sizes))} devices: give each as many, and the "
+            "same `devices`."
+        )
+    if count < 0 or count > len(devices):
+        raise ConfigError(
+            f"`devices={count}` was asked for, but this run sees {len(devices)} "
+            f"{devices[0].platform} device(s)."
+        )
+    count = count or len(devices)
+    if count % jax.process_count():
+        raise ConfigError(
+            f"`devices={count}` cannot be split evenly over {jax.process_count()} processes: "
+            f"take a multiple of {jax.process_count()}."
+        )
+    share = count // jax.process_count()
+    return [device for host in by_host for device in host[:share]]
+
+
+def make_mesh(devices: Sequence[Device] | None = None, axis: str = DATA) -> Mesh:
+    """Return a mesh with one axis over the given devices (all devices by default)."""
+    devices = list(devices) if devices is not None else jax.devices()
+    return Mesh(np.asarray(devices), (axis,), axis_types=(AxisType.Auto,))
+
+
+def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
+    """Return a tree of shardings on a mesh for a tree of partition specs."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def wait_for_all_processes(where: str) -> None:
+    """Block until every process of the run has called this with the same name `where`."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(where)
+
+
+def any_process(*flags: bool) -> tuple[bool, ...]:
+    """Return for each flag whether it is true in any process; every process must call this."""
+    if jax.process_count() == 1:
+        return flags
+    return tuple(multihost_utils.process_allgather(np.asarray(flags)).any(axis=0).tolist())
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the texts of all processes, in their order; every process must call this."""
+    if jax.process_count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.asarray(data.size))
+    padded = np.pad(data, (0, sizes.max() - data.size))
+    rows = multihost_utils.process_allgather(padded)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def on_one_device(tree: PyTree) -> PyTree:
+    """Return the copy of replicated arrays that the first local device holds."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+
+
+def from_first_process(tree: PyTree) -> PyTree:
+    """Return the first process's values of a tree of arrays on every process."""
+    return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
+
+
+def fetch(tree: PyTree) -> Any:
+    """Copy arrays to the host as `jax.device_get` does, but wait so that Ctrl-C can end the wait.
+
+    A wait of JAX runs no handler of a signal until it ends, but one for another thread does.
+    """
+    is_ready = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # which the copy below raises
+            jax.block_until_ready(tree)
+        is_ready.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    is_ready.wait()
+    return jax.device_get(tree)
+
+
+def check_divisible(what: str, count: int, num_parts: int, parts: str = "devices") -> None:
+    """Raise `ConfigError` where `count` items cannot be split evenly over devices, or hosts."""
+    if count < 1 or count % num_parts:
+        down = count // num_parts * num_parts
+        near = " or ".join(str(n) for n in (down, down + num_parts) if n > 0)
+        raise ConfigError(
+            f"{what} is {count}, which {num_parts} {parts} cannot share evenly: take {near}."
+        )

@@ -1,0 +1,35 @@
+"""Errors that a user can cause or meet, each with a stable exit code."""
+
+
+class PodracerError(Exception):
+    """Failure with a stable exit code; the message is one clear sentence."""
+
+    exit_code = 70
+
+
+class ConfigError(PodracerError):
+    """Invalid configuration; raised before anything is compiled."""
+
+    exit_code = 78
+
+
+class EnvironmentFault(PodracerError):
+    """Failure of an environment that raised, hung or died more often than it may."""
+
+    exit_code = 72
+
+
+class CheckpointError(PodracerError):
+    """Missing or damaged checkpoint."""
+
+    exit_code = 65
+
+
+class StorageError(PodracerError, OSError):
+    """File that could not be read or written; what was stored before is untouched."""
+
+    exit_code = 73
+
+
+class NonFiniteError(PodracerError):
+    """Update with a value that is not finite; it was not applied."""

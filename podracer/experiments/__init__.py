@@ -1,1 +1,0 @@
-"""Experiments: configurations, recipes, and the run that trains one."""

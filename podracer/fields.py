@@ -1,0 +1,124 @@
+"""Fields of settings and states: leaf or structure, range, and flag."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import numpy as np
+
+from podracer.errors import ConfigError
+
+T = TypeVar("T")
+
+
+_MAX_INT32 = 2**31 - 1  # of an int32
+
+
+def static(
+    *, default: Any = dataclasses.MISSING, low: float | int | None = None, high: float = math.inf
+) -> Any:
+    """Declare a field of a `struct` as structure, not a leaf; its value lies in `[low, high]`."""
+    metadata = {"static": True} | ({} if low is None else {"range": (low, high)})
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def bounded(default: Any, low: float | int = 0.0, high: float | int = math.inf) -> Any:
+    """Declare a field of a dataclass whose value is finite and lies in `[low, high]`.
+
+    If the value is a tuple this holds for each of its items. An integer without `high` must be
+    below 2^31. `check_ranges` checks it.
+    """
+    return dataclasses.field(default=default, metadata={"range": (low, high)})
+
+
+def reset_on_warm_start() -> Any:
+    """Declare a field of a learner's state that begins anew where a run takes another's weights.
+
+    It stays an array, or a tree of them. Counters of frames and what belongs to one environment
+    are such fields.
+    """
+    return dataclasses.field(metadata={"reset_on_warm_start": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """Marker of a field with a longer flag: `Annotated[float, Flag("optimizer-epsilon")]`.
+
+    Flags have no prefix unless two are the same, and the fields of a part may have general names.
+    """
+
+    name: str
+
+
+NO_FLAG = Flag("")  # marks a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`
+
+
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(static, reset_on_warm_start, dataclasses.field)
+)
+def struct(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass and a pytree; `static()` fields are structure, not leaves."""
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    meta = [f.name for f in fields if f.metadata.get("static")]
+    data = [f.name for f in fields if f.name not in meta]
+    return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+
+
+def unchecked(cls: type[T]) -> type[T]:
+    """Exempt the fields of a `struct` from the type checks that tests switch on.
+
+    Their annotations describe arrays on a device, but the same class also holds specifications,
+    shapes and shardings, leaf by leaf.
+    """
+    cls.__no_type_check__ = True  # type: ignore[attr-defined]
+    return cls
+
+
+def check_ranges(config: Any, path: str) -> None:
+    """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
+
+    A field of integers takes no other numbers. Fields that are dataclasses are checked too; the
+    range of such a field holds for its numbers without one. `path` names `config` in the message.
+    """
+    _check_ranges(config, path, None)
+
+
+def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | None) -> None:
+    for field in dataclasses.fields(config):
+        value: Any = getattr(config, field.name)
+        name = f"{path}.{field.name}" if path else field.name
+        limits_of_field = field.metadata.get("range", default_range)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            _check_ranges(value, name, limits_of_field)
+            continue
+        if limits_of_field is not None and value is not None:
+            if isinstance(value, list):
+                raise ConfigError(f"{name} must be a tuple, {tuple(value)}, and no list.")
+            is_whole = str(field.type).startswith(("int", "tuple[int", "<class 'int'"))
+            for number in value if isinstance(value, tuple) else (value,):
+                if type(number) is bool or not isinstance(number, int if is_whole else int | float):
+                    kind = "whole number" if is_whole else "number"
+                    raise ConfigError(f"{name} must be a {kind}, but it is {value!r}.")
+                if violation := _violation(number, *limits_of_field):
+                    raise ConfigError(f"{name} must {violation}, but it is {value}.")
+
+
+def _violation(value: float | int, low: float, high: float) -> str | None:
+    """Return what a value must be instead, None if it lies in its range."""
+    if isinstance(value, int):  # on a device it is an int32
+        most = _MAX_INT32 if high == math.inf else high
+        if value < low:
+            return f"be at least {math.ceil(low):,}"
+        return f"be at most {math.floor(most):,}" if value > most else None
+    if not abs(value) <= float(np.finfo(np.float32).max):  # nor nan
+        return "be finite as a float32"
+    if low <= value <= high:
+        return None
+    return f"be at least {low:g}" if high == math.inf else f"lie in [{low:g}, {high:g}]"

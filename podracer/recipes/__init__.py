@@ -1,0 +1,188 @@
+"""Recipes: named functions, each of which returns a complete `Experiment`.
+
+A module for each family of environments; importing it registers its recipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import experiment_of, read_config
+from podracer.envs.catalog import ENVIRONMENTS, full_name_of, has_name
+from podracer.errors import ConfigError
+from podracer.io.entry_points import installed
+from podracer.io.names import nearest
+from podracer.io.paths import user_path
+from podracer.recipes import (  # noqa: F401
+    arcade,
+    atari,
+    board_games,
+    cartpole,
+    catch,
+    disco,
+    lpg,
+    memory,
+    minatar,
+    mujoco,
+    pendulum,
+)
+from podracer.recipes.registry import RECIPES, recipe, with_name
+from podracer.recipes.update_rules import with_update_rule
+
+__all__ = ["RECIPES", "find", "options_of", "recipe", "with_update_rule"]
+
+
+_CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
+_READERS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+}
+
+
+def find(name: str, **options: Any) -> Experiment:
+    """Return the experiment of a recipe.
+
+    The name is that of a recipe of the library or of an installed package (an entry point of the
+    group `podracer.recipes`), or it is `MODULE:FUNCTION`, which is imported. One that ends in .json
+    is a file with an experiment: a run's `config.json`, or a sweep's `best.json`. `options` are the
+    recipe's own, as text, see `options_of`; the `recipe` of a file may be an experiment, too.
+
+    Raises `ConfigError` with the nearest name if there is no such recipe.
+    """
+    if name.endswith(".json"):
+        return _of_file(user_path(name), **options)
+    function = _function(name)
+    for key, parameter in _parameters(name).items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigError(
+                f"{name} needs a value of {key!r}, which has no default: add it, or name a "
+                "function that returns an Experiment."
+            )
+    return function(**{key: _option(function, key, text) for key, text in options.items()})
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Return the names of a recipe's own options, such as the `game` of `atari_impala`.
+
+    A file has the options `environment`, which replaces its own, and `recipe`, which names a recipe
+    whose own classes the file may use.
+    """
+    if name.endswith(".json"):
+        return ("environment", "recipe")
+    return tuple(_parameters(name))
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a recipe's function that have a name of their own."""
+    function = _function(name)
+    with contextlib.suppress(ValueError):  # of a class or a function in C
+        parameters = inspect.signature(function).parameters
+        if not any(x.kind is x.POSITIONAL_ONLY for x in parameters.values()):
+            variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            return {key: x for key, x in parameters.items() if x.kind not in variadic}
+    raise ConfigError(f"{name} is no recipe: name a function that returns an Experiment.")
+
+
+def _of_file(
+    path: Path, environment: str | None = None, recipe: Experiment | str | None = None
+) -> Experiment:
+    lender = find(recipe) if isinstance(recipe, str) else recipe
+    experiment = experiment_of(path, lender, environment)
+    if environment is None:
+        return experiment
+    recorded = read_config(path)["experiment"]["environment"]
+    return dataclasses.replace(experiment, environment=recorded).with_environment(environment)
+
+
+def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
+    """Return a recipe's option as its annotation says: int, float, bool, or the text itself."""
+    kind = get_type_hints(function).get(name, str)
+    if kind not in _READERS:
+        raise ConfigError(
+            f"the argument {name!r} of the recipe is annotated {kind}: a flag is a str, int, float "
+            "or bool."
+        )
+    try:
+        return _READERS[kind](text)
+    except (KeyError, ValueError):
+        kind = kind.__name__
+        raise ConfigError(f"{name} must be of type {kind}, but it is {text!r}.") from None
+
+
+def _function(name: str) -> Callable[..., Experiment]:
+    if name in RECIPES:
+        return RECIPES[name]
+    if ":" in name:
+        return _imported(name)
+    if name in (of_packages := installed("recipes")):
+        return with_name(of_packages[name].load(), name)
+    if "." in name:
+        raise ConfigError(
+            f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
+        )
+    _refuse_environment(name)
+    raise ConfigError(
+        f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
+        "own is MODULE:FUNCTION."
+    )
+
+
+def _suggestion(name: str, recipes: Sequence[str]) -> str:
+    """Return the end of an error message about an unknown recipe, such as ENVIRONMENT_AGENT."""
+    environment, _, agent = name.lower().rpartition("_")
+    of_agent = [x for x in recipes if x == agent or x.partition("_")[2] == agent]
+    if not of_agent:
+        return nearest(name, recipes)
+    environments = [x.partition("_")[0] for x in of_agent]
+    if close := difflib.get_close_matches(environment, environments, n=1, cutoff=0.6):
+        return f"did you mean {of_agent[environments.index(close[0])]}?"
+    family = "pendulum" if environment in _CONTINUOUS else "cartpole"
+    recipe = f"{family}_{agent}" if f"{family}_{agent}" in of_agent else of_agent[0]
+    if not environment:
+        return f"did you mean {recipe}?"
+    if environment in ENVIRONMENTS:
+        return f'did you mean {recipe} with `environment="{environment}"`?'
+    place = f"{environment}:NAME" if has_name(environment) else "NAME"
+    return (
+        f'take {recipe} with `environment="{place}"`; `podracer list environments` shows the names.'
+    )
+
+
+def _refuse_environment(name: str) -> None:
+    """Raise `ConfigError` where the name of a recipe is that of an environment."""
+    full_name = full_name_of(name)
+    if has_name(full_name):
+        raise ConfigError(
+            f"{name!r} is an environment and no recipe: train a recipe in it, such as cartpole_ppo "
+            f'with `environment="{full_name}"`.'
+        )
+
+
+def _imported(name: str) -> Callable[..., Experiment]:
+    """Return the recipe that `MODULE:FUNCTION` names."""
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
+        _refuse_environment(name)
+        raise ConfigError(f"There is no recipe {name!r}: name your own as MODULE:FUNCTION.")
+    try:
+        function = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        _refuse_environment(name)
+        raise ConfigError(
+            f"There is no module {error.name!r}: install it, or run in the folder that holds it."
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"There is no function {attribute!r} in the module {module}.")
+    return with_name(cast(Callable[..., Experiment], function), attribute)

@@ -1,0 +1,175 @@
+"""CartPole, on the device and from Gymnasium."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.dqn import DQN, rainbow
+from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
+from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
+from podracer.agents.stacx import Stacx
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms
+from podracer.recipes.registry import recipe
+from podracer.replay import Replay
+from podracer.schedules import Linear
+
+# Settings of both actor-critics with V-trace, so that they can be compared.
+V_TRACE: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "discount": 0.97,
+    "trace_lambda": 0.95,
+    "optimizer": Optimizer(),
+    "max_gradient_norm": 40.0,
+    "network": TorsoNetwork(MLP((64, 64), "tanh")),
+}
+
+
+@recipe
+def cartpole_ppo() -> Experiment:
+    """PPO on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=PPO(learning_rate=1e-3),
+        driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_impala() -> Experiment:
+    """IMPALA on CartPole, with Adam instead of RMSProp."""
+    return Experiment(
+        environment="cartpole",
+        agent=Impala(**V_TRACE),
+        driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
+        frames=1_536_000,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_stacx() -> Experiment:
+    """STACX on CartPole: `cartpole_impala` that tunes itself."""
+    return dataclasses.replace(
+        cartpole_impala(),
+        agent=Stacx(**V_TRACE),
+    )
+
+
+@recipe
+def cartpole_sebulba() -> Experiment:
+    """PPO on Gymnasium's CartPole, stepped by processes of the host."""
+    return Experiment(
+        environment="gymnasium:CartPole-v1",
+        agent=PPO(learning_rate=1e-3),
+        driver=SebulbaConfig(
+            num_envs=32, rollout_length=32, updates_per_chunk=10, threads_per_actor=1
+        ),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=32,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_dqn() -> Experiment:
+    """Double DQN on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=DQN(
+            learning_rate=1e-3,
+            epsilon=Linear(1.0, 0.05, frames=20_000),
+            target_update_period=50,
+            replay=Replay(capacity=50_000, updates_per_rollout=4),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
+        frames=320_000,
+        evaluations=20,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_rainbow() -> Experiment:
+    """Rainbow on CartPole: everything that DQN can be extended with, at once."""
+    return dataclasses.replace(
+        cartpole_dqn(),
+        agent=rainbow(
+            learning_rate=1e-3,
+            target_update_period=50,
+            value=Atoms(0.0, 100.0, 51),
+            replay=Replay(
+                capacity=50_000,
+                updates_per_rollout=4,
+                prioritized=True,
+                importance_exponent=Linear(0.4, 1.0, frames=320_000),
+            ),
+        ),
+    )
+
+
+@recipe
+def cartpole_pqn() -> Experiment:
+    """PQN on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=PQN(
+            learning_rate=Linear(1e-4, 0.0, frames=500_000),
+            trace_lambda=0.95,
+            epsilon=Linear(1.0, 0.2, frames=100_000),
+            num_epochs=4,
+            num_minibatches=16,
+            network=TorsoNetwork(MLP((256, 256), layer_norm=True)),
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_muzero() -> Experiment:
+    """Gumbel MuZero on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=MuZero(
+            replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=4, prioritized=True)
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
+        frames=256_000,
+        evaluation_episodes=64,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_alphazero() -> Experiment:
+    """Gumbel AlphaZero on CartPole, planning in CartPole itself.
+
+    Its learning rate falls to 0: with a constant one the policy reaches a return of 500 and then
+    gets worse.
+    """
+    return Experiment(
+        environment="model:cartpole",
+        agent=AlphaZero(learning_rate=Linear(1e-3, 0.0)),
+        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=20),
+        frames=128_000,
+        evaluation_episodes=64,
+        target_return=475.0,
+    )

@@ -1,0 +1,141 @@
+"""Catch, the small game of the published Anakin notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.dqn import DQN
+from podracer.agents.frodo import Frodo
+from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
+from podracer.agents.q_lambda import QLambda
+from podracer.agents.stacx import Stacx
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes.registry import recipe
+from podracer.replay import Replay
+
+NETWORK = TorsoNetwork(MLP((256,)))
+
+
+@recipe
+def catch() -> Experiment:
+    """Greedy Q(λ) on Catch: the experiment of the published Anakin notebook, fused under Anakin."""
+    return Experiment(
+        environment="catch",
+        agent=QLambda(),
+        driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100, fused=True),
+        frames=4_096_000,
+    )
+
+
+@recipe
+def catch_a2c() -> Experiment:
+    """A2C on Catch, fused under Anakin."""
+    return Experiment(
+        environment="catch",
+        agent=A2C(learning_rate=2e-3, network=NETWORK),
+        driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100, fused=True),
+        frames=2_048_000,
+    )
+
+
+@recipe
+def catch_impala() -> Experiment:
+    """IMPALA on Catch, with Adam instead of RMSProp."""
+    return Experiment(
+        environment="catch",
+        agent=Impala(
+            learning_rate=2e-3, optimizer=Optimizer(), max_gradient_norm=40.0, network=NETWORK
+        ),
+        driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100),
+        frames=2_048_000,
+    )
+
+
+@recipe
+def catch_frodo() -> Experiment:
+    """FRODO on Catch: `catch_impala` that learns what its values should predict."""
+    agent = Frodo(
+        learning_rate=2e-3, optimizer=Optimizer(), max_gradient_norm=40.0, network=NETWORK
+    )
+    return dataclasses.replace(catch_impala(), agent=agent)
+
+
+@recipe
+def catch_stacx() -> Experiment:
+    """STACX on Catch: `catch_impala` that tunes itself."""
+    agent = Stacx(
+        learning_rate=2e-3,
+        meta_learning_rate=1e-2,
+        optimizer=Optimizer(),
+        max_gradient_norm=40.0,
+        network=NETWORK,
+    )
+    return dataclasses.replace(catch_impala(), agent=agent)
+
+
+@recipe
+def catch_apex() -> Experiment:
+    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay in host memory.
+
+    A small size of `atari_apex`.
+    """
+    return Experiment(
+        environment="catch",
+        agent=DQN(
+            learning_rate=5e-4,
+            epsilon=0.4,
+            apex_alpha=7.0,
+            max_gradient_norm=40.0,
+            target_update_period=100,
+            n_step=3,
+            dueling=True,
+            replay=Replay(
+                capacity=2**16,
+                batch_size=128,
+                updates_per_rollout=8,
+                prioritized=True,
+                storage="host",
+            ),
+        ),
+        driver=SebulbaConfig(
+            num_envs=32, rollout_length=8, updates_per_chunk=25, threads_per_actor=4
+        ),
+        frames=51_200,
+        evaluations=4,
+        evaluation_episodes=128,
+    )
+
+
+@recipe
+def catch_muzero() -> Experiment:
+    """Gumbel MuZero on Catch."""
+    return Experiment(
+        environment="catch",
+        agent=MuZero(
+            support_max=1.0,
+            support_size=21,
+            replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=8, prioritized=True),
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
+        frames=256_000,
+        evaluation_episodes=64,
+    )
+
+
+@recipe
+def catch_alphazero() -> Experiment:
+    """Gumbel AlphaZero on Catch, planning in Catch itself."""
+    return Experiment(
+        environment="model:catch",
+        agent=AlphaZero(),
+        driver=AnakinConfig(num_envs=32, rollout_length=9, updates_per_chunk=20),
+        frames=64_000,
+        evaluation_episodes=64,
+    )

@@ -1,0 +1,48 @@
+"""Learned policy gradient (LPG): discovering an update rule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.a2c import A2C
+from podracer.agents.rules.lpg import LPG, UpdateRule
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.networks import Table
+from podracer.recipes.registry import recipe
+
+
+@recipe
+def lpg() -> Experiment:
+    """LPG: an update rule discovered in small grid worlds and chains, on a laptop."""
+    return Experiment(
+        environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
+        agent=LPG(learning_rate=1e-3, lifetime_groups=4, rule=UpdateRule(units=32)),
+        driver=AnakinConfig(num_envs=512, rollout_length=20, updates_per_chunk=50),
+        frames=60_000_000,
+        evaluations=0,
+    )
+
+
+@recipe
+def lpg_paper() -> Experiment:
+    """LPG at the size of the Podracer paper: 61,440 environments, 960 students, tabular worlds."""
+    return dataclasses.replace(
+        lpg(),
+        environment="lifetimes:worlds:tabular+chains,envs=64,steps=30000",
+        agent=LPG(lifetime_groups=4),
+        driver=AnakinConfig(num_envs=61_440, rollout_length=20, updates_per_chunk=10),
+        frames=20_000_000_000,
+    )
+
+
+@recipe
+def worlds_a2c() -> Experiment:
+    """Tabular A2C in one of the grid worlds that update rules are discovered in."""
+    return Experiment(
+        environment="worlds:dense",
+        agent=A2C(learning_rate=0.1, network=Table()),
+        driver=AnakinConfig(num_envs=64, rollout_length=20, updates_per_chunk=50),
+        frames=2_560_000,
+        evaluation_episodes=64,
+    )

@@ -1,0 +1,112 @@
+"""Tasks that only agents with memory solve."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.dqn import DQN
+from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
+from podracer.agents.r2d2 import R2D2
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes.registry import recipe
+from podracer.replay import Replay
+from podracer.schedules import Linear
+
+
+@recipe
+def memory_ppo() -> Experiment:
+    """Recurrent PPO on a task that needs memory."""
+    return Experiment(
+        environment="probe:memory",
+        agent=PPO(
+            learning_rate=1e-3,
+            network=TorsoNetwork(MLP((32,), "tanh"), memory="gru", memory_size=32),
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
+        frames=409_600,
+    )
+
+
+@recipe
+def memory_pqn() -> Experiment:
+    """Recurrent PQN on a task that needs memory."""
+    return Experiment(
+        environment="probe:memory",
+        agent=PQN(
+            learning_rate=1e-3,
+            trace_lambda=0.95,
+            epsilon=Linear(1.0, 0.05, frames=50_000),
+            network=TorsoNetwork(MLP((32,), layer_norm=True), memory="gru", memory_size=32),
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
+        frames=204_800,
+    )
+
+
+@recipe
+def memory_r2d2() -> Experiment:
+    """R2D2 on a task that needs memory."""
+    return Experiment(
+        environment="probe:memory",
+        agent=R2D2(
+            target_update_period=50,
+            burn_in_length=8,
+            unroll_length=16,
+            n_step=2,
+            replay=Replay(capacity=40_000, batch_size=64, updates_per_rollout=4, prioritized=True),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=16, updates_per_chunk=20),
+        frames=102_400,
+    )
+
+
+@recipe
+def memorychain_r2d2() -> Experiment:
+    """R2D2 on bsuite's memory chain: recall the first observation after 15 steps (gymnax)."""
+    return Experiment(
+        environment="gymnax:MemoryChain-bsuite,memory_length=15",
+        agent=R2D2(
+            learning_rate=2e-3,
+            target_update_period=50,
+            burn_in_length=8,
+            unroll_length=40,
+            n_step=3,
+            replay=Replay(capacity=40_000, batch_size=64, updates_per_rollout=8, prioritized=True),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=32, updates_per_chunk=20),
+        frames=307_200,
+    )
+
+
+@recipe
+def memorychain_pqn() -> Experiment:
+    """Recurrent PQN on the memory chain (gymnax)."""
+    return dataclasses.replace(
+        memorychain_r2d2(),
+        agent=PQN(
+            learning_rate=1e-3,
+            trace_lambda=0.95,
+            epsilon=Linear(1.0, 0.01, frames=30_000),
+            num_epochs=4,
+            network=TorsoNetwork(MLP((128,), layer_norm=True), memory="gru"),
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
+    )
+
+
+@recipe
+def memorychain_dqn() -> Experiment:
+    """Feed-forward DQN on the memory chain: without a memory its mean return stays 0 (gymnax)."""
+    return dataclasses.replace(
+        memorychain_r2d2(),
+        agent=DQN(
+            learning_rate=1e-3,
+            epsilon=Linear(1.0, 0.05, frames=20_000),
+            target_update_period=50,
+            replay=Replay(capacity=50_000, updates_per_rollout=4),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
+    )

@@ -1,0 +1,160 @@
+"""Pendulum, with continuous actions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.muzero import MuZero
+from podracer.agents.ppo import PPO
+from podracer.agents.qt_opt import QTOpt
+from podracer.agents.sac import SAC
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms
+from podracer.recipes.registry import recipe
+from podracer.replay import Replay
+from podracer.schedules import Linear
+
+# Settings of all agents with a replay, so that they can be compared.
+REPLAY = Replay(capacity=100_000, updates_per_rollout=4, warmup=2_000)
+NETWORK = TorsoNetwork(MLP((64, 64)))
+
+
+@recipe
+def pendulum_ppo() -> Experiment:
+    """PPO with continuous actions on Pendulum, observations and rewards normalized."""
+    return Experiment(
+        environment="pendulum",
+        agent=PPO(
+            learning_rate=Linear(3e-4, 0.0),
+            discount=0.95,
+            entropy_cost=0.0,
+            num_epochs=10,
+            num_minibatches=8,
+            normalize_observations=True,
+            normalize_rewards=True,
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=64, updates_per_chunk=10),
+        frames=1_228_800,
+    )
+
+
+@recipe
+def pendulum_sac() -> Experiment:
+    """SAC on Pendulum."""
+    return Experiment(
+        environment="pendulum",
+        agent=SAC(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+        driver=AnakinConfig(num_envs=16, rollout_length=1, updates_per_chunk=100),
+        frames=64_000,
+    )
+
+
+@recipe
+def pendulum_td3() -> Experiment:
+    """TD3 on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=td3(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_fast_td3() -> Experiment:
+    """FastTD3 on Pendulum: many environments, large batches, categorical critics, weight decay.
+
+    The noise on target actions is TD3's 0.2, where FastTD3's code has 0.001.
+    """
+    return Experiment(
+        environment="pendulum",
+        agent=td3(
+            learning_rate=1e-3,
+            discount=0.97,
+            target_update_rate=0.1,
+            action_noise_std=0.2,
+            weight_decay=0.1,
+            return_distribution=Atoms(-250.0, 250.0, 101),
+            random_frames=10_240,
+            normalize_observations=True,
+            replay=Replay(
+                capacity=1_048_576, batch_size=32_768, updates_per_rollout=8, warmup=10_240
+            ),
+            network=TorsoNetwork(MLP((128, 64, 32))),
+        ),
+        driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
+        frames=128_000,
+    )
+
+
+# Sequences of 17 timesteps, which begin 10 apart. A velocity takes two observations, so that little
+# memory and burn-in are enough.
+RECURRENT: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "discount": 0.9,
+    "random_frames": 2_000,
+    "recurrence": Recurrence(burn_in_length=4, unroll_length=12),
+    "replay": Replay(capacity=100_000, batch_size=32, updates_per_rollout=128, warmup=2_000),
+    "network": TorsoNetwork(MLP(()), memory="lstm", memory_size=32),
+}
+
+
+@recipe
+def pendulum_recurrent_sac() -> Experiment:
+    """SAC with memory on Pendulum without its velocity."""
+    return Experiment(
+        environment="partial:pendulum,hide=2",
+        agent=SAC(**RECURRENT),
+        driver=AnakinConfig(num_envs=16, rollout_length=10, updates_per_chunk=10),
+        frames=24_000,
+    )
+
+
+@recipe
+def pendulum_recurrent_td3() -> Experiment:
+    """TD3 with memory on Pendulum without its velocity."""
+    return dataclasses.replace(pendulum_recurrent_sac(), agent=td3(**RECURRENT))
+
+
+@recipe
+def pendulum_ddpg() -> Experiment:
+    """DDPG on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=DDPG(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_qt_opt() -> Experiment:
+    """QT-Opt on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=QTOpt(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_muzero() -> Experiment:
+    """MuZero on Pendulum: Gumbel search among 16 actions sampled at each node (Sampled MuZero)."""
+    return Experiment(
+        environment="pendulum",
+        agent=MuZero(
+            discount=0.97,
+            min_value_range=1.0,
+            support_max=25.0,
+            support_size=101,
+            replay=Replay(
+                capacity=100_000,
+                batch_size=128,
+                updates_per_rollout=32,
+                warmup=2_000,
+                prioritized=True,
+            ),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=8, updates_per_chunk=50),
+        frames=64_000,
+    )

@@ -1,0 +1,43 @@
+"""The blueprint of a run's agent, and its environment, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from podracer.agent import Blueprint, Context, ReadsFile
+from podracer.checks import check_fields, check_jax_settings, check_spec
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
+from podracer.environment import Environment, HostEnvironments
+from podracer.errors import CheckpointError, ConfigError
+from podracer.io.paths import user_path
+from podracer.io.reading import LARGE_FILE, read_limited
+from podracer.io.text import remember_secrets
+from podracer.schedules import over_run
+
+
+def build_with(
+    make: Callable[[str, Experiment], Any], experiment: Experiment
+) -> tuple[Blueprint, Environment | HostEnvironments]:
+    """Return the blueprint of the agent and its environment, which `make` makes from a name."""
+    check_jax_settings()
+    check_fields(experiment.agent)
+    env = experiment.environment
+    remember_secrets(to_json(experiment))
+    if isinstance(env, str):
+        env = make(env, experiment)
+    settings = over_run(experiment.agent, experiment.num_steps)
+    data = settings.read(_content(settings)) if isinstance(settings, ReadsFile) else None
+    context = Context(experiment.driver.rollout_length, data)
+    return Blueprint(settings, check_spec(env), context), env
+
+
+def _content(settings: ReadsFile) -> bytes:
+    try:
+        return read_limited(user_path(settings.data_file), LARGE_FILE)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(
+            f"{type(settings).__name__} needs the file {settings.data_file!r}, which cannot be "
+            f"read: {getattr(error, 'strerror', None) or error}."
+        ) from error

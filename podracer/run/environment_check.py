@@ -1,0 +1,172 @@
+"""Check of an environment of any kind: what it declares, and what it does in random play."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer import checks
+from podracer.checks.errors import describe_error
+from podracer.checks.random_play import random_actions
+from podracer.checks.report import EnvironmentReport, Finding
+from podracer.drivers.sebulba.validator import TimestepValidator
+from podracer.environment import AutoReset, HostEnvironments, auto_reset
+from podracer.envs.catalog import make
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.gymnasium import Gymnasium
+from podracer.errors import ConfigError, PodracerError
+from podracer.types import EnvironmentSpec, TimeStep
+
+STEPS, SECONDS = 200, 5.0  # of random play, whichever ends first
+REPEATED_STEPS = 50
+ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # that play at once
+
+
+def check_environment(environment: Any) -> EnvironmentReport:
+    """Return what was found on an environment. Raises `ConfigError` if it cannot be used.
+
+    It is a name, a class of Gymnasium, an environment in JAX, or environments of the host. What it
+    declares is checked by abstract evaluation where it is in JAX; then it is played with random
+    actions, those of Gymnasium in this process.
+    """
+    report = examine(environment)
+    if report.usable:
+        return report
+    errors = [finding.text for finding in report.findings if finding.level == "error"]
+    raise ConfigError(errors[0] if len(errors) == 1 else "\n".join([report.name, *errors]))
+
+
+def examine(environment: Any) -> EnvironmentReport:
+    """Return what was found on an environment, see `check_environment`."""
+    name = environment if isinstance(environment, str) else _name_of(environment)
+    try:
+        environment = make(environment) if isinstance(environment, str) else environment
+        if isinstance(environment, type) and _is_of_gymnasium(environment):
+            return _examine_class(environment)
+        if isinstance(environment, Gymnasium):
+            return _examine_gymnasium(environment)
+        if isinstance(environment, HostEnvironments):
+            return _play(environment, checks.check_spec(environment), ENVS_ON_HOST)
+        spec = checks.check_environment(environment)
+        return _examine_in_jax(environment, spec)
+    except PodracerError as error:
+        return EnvironmentReport(name, None, (Finding("error", str(error)),))
+
+
+def _name_of(environment: Any) -> str:
+    return getattr(environment, "__qualname__", type(environment).__qualname__)
+
+
+def _is_of_gymnasium(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "gymnasium" for base in kind.__mro__)
+
+
+def _examine_class(kind: type) -> EnvironmentReport:
+    report = _examine_gymnasium(Gymnasium(kind, workers=0))
+    try:
+        Gymnasium(kind)
+    except ConfigError as error:
+        return dataclasses.replace(
+            report, findings=(*report.findings, Finding("warning", str(error)))
+        )
+    return report
+
+
+def _examine_gymnasium(environment: Gymnasium) -> EnvironmentReport:
+    from podracer.envs.host.gymnasium_check import examine
+
+    return examine(environment)
+
+
+def _examine_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
+    """Play in an environment in JAX, with restarts where it has none of its own."""
+    report = _play(DeviceEnvironments(environment), spec, ENVS_ON_DEVICE)
+    never_restarts = [finding for finding in report.findings if finding.text == _NO_RESTART]
+    if not never_restarts or isinstance(environment, AutoReset):
+        return report
+    report = _play(DeviceEnvironments(auto_reset(environment)), spec, ENVS_ON_DEVICE)
+    advice = Finding("warning", "it does not restart by itself: train in podracer.auto_reset(...).")
+    return dataclasses.replace(report, findings=(*report.findings, advice))
+
+
+_NO_RESTART = "the timestep after one with `last` set has no `first` set: no new episode begins."
+
+
+def _play(environment: Any, spec: EnvironmentSpec, num_envs: int) -> EnvironmentReport:
+    """Play with one seed, on the host twice, and report on the timesteps."""
+    validator, timesteps, repeated = TimestepValidator(spec, num_envs), [], []
+    seconds = 0.0
+    try:
+        for timestep, own_seconds in _timesteps(environment, spec, num_envs, STEPS):
+            validator.validate(timestep)
+            timesteps.append(timestep)
+            seconds += own_seconds
+        if not isinstance(environment, DeviceEnvironments):  # those are pure functions
+            repeated = [x for x, _ in _timesteps(environment, spec, num_envs, REPEATED_STEPS)]
+    except PodracerError as error:
+        return EnvironmentReport(spec.name, spec, (Finding("error", str(error)),))
+    except Exception as error:
+        text = f"{spec.name} raised {describe_error(error)}"
+        return EnvironmentReport(spec.name, spec, (Finding("error", text),))
+    errors = [Finding("error", f"{text}.") for text in validator.first_faults.values()]
+    warnings = [Finding("warning", text) for text in _on_repetition(timesteps, repeated)]
+    stacked: Any = jax.tree.map(lambda *x: np.stack(x), *timesteps)
+    follows = stacked.last[:-1] & ~stacked.first[1:]
+    errors += [Finding("error", _NO_RESTART)] if follows.any() else []
+    if not stacked.first[0].all():
+        errors.append(Finding("error", "`reset` must return timesteps with `first` set."))
+    figures = _figures(stacked, num_envs, seconds)
+    if not figures["terminals"] + figures["time-outs"]:
+        warnings.append(Finding("warning", f"no episode ended within {len(timesteps) - 1} steps."))
+    return EnvironmentReport(spec.name, spec, (*errors, *warnings), figures)
+
+
+def _timesteps(
+    environment: Any, spec: EnvironmentSpec, num_envs: int, most_steps: int
+) -> Iterator[tuple[TimeStep, float]]:
+    """Yield copies of the timesteps of random play, each with the seconds that it took."""
+    generator, end = np.random.default_rng(0), np.inf
+    with contextlib.closing(environment.make(num_envs, 1)) as batch:
+        timestep = batch.reset(1, np.arange(num_envs, dtype=np.uint32), 0)
+        yield jax.tree.map(np.array, timestep), 0.0
+        for step in range(most_steps):
+            actions = random_actions(generator, spec, timestep.observation, num_envs)
+            began = time.perf_counter()
+            timestep = batch.step(actions)
+            seconds = time.perf_counter() - began
+            yield jax.tree.map(np.array, timestep), seconds if step else 0.0  # the first compiles
+            end = end if step else time.monotonic() + SECONDS
+            if time.monotonic() > end:
+                return
+
+
+def _on_repetition(timesteps: list[TimeStep], repeated: list[TimeStep]) -> Iterator[str]:
+    for step, (a, b) in enumerate(zip(timesteps, repeated, strict=False)):
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        if not all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in pairs):
+            yield (
+                f"two batches with one seed and the same actions differ from step {step} on: the "
+                "randomness of a row must depend on `seed`, its index and `start` alone."
+            )
+            return
+
+
+def _figures(timesteps: TimeStep, num_envs: int, seconds: float) -> dict[str, Any]:
+    terminal = (timesteps.discount[1:] == 0) & ~timesteps.last[:-1]
+    timeout = timesteps.last[1:] & ~timesteps.first[1:] & ~terminal
+    num_steps = (len(timesteps.reward) - 1) * num_envs
+    figures: dict[str, Any] = {
+        "steps of random play": num_steps,
+        "terminals": int(terminal.sum()),
+        "time-outs": int(timeout.sum()),
+        "mean reward": float(timesteps.reward[1:].mean()),
+    }
+    if seconds:
+        figures[f"steps a second of {num_envs} environments"] = (num_steps - num_envs) / seconds
+    return figures

@@ -1,0 +1,91 @@
+"""Errors of a run: which component failed, and with which exit code the process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from podracer.devices.peers import LOST, PeerLostError
+from podracer.errors import PodracerError
+from podracer.io.signals import STALLED
+
+
+class DeviceError(PodracerError):
+    """The accelerator failed or ran out of memory."""
+
+    exit_code = 71
+
+
+class FileError(PodracerError):
+    """A file could not be read or written."""
+
+    exit_code = 73
+
+
+class StallError(PodracerError):
+    """A chunk, an evaluation or a save has not ended in time."""
+
+    exit_code = STALLED
+    component = "watchdog"
+
+
+_DISK = (
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+)
+
+
+@contextlib.contextmanager
+def tag_component(name: str) -> Iterator[None]:
+    """Tag errors raised within the context with a component's name, for `crash.json`."""
+    try:
+        yield
+    except Exception as error:
+        error.component = name  # type: ignore[attr-defined]
+        raise
+
+
+def classify_error(error: Exception) -> Exception:
+    """Return the error of the right exit code for a device, memory or a file; others unchanged."""
+    if isinstance(error, PodracerError):
+        return error
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0][:300]
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    if isinstance(error, MemoryError):
+        failure = DeviceError(f"out of memory: take fewer environments. ({first_line})")
+    elif isinstance(error, OSError) and (error.filename or error.errno in _DISK):
+        name = "" if error.filename is None else f"{_name(error.filename)}: "
+        failure = FileError(f"{name}{error.strerror}.")
+    elif is_of_jax and "RESOURCE_EXHAUSTED" in text:
+        advice = "take fewer environments, a shorter rollout or more devices."
+        failure = DeviceError(f"out of device memory: {advice} ({first_line})")
+    elif _is_of_peer(error) and jax.process_count() > 1:
+        failure = PeerLostError(f"{LOST} ({first_line})")
+    elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
+        failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
+    else:
+        return error
+    failure.__cause__ = error
+    return failure
+
+
+def _is_of_peer(error: Exception) -> bool:
+    """Return whether processes could not talk; an array that is read raises it as a ValueError."""
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+    return is_of_jax and re.search(r"Gloo|[Cc]oordination|[Bb]arrier", str(error)) is not None
+
+
+def _name(path: Any) -> str:
+    return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)

@@ -1,0 +1,84 @@
+"""What a run was computed with, one attempt after the other: its bits depend on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import logging
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from podracer.config.serialization import read_config
+from podracer.io.seal import CONFIG
+
+# Packages that compute, by which results may be rounded otherwise.
+_COMPUTING = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax")
+_LOG = logging.getLogger("podracer")
+
+
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a run depends on, by name."""
+    packages = (*_COMPUTING, "orbax-checkpoint")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **versions}
+
+
+@dataclasses.dataclass
+class History:
+    """Topologies and versions that a run has had, one after the other; part of every checkpoint."""
+
+    topologies: list[str]
+    versions: list[dict[str, str]] = dataclasses.field(
+        default_factory=lambda: [_computing(installed_versions())]
+    )
+
+    def restore(self, metadata: Mapping[str, Any], directory: Path) -> None:
+        """Put those of a checkpoint of the run in `directory` before the present ones."""
+        versions = metadata.get("versions")
+        if versions is None:  # of an older version of podracer
+            began = read_config(directory / CONFIG).get("versions")
+            versions = [_computing(began)] if began is not None and is_history([began]) else []
+        self.topologies = _joined(metadata["topologies"], self.topologies)
+        self.versions = _joined(versions, self.versions)
+
+    def warn(self) -> None:
+        """Say where a run had several, at every resume."""
+        if len(self.topologies) > 1:
+            _LOG.warning(
+                "The run was computed on %s: correct, but not bit-exact. `devices` chooses.",
+                ", then on ".join(self.topologies),
+            )
+        if changes := "; ".join(self._changes()):
+            _LOG.warning(
+                "The run was computed with %s: correct, but perhaps not bit-exact.", changes
+            )
+
+    def _changes(self) -> Iterator[str]:
+        for name in _COMPUTING:
+            versions: list[str] = []
+            for attempt in self.versions:
+                versions = _joined(versions, [attempt[name]] if name in attempt else [])
+            if len(versions) > 1:
+                yield f"{name} {', then '.join(versions)}"
+
+
+def _computing(versions: Mapping[str, Any]) -> dict[str, str]:
+    return {name: versions[name] for name in _COMPUTING if name in versions}
+
+
+def _joined(earlier: list[Any], present: list[Any]) -> list[Any]:
+    """Return both, without the present one where the last one is the same."""
+    return earlier if earlier[-1:] == present else [*earlier, *present]
+
+
+def is_history(versions: Any) -> bool:
+    """Return whether these can be the versions that a checkpoint has."""
+    return isinstance(versions, list) and all(
+        isinstance(attempt, dict)
+        and all(isinstance(text, str) and text.isprintable() for text in attempt.values())
+        for attempt in versions
+    )

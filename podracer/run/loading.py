@@ -1,0 +1,111 @@
+"""Loading of runs: the agent, the environment and the state at a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from podracer.agent import Agent
+from podracer.config.experiment import Experiment
+from podracer.environment import Environment, HostEnvironments
+from podracer.io.checkpoint import Choice
+from podracer.io.paths import user_path
+from podracer.policy import Policy
+from podracer.run.opponents import make_environment, without_runs
+from podracer.run.restore import LoadedRun, reopen, restore_run
+from podracer.types import LearnerState
+
+Opponents = Literal["all", "evaluation", "planned", "none"]
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    recipe: Experiment | str | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+    checkpoint: Choice = "newest",
+) -> tuple[Agent, LearnerState]:
+    """Return the agent of a run and its state at a checkpoint, on one device.
+
+    `checkpoint` is `"newest"`, the newest valid one, or `"best"`, that of the evaluation with the
+    highest mean return, or a number of updates. The best of many evaluations is biased upward:
+    evaluate its checkpoint in other episodes before you report a number.
+
+    A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
+    as an `Experiment` or by name. `environment` replaces the run's own. For a
+    population the agent is that of one pod: `pod`, or the best one in the last evaluation before
+    the checkpoint, and the best checkpoint is that of the best evaluation of any pod.
+
+    Raises `ConfigError` if there is no run, `CheckpointError` if there is no such
+    checkpoint that is valid.
+    """
+    run = load_run(
+        run_dir,
+        recipe=recipe,
+        environment=environment,
+        pod=pod,
+        checkpoint=checkpoint,
+        opponents="planned",
+        local=True,
+    )
+    return run.agent, run.state.learner
+
+
+def load_policy(
+    run_dir: str | Path,
+    *,
+    sampled: bool = False,
+    seed: int = 0,
+    recipe: Experiment | str | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+    checkpoint: Choice = "newest",
+) -> Policy:
+    """Return the policy of a run at a checkpoint: `action = policy(observation)`.
+
+    It takes the best actions, or with `sampled` those that the agent explores with, drawn with
+    `seed`. The other arguments and what is raised are those of `load`.
+    """
+    run = load_run(
+        run_dir,
+        recipe=recipe,
+        environment=environment,
+        pod=pod,
+        checkpoint=checkpoint,
+        opponents="planned",
+    )
+    return Policy(run.agent, run.state.learner, sampled=sampled, seed=seed)
+
+
+def load_run(
+    run_dir: str | Path,
+    *,
+    recipe: Experiment | str | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+    checkpoint: Choice = "newest",
+    opponents: Opponents = "all",
+    local: bool = False,
+) -> LoadedRun:
+    """Return the agent, the environment and the state of a run, see `load`.
+
+    `opponents` are the other runs that the environment has as opponents: all of them, those of
+    `evaluation` and of a game that the agent plans in, the latter alone (`planned`), or none.
+    Random ones are in the places of the others, which may be gone since. The state of environments
+    is not read, and the `local` part of the learner's, such as a replay, only if asked for: no
+    policy depends on either.
+    """
+    directory = user_path(run_dir)
+    experiment = reopen(directory, recipe, environment)
+    if opponents != "all":
+        stand_in = without_runs(
+            experiment.environment,
+            keep_planned=opponents != "none",
+            keep_evaluation=opponents == "evaluation",
+        )
+        experiment = dataclasses.replace(experiment, environment=stand_in)
+    return restore_run(
+        directory, experiment, make_environment, pod=pod, checkpoint=checkpoint, local=local
+    )

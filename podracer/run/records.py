@@ -1,0 +1,277 @@
+"""Records of a run: its counters, and a line of the log for each report of the driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.config.experiment import Experiment
+from podracer.drivers.common import Progress
+from podracer.environment import Environment, HasFrameSkip, HostEnvironments
+from podracer.errors import CheckpointError, PodracerError
+from podracer.evaluate import MAX_STEPS, Evaluation
+from podracer.io.signals import Stopwatch
+from podracer.io.sinks import group, read_metrics
+from podracer.run.history import is_history
+from podracer.schedules import current_values, over_run
+from podracer.scores.score import whole_return
+
+_LOG = logging.getLogger("podracer")
+
+
+@dataclasses.dataclass
+class Totals:
+    """Counters of the whole run, over all processes; part of every checkpoint."""
+
+    updates: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    evaluation_return: float | None = None  # the last one, None where it is no `whole_return`
+    collected: int = 0  # steps that actors finished, learned from or not
+    dropped: int = 0  # of these, lost when the run stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Evaluation with the highest mean return, the newest of equal ones; part of every checkpoint.
+
+    Of a population it is that of the best pod.
+    """
+
+    updates: int
+    mean_return: float
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
+
+    A seal tells that it was not changed since, but not who wrote it.
+    """
+    totals, records = metadata.get("totals"), metadata.get("records")
+    topologies = metadata.get("topologies")
+    is_sound = {
+        "experiment": isinstance(metadata.get("experiment"), dict),
+        "totals": isinstance(totals, dict) and _are_totals(totals),
+        "records": isinstance(records, dict) and all(map(_is_seal, records.values())),
+        "topologies": isinstance(topologies, list)
+        and all(isinstance(text, str) and text.isprintable() for text in topologies),
+        "versions": metadata.get("versions") is None or is_history(metadata["versions"]),
+        "best": metadata.get("best") is None or _is_best(metadata["best"]),
+    }
+    if unsound := [name for name, value in is_sound.items() if not value]:
+        raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
+
+
+def _are_totals(values: dict[str, Any]) -> bool:
+    names = {field.name for field in dataclasses.fields(Totals)}
+    score = values.get("evaluation_return")
+    counts = [
+        value for name, value in values.items() if name not in ("evaluation_return", "seconds")
+    ]
+    return (
+        values.keys() == names
+        and all(type(count) is int and 0 <= count < 2**63 for count in counts)
+        and isinstance(values["seconds"], int | float)
+        and 0 <= values["seconds"] < math.inf
+        and (score is None or isinstance(score, int | float))
+    )
+
+
+def _is_best(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"updates", "mean_return"}
+        and type(value["updates"]) is int
+        and 0 <= value["updates"] < 2**63
+        and isinstance(value["mean_return"], int | float)
+        and -math.inf < value["mean_return"] < math.inf
+    )
+
+
+def _is_seal(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and type(value.get("size")) is int
+        and value["size"] >= 0
+        and isinstance(value.get("sha256"), str)
+    )
+
+
+def shows_saves(path: Path) -> bool:
+    """Return whether the records in a file show that the run has sealed a checkpoint.
+
+    The second save waited for the first one's seal.
+    """
+    try:
+        saves = [record for record in read_metrics(path) if (record.get("time_save") or 0) > 0]
+    except (OSError, PodracerError, TypeError):
+        return False
+    return len(saves) > 1
+
+
+class Recorder:
+    """Counters of a run, and its records."""
+
+    def __init__(self, experiment: Experiment, env: Environment | HostEnvironments) -> None:
+        self.totals = Totals()
+        self.best: Best | None = None
+        self._equal: Best | None = None  # the newest evaluation, if it equals the best
+        self.chunk_seconds = 0.0  # that the driver took for the last record
+        self._env, self._keeps_best = env, experiment.keep_best
+        # Each pod of a population has its own.
+        self._agent = None if experiment.pods else over_run(experiment.agent, experiment.num_steps)
+        self._steps_per_update = experiment.driver.steps_per_update
+        self._collected_before = 0  # by the resumed run
+        self._num_faults = 0  # of environments
+        self._warnings = set[str]()  # subjects of which it has warned
+
+    def restore(self, totals: Totals, best: Best | None = None) -> None:
+        """Continue from these totals; steps that were in flight when the run stopped are lost."""
+        dropped = totals.collected - totals.updates * self._steps_per_update
+        self.totals = dataclasses.replace(totals, dropped=dropped if totals.collected else 0)
+        self._collected_before = totals.collected
+        self.best = best if self._keeps_best else None
+
+    def record(
+        self, progress: Progress, times: Stopwatch, compile_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Return a line of the log; its speed leaves out compiling, evaluating and saving.
+
+        The program took `compile_seconds` to compile, of which the driver waited for the last ones
+        alone: until then the initial state was made.
+        """
+        lap = times.lap()
+        waited = progress.compile_seconds
+        compiling = max(waited, compile_seconds) if waited else 0.0
+        stepping = lap["time_step"] = max(lap["time_step"] - waited, 1e-9)
+        self.chunk_seconds = stepping
+        frames_per_update = progress.frames / max(1, progress.updates - self.totals.updates)
+        self.totals.updates = progress.updates
+        self.totals.frames += progress.frames
+        self.totals.seconds += sum(lap.values()) + compiling
+        self._warn_of_faults(progress.metrics)
+        self._warn_of_diagnostics(progress)
+        return {
+            "updates": progress.updates,
+            "frames": self.totals.frames,
+            "seconds": self.totals.seconds,
+            "frames_per_second": progress.frames / stepping,
+            **self._schedules(self.totals.frames - round(frames_per_update)),
+            **progress.metrics,
+            **self._accounts(progress),
+            "time_compile": compiling,
+            **lap,
+        }
+
+    def _schedules(self, frames: int) -> dict[str, float]:
+        """Return the values of the agent's schedules after a number of frames."""
+        return {} if self._agent is None else current_values(self._agent, frames)
+
+    def add_evaluation(
+        self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
+    ) -> None:
+        """Add an evaluation to the record; of a population the means over its sound pods."""
+        if self._keeps_best:
+            self._compare(evaluation, progress)
+        sound: Any = ... if progress.pods is None else ~np.isnan(progress.pods["episodes"])
+        unfinished = int(np.sum(evaluation.unfinished[sound]))
+        record["evaluation_return"] = float(evaluation.returns[sound].mean())
+        record["evaluation_length"] = float(evaluation.lengths[sound].mean())
+        distinct = evaluation.distinct_episodes[sound]
+        record["evaluation_distinct_episodes"] = float(distinct.mean())
+        if unfinished:
+            record["evaluation_unfinished"] = unfinished
+        self.totals.evaluation_return = whole_return(record)
+        if evaluation.broken:
+            record["evaluation_broken"] = evaluation.broken
+        if progress.pods is not None:
+            progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
+            progress.pods["evaluation_unfinished"] = evaluation.unfinished
+            progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
+        if unfinished:
+            text = (
+                f"{unfinished} of {evaluation.returns.size} evaluation episodes did not end within "
+                f"{MAX_STEPS:,} steps"
+            )
+            text += ": their returns are partial, never the best, and reach no target."
+            self._warn("unfinished", text)
+        if evaluation.repetition:
+            text = 'take `evaluation_policy="sampled"`, `evaluation_epsilon=0.01`'
+            self._warn(
+                "repetition",
+                f"{evaluation.repetition}: to measure more {text} or fewer `evaluation_episodes`.",
+            )
+
+    def _warn(self, subject: str, text: str) -> None:
+        """Warn once of each subject."""
+        if subject not in self._warnings and jax.process_index() == 0:
+            self._warnings.add(subject)
+            _LOG.warning(text)
+
+    def _compare(self, evaluation: Evaluation, progress: Progress) -> None:
+        """Remember an evaluation that exceeds all earlier ones, and one that equals the best.
+
+        Pods with a fault or with episodes that did not end are left out.
+        """
+        returns = np.where(evaluation.unfinished, -np.inf, evaluation.returns.mean(axis=-1))
+        if progress.pods is not None:
+            returns = np.where(np.isnan(progress.pods["episodes"]), -np.inf, returns)
+        score = float(returns.max())
+        highest = self.best.mean_return if self.best else -math.inf
+        if math.isfinite(score) and score > highest:
+            self.best = Best(progress.updates, score)
+        self._equal = Best(progress.updates, score) if score == highest else None
+
+    def best_saved(self) -> Best | None:
+        """Return the best evaluation of which there is a checkpoint, once this update is saved.
+
+        Of equal ones it is the newest that is saved for another reason: on a solved task each
+        evaluation equals the best.
+        """
+        if self._equal is not None and self._equal.updates == self.totals.updates:
+            self.best = self._equal
+        return self.best
+
+    def _warn_of_diagnostics(self, progress: Progress) -> None:
+        """Name the agent's metrics that are not finite: the run goes on, see `Fault`."""
+        pods = progress.pods or {}
+        has_failed = np.isnan(pods["episodes"]) if pods else np.False_
+        for name, value in {**progress.metrics, **pods}.items():
+            if group(name) != "learn" or value is None or np.all(np.isfinite(value) | has_failed):
+                continue
+            text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
+            self._warn(name, text + "null where it is not, and the run goes on.")
+
+    def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
+        """Say new faults of environments in a process whose records nobody sees."""
+        num_faults = metrics.get("environment_faults", 0)
+        if num_faults > self._num_faults and jax.process_index() > 0:
+            _LOG.warning(
+                "process %d: %d faults of environments so far.", jax.process_index(), num_faults
+            )
+        self._num_faults = num_faults
+
+    def _accounts(self, progress: Progress) -> dict[str, int]:
+        """Return the numbers of steps of this host's actors: collected, trained on and dropped."""
+        if progress.collected is None:
+            return {}
+        totals, count = self.totals, jax.process_count()
+        totals.collected = self._collected_before + progress.collected * count
+        steps = (totals.collected, progress.updates * self._steps_per_update, totals.dropped)
+        collected, learned, dropped = (total // count for total in steps)
+        accounts = {
+            "steps_collected": collected,
+            "steps_learned": learned,
+            "steps_in_flight": collected - learned - dropped,
+            "steps_dropped": dropped,
+        }
+        if isinstance(self._env, HasFrameSkip):
+            accounts["emulator_frames"] = totals.frames * self._env.frame_skip
+        return accounts

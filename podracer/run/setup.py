@@ -1,0 +1,371 @@
+"""Setup of an experiment on this machine: agent, environment, devices and driver, checked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from podracer.agent import Blueprint, check_policy, policy_params
+from podracer.checks import check_environment, check_spec
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import (
+    experiment_digest,
+    read_config,
+    to_json,
+)
+from podracer.devices.host_memory import host_leaves
+from podracer.devices.machine import schedulable_cores
+from podracer.devices.memory import format_bytes, free_bytes, free_host_bytes
+from podracer.devices.mesh import Device, find_devices, make_mesh
+from podracer.drivers import anakin, population, sebulba
+from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
+from podracer.drivers.selection import Selection
+from podracer.environment import Environment, HostEnvironments
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.gymnasium import check_not_in_worker
+from podracer.errors import ConfigError
+from podracer.evaluate import ActingRule, Evaluation, make_evaluator
+from podracer.io.differences import differences
+from podracer.run.blueprint import build_with
+from podracer.run.history import installed_versions
+from podracer.run.opponents import make_environment
+from podracer.types import EnvironmentSpec
+
+T = TypeVar("T")
+
+
+def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
+    """Return the blueprint of the agent for its environment, and the environment."""
+    return build_with(make_environment, experiment)
+
+
+def checked_spec(environment: Any) -> EnvironmentSpec:
+    """Return the checked specification of an environment of either kind."""
+    if isinstance(environment, HostEnvironments):
+        return check_spec(environment)
+    return check_environment(environment)
+
+
+def checkpointed_environment(
+    experiment: Experiment, env: Environment | HostEnvironments
+) -> Environment | None:
+    """Return the environment if checkpoints hold its state, None if it cannot be saved exactly."""
+    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.policy_lag == 0
+    return env if exact and not isinstance(env, HostEnvironments) else None
+
+
+def to_host_environments(env: Environment | HostEnvironments) -> HostEnvironments:
+    """Return host environments for actors; a device environment is wrapped."""
+    return env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
+
+
+class Drive(Protocol):
+    """A driver with all arguments but the initial state."""
+
+    def __call__(
+        self,
+        *,
+        state: TrainState,
+        num_updates: Callable[[int], int],
+        request: Callable[[], int],
+        boundary: Callable[[int], bool],
+    ) -> Iterator[Progress]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetup:
+    """Everything that a run needs on this machine, checked."""
+
+    blueprint: Blueprint
+    env: Environment | HostEnvironments
+    mesh: Mesh  # the learners
+    num_devices: int  # of the learners, and under Sebulba of the actors
+    split: sebulba.DeviceSplit | None  # under Sebulba
+    abstract_state: TrainState  # shape, dtype and sharding of every leaf
+    state_bytes: int  # of the training state, on each device of the mesh
+    init: Callable[[], TrainState]
+    start_compile: CompileInThread[Any]  # of the program that `drive` waits for
+    drive: Drive
+    evaluate: Callable[[TrainState], Evaluation]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the training state on all devices, the most that a checkpoint takes."""
+        leaves = jax.tree.leaves(self.abstract_state)
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    @property
+    def topology(self) -> str:
+        """Number and kind of devices and number of processes, on which the run's bits depend.
+
+        On a CPU also the number of cores on which the process may run, by which XLA divides large
+        products whatever a container's share is.
+        """
+        device = self.mesh.devices.flat[0]
+        devices = f"{self.num_devices} x {device.device_kind}"
+        if device.platform == "cpu":
+            devices += f" with {schedulable_cores()} cores"
+        processes = jax.process_count()
+        return devices if processes == 1 else f"{devices} in {processes} processes"
+
+
+def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
+    """Choose devices and check everything, before any compile. Raises `ConfigError`.
+
+    An experiment that names no number of devices gets the number that the run was saved with; if
+    that is 0, or more than this machine has, all devices.
+    """
+    check_not_in_worker()
+    blueprint, env = build(experiment)
+    devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver
+    if experiment.pods:
+        return _population_setup(experiment, blueprint, env, devices)
+    if isinstance(config, anakin.AnakinConfig):
+        env = _on_device(env)
+        anakin.check(blueprint, env, config, len(devices))
+        if experiment.evaluations:
+            check_policy(blueprint.build(), "take `evaluations=0`")
+        saved_env, split, mesh = env, None, make_mesh(devices)
+        like = abstract_state(blueprint, env, mesh, config)
+        program = CompileInThread(partial(anakin.lower_chunk, blueprint, env, mesh, config, like))
+        drive = partial(
+            anakin.anakin, blueprint, env, mesh, config, compile=lambda: program().result()
+        )
+    else:
+        checked_spec(env)
+        host = to_host_environments(env)
+        split = sebulba.split_devices(devices, config)
+        sebulba.check(blueprint, host, config, split, experiment.num_updates)
+        saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
+        like = abstract_state(blueprint, saved_env, mesh, config)
+        program = CompileInThread(
+            partial(sebulba.lower_update, blueprint, host.spec, split, config, like)
+        )
+        drive = partial(
+            sebulba.sebulba,
+            blueprint,
+            host,
+            split,
+            config,
+            seed=experiment.seed,
+            compile=lambda: program().result(),
+        )
+    agent = blueprint.build()
+    play = make_evaluator(
+        agent,
+        env,
+        experiment.evaluation_episodes,
+        policy=experiment.evaluation_policy,
+        epsilon=experiment.evaluation_epsilon,
+    )
+
+    def evaluate(state: TrainState) -> Evaluation:
+        update = 0 if experiment.fixed_evaluation else state.update
+        return play(policy_params(agent, state.learner), state.key, update)
+
+    return RunSetup(
+        blueprint=blueprint,
+        env=env,
+        mesh=mesh,
+        num_devices=len(devices),
+        split=split,
+        abstract_state=like,
+        state_bytes=_checked_size(like, mesh),
+        init=lambda: init_state(
+            blueprint, saved_env, mesh, config, jax.random.key(experiment.seed)
+        ),
+        start_compile=program,
+        drive=drive,
+        evaluate=evaluate,
+    )
+
+
+class CompileInThread(Generic[T]):
+    """Function that prepares a call here, makes it in a thread, and returns its future.
+
+    That happens once. What JAX traces depends on settings of the thread, so it is traced here.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[[], T]]) -> None:
+        self._prepare = prepare
+        self.seconds = 0.0  # from the start to the end, once it has ended
+
+    @functools.cached_property
+    def _future(self) -> Future[T]:
+        start, executor = time.perf_counter(), ThreadPoolExecutor(1, "podracer-compile")
+        call = self._prepare()
+
+        def timed() -> T:
+            result = call()
+            self.seconds = time.perf_counter() - start
+            return result
+
+        future = executor.submit(timed)
+        executor.shutdown(wait=False)  # after this one
+        return future
+
+    def __call__(self) -> Future[T]:
+        """Start the call, unless it has begun, and return its future."""
+        return self._future
+
+
+def _find_devices(count: int, saved: int) -> list[Device]:
+    if not count and saved:
+        with contextlib.suppress(ConfigError):
+            return find_devices(saved)
+    return find_devices(count)
+
+
+def _population_setup(
+    experiment: Experiment,
+    blueprint: Blueprint,
+    env: Environment | HostEnvironments,
+    devices: Sequence[Device],
+) -> RunSetup:
+    pods, config = experiment.pods, experiment.run_driver
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"a population is one program on the device, and {env.spec.name} runs on the host, "
+            f"where each seed is a run of its own: train {experiment.recipe} once for each `seed`."
+        )
+    if not isinstance(config, anakin.AnakinConfig):
+        raise ConfigError(
+            "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
+        )
+    env = _on_device(env)
+    for pod in pods:
+        experiment.of_pod(pod).check()
+    anakin.check(blueprint, env, config, 1)
+    check_policy(blueprint.build(), "train it alone, not in a population")
+    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
+        raise ConfigError(
+            "selection ranks pods by their training returns, which in self-play say nothing of "
+            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
+        )
+    mesh = population.population_mesh(devices, len(pods))
+    parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
+    like = population.abstract_states(*parts, exchange)
+    program = CompileInThread(partial(population.lower_chunk, *parts, like, exchange))
+    drive = partial(
+        population.population, *parts, exchange=exchange, compile=lambda: program().result()
+    )
+    return RunSetup(
+        blueprint=blueprint,
+        env=env,
+        mesh=mesh,
+        num_devices=mesh.size,
+        split=None,
+        abstract_state=like,
+        state_bytes=_checked_size(like, mesh),
+        init=lambda: population.init_states(*parts, exchange),
+        start_compile=program,
+        drive=drive,
+        evaluate=population.make_evaluator(
+            blueprint,
+            pods,
+            env,
+            mesh,
+            experiment.evaluation_episodes,
+            ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
+            fixed=experiment.fixed_evaluation,
+        ),
+    )
+
+
+def _on_device(env: Environment | HostEnvironments) -> Environment:
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"{env.spec.name} runs on the host, and Anakin needs an environment on the "
+            "device: take `driver=podracer.SebulbaConfig()`."
+        )
+    return env
+
+
+def _checked_size(state: TrainState, mesh: Mesh) -> int:
+    """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
+
+    What it has in the memory of the host counts where that is the device's. There a save reads the
+    arrays themselves, so the next chunk, which may not write into them, makes a copy.
+    """
+
+    def size(part: Any) -> int:
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(part)
+        )
+
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    on_host = 0 if is_cpu else size(host_leaves(state))
+    needed, local = size(state) - on_host, size(state.learner.local) - on_host
+    all_on_host, free_on_host = on_host * len(mesh.local_devices), free_host_bytes()
+    if free_on_host is not None and all_on_host > free_on_host:
+        raise ConfigError(
+            f"the replay needs {format_bytes(all_on_host)} in the memory of this host, but "
+            f"{format_bytes(free_on_host)} are free: take a smaller `agent.replay.capacity` or "
+            "more hosts."
+        )
+    free = free_bytes(mesh)
+    if free is not None and (1 + is_cpu) * needed > free:
+        again = "and as much again during a save, " if is_cpu else ""
+        raise ConfigError(
+            f"the training state needs {format_bytes(needed)} on each device, of which "
+            f"{format_bytes(local)} belong to environments (a replay, for most agents), {again}but "
+            f"{format_bytes(free)} are free: take a smaller `agent.replay.capacity`, "
+            "fewer environments or more devices."
+        )
+    return needed
+
+
+def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
+    """Return the content of `config.json`: everything needed to repeat and compare the run."""
+    device, env = setup.mesh.devices.flat[0], setup.env
+    return {
+        "recipe": experiment.recipe,
+        "experiment": to_json(experiment),
+        "run": {"id": uuid.uuid4().hex, "experiment": experiment_digest(experiment)},
+        "versions": installed_versions(),
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "devices": setup.num_devices,
+            "processes": jax.process_count(),
+            **({} if setup.split is None else setup.split.describe()),
+        },
+        "environment": to_json(env),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def check_same_environment(directory: Path, env: Any) -> None:
+    """Raise `ConfigError` if `env` is not the environment that the run in `directory` started with.
+
+    Its data may come from a file that has changed since.
+    """
+    saved = read_config(directory / "config.json").get("environment")
+    if changed := differences(saved if isinstance(saved, dict) else {}, to_json(env)):
+        raise ConfigError(
+            f"{directory} began in another environment, and {', '.join(changed)} changed since: "
+            "bring back the file or the version that it was made from, or begin a new run."
+        )
+
+
+def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
+    """Raise `ConfigError` for what would fail only at the first boundary."""
+    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
+        if not isinstance(functions, Sequence) or isinstance(functions, str):
+            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
+    if wrong := [callback for callback in callbacks if not callable(callback)]:
+        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")

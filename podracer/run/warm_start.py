@@ -1,0 +1,173 @@
+"""The beginning of a run with what another run has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import read_config
+from podracer.drivers.common import TrainState
+from podracer.errors import CheckpointError, ConfigError
+from podracer.io.checkpoint import load_part
+from podracer.io.paths import user_path
+from podracer.io.schema import leaves_by_path
+from podracer.io.seal import CONFIG, check_is_run
+from podracer.io.steps import Choice, identity_of
+from podracer.run.records import Totals
+from podracer.run.setup import RunSetup
+from podracer.run.sweep import best_pod
+
+Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
+"""Function that returns the first state of a new run, in place of `RunSetup.init`."""
+
+
+class Weights:
+    """First state of a run, whose learner is that of another run's checkpoint.
+
+    It has the other's parameters, targets, optimizer and statistics. Environments, lifetimes,
+    replay and random numbers begin anew, and so do the fields of the learner's state that are
+    declared by `types.reset_on_warm_start`: the frames that schedules count, and an update rule
+    that is not learned, which is that of the new run's file.
+
+    Args:
+        run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
+            read, so its recipe, agent and environment may be any.
+        setup, experiment: of the new run.
+        checkpoint: the choice of `podracer.load`.
+
+    Raises `ConfigError` if there is no run or the learners differ in structure, and what
+    `load_part` raises.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        setup: RunSetup,
+        experiment: Experiment,
+        checkpoint: Choice = "newest",
+    ) -> None:
+        directory = user_path(run)
+        check_is_run(directory)
+        restored = load_part(directory, ".learner.shared", checkpoint)
+        self._shared: dict[str, Any] = restored.state
+        if read_config(directory / CONFIG)["experiment"].get("pods"):
+            pod = best_pod(directory, restored)
+            self._shared = {name: array[pod] for name, array in self._shared.items()}
+        identity = identity_of(directory) or {}
+        self.about = {
+            "run": str(directory.absolute()),
+            "id": identity.get("id", ""),
+            "updates": restored.step,
+        }
+        shared = setup.abstract_state.learner.shared
+        reset = tuple(reset_paths(shared))
+        self._shared, new = (
+            {name: leaf for name, leaf in leaves.items() if not _is_within(name, reset)}
+            for leaves in (self._shared, leaves_by_path(shared))
+        )
+        _check_same(directory, self._shared, new, len(experiment.pods))
+
+    def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
+        """Return the first state, and counters at 0."""
+        state = setup.init()
+
+        def put(path: Any, new: jax.Array) -> jax.Array:
+            old = self._shared.get(jax.tree_util.keystr(path))
+            if old is None:
+                return new
+            return jax.device_put(jnp.broadcast_to(old, new.shape), new.sharding)
+
+        shared = jax.tree_util.tree_map_with_path(put, state.learner.shared)
+        learner = dataclasses.replace(state.learner, shared=shared)
+        return dataclasses.replace(state, learner=learner), Totals()
+
+
+def describe_begin(begin: Begin | None) -> dict[str, Any]:
+    """Return what `config.json` says of how a run began."""
+    if begin is None:
+        return {}
+    if isinstance(begin, Weights):
+        return {"weights": begin.about}
+    function = begin.func if isinstance(begin, partial) else begin
+    return {"begin": getattr(function, "__qualname__", type(function).__name__)}
+
+
+def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin | None:
+    """Return how a run that ended before its first save began, so that it begins again like that.
+
+    Raises `ConfigError` if that is not known, or if the run whose weights it took, or their
+    checkpoint, is gone.
+    """
+    if not (run / CONFIG).is_file():
+        return None
+    config = read_config(run / CONFIG)
+    if name := config.get("begin"):
+        raise ConfigError(
+            f"{run} ended before its first save, and began with a state of {name!r}: resume it "
+            "from Python with begin=..., or begin a new run."
+        )
+    if (record := config.get("weights")) is None:
+        return None
+    try:
+        weights = Weights(record["run"], setup, experiment, record["updates"])
+    except (ConfigError, CheckpointError) as error:
+        raise ConfigError(
+            f"{run} ended before its first save, and began with the weights of {record['run']}, "
+            f"which cannot be read: {error}"
+        ) from error
+    if weights.about != record:
+        raise ConfigError(
+            f"{run} ended before its first save, and began with {record['run']}, where another run "
+            "is now: begin a new run."
+        )
+    return weights
+
+
+def reset_paths(tree: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the fields that `types.reset_on_warm_start` declared, within a state."""
+    declared = {
+        field.name
+        for field in (dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ())
+        if field.metadata.get("reset_on_warm_start")
+    }
+    children = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)
+    for keys, child in children:
+        name = path + jax.tree_util.keystr(keys)
+        if keys and getattr(keys[0], "name", None) in declared:
+            yield name
+        elif keys:
+            yield from reset_paths(child, name)
+
+
+def _is_within(name: str, paths: Sequence[str]) -> bool:
+    """Return whether a leaf is one of the parts of a state with these paths, or within one."""
+    return any(name == path or name.startswith((path + ".", path + "[")) for path in paths)
+
+
+def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: int) -> None:
+    """Raise `ConfigError` unless one learner has the shapes of the others, `[P, ...]` of pods."""
+    old_shapes, new_shapes = _shapes(old), _shapes(new)
+    lead = (num_pods,) if num_pods else ()
+    for name in dict.fromkeys((*new_shapes, *old_shapes)):
+        there, here = old_shapes.get(name), new_shapes.get(name)
+        if there is None or here is None or (lead + there[0], there[1]) != here:
+            raise ConfigError(
+                f"{run} learned with another agent or network, or in another environment: its "
+                f"learner has {_spell(name, there, 0)}, this one's {_spell(name, here, len(lead))}."
+            )
+
+
+def _shapes(leaves: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (x.shape, str(x.dtype)) for name, x in leaves.items()}
+
+
+def _spell(name: str, leaf: tuple[tuple[int, ...], str] | None, skip: int) -> str:
+    name = name or "shared"  # where that is one array
+    return f"no {name}" if leaf is None else f"{leaf[1]}{list(leaf[0][skip:])} at {name}"

@@ -1,0 +1,47 @@
+"""Sentences on what a run will lack, said once before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+
+from podracer.agent import Blueprint
+from podracer.config.experiment import Experiment
+from podracer.config.torso import flattened_images
+from podracer.drivers.sebulba import SebulbaConfig
+
+
+def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
+    """Yield the sentences on an experiment and the blueprint of its agent."""
+    agent = blueprint.build()
+    possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
+    if possible != experiment.evaluations:
+        room = max(1, experiment.num_updates // experiment.evaluations)
+        remedy = ""
+        if room < chunk:
+            remedy = f" `driver.updates_per_chunk={room}` would leave room for all."
+        yield (
+            f"Only {possible} of the {experiment.evaluations} evaluations will run, because a run "
+            f"evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`).{remedy}"
+        )
+    if agent.warmup > experiment.num_steps:
+        yield (
+            f"Nothing will be learned: the replay's warm-up takes {agent.warmup:,} frames "
+            f"(`agent.replay.warmup`), and the run has {experiment.num_steps:,}."
+        )
+    if unlearned := agent.unlearned_timesteps:
+        length = experiment.driver.rollout_length
+        yield (
+            f"Of the {length} timesteps of a rollout {unlearned} are never learned, as "
+            f"sequences begin with it and learn {length - unlearned} (its `unroll_length`)."
+        )
+    if experiment.target_return is not None and not experiment.evaluations:
+        target = experiment.target_return
+        yield f"`target_return={target:g}` ends no run without evaluations."
+    if isinstance(driver := experiment.driver, SebulbaConfig):
+        if driver.average_hosts and jax.process_count() == 1:
+            yield "`driver.average_hosts` does nothing in one process, which averages gradients."
+        if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
+            yield "`driver.average_every` does nothing without `driver.average_hosts`."
+    yield from flattened_images(blueprint)

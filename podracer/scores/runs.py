@@ -1,0 +1,308 @@
+"""A run as its files tell it, and each member of a population as a run of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podracer.io.differences import leaves
+from podracer.io.edits import UNSEALED, Sealed
+from podracer.io.sinks import PARENT, group
+from podracer.io.text import redact_settings
+from podracer.scores.score import best_return, final_score, has_fault, whole_return
+from podracer.scores.statistics import final_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecords:
+    """Contents of a run directory; missing files are empty here."""
+
+    name: str
+    config: dict[str, Any]
+    records: list[dict[str, Any]]
+    crash: dict[str, Any]
+    path: Path = Path()
+    sealed: Sealed = UNSEALED
+    whole: RunRecords | None = None  # of a pod: the run that it is a member of
+    pod: int = 0
+
+    def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the finite values of a metric and their positions, both f64 `[records]`.
+
+        Evaluations are those of whole episodes, see `whole_return`.
+        """
+        read = whole_return if key == "evaluation_return" else lambda record: _number(record, key)
+        pairs = np.array([(_number(r, over), read(r)) for r in self.records], float)
+        pairs = pairs.reshape(-1, 2)
+        x, y = pairs[np.isfinite(pairs).all(axis=1)].T
+        return x, y
+
+    def last(self, key: str) -> Any:
+        values = [r[key] for r in self.records if _number(r, key) is not None]
+        return values[-1] if values else None
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's frames that are done."""
+        return self._progress_at((self.whole or self).last("frames") or 0)
+
+    def _progress_at(self, frames: int) -> float:
+        """Return the share of the run after as many frames, those of all members together."""
+        experiment = (self.whole or self).config.get("experiment")
+        pods = experiment.get("pods") if isinstance(experiment, dict) else None
+        members = max(1, len(pods)) if isinstance(pods, list) else 1
+        return min(frames / members / (self._limit("frames") or math.nan), 1.0)
+
+    @property
+    def best_evaluation(self) -> float | None:
+        """Highest mean return of an evaluation of whole episodes."""
+        return best_return(self.records)
+
+    def _limit(self, setting: str) -> float:
+        """Return a number of the experiment, NaN where there is none."""
+        try:
+            return float((self.whole or self).settings[setting])
+        except (KeyError, ValueError):
+            return math.nan
+
+    @property
+    def early_end(self) -> str:
+        """Field of the experiment by which the run ended before its frames, "" if it has not."""
+        if self.whole is not None:
+            return self.whole.early_end
+        if self.progress == 1:
+            return ""
+        evaluations = [r for r in self.records if r.get("evaluation_return") is not None]
+        reached = whole_return(evaluations[-1]) if evaluations else None
+        if reached is not None and reached >= self._limit("target_return"):
+            return "target_return"
+        return "max_seconds" if (self.last("seconds") or 0) >= self._limit("max_seconds") else ""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the learner met a fault, so that it has no score."""
+        last = self.records[-1] if self.records else {}
+        crash = (self.whole or self).crash
+        return has_fault(last) or crash.get("exception") == "NonFiniteError"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the run has not come to an end of its own."""
+        return self.progress < 1 and not self.early_end and not self.has_diverged
+
+    @property
+    def final(self) -> tuple[float, str]:
+        """Final score, and why there is none, see `final_score`."""
+        return final_score(self.records, has_diverged=self.has_diverged)
+
+    @property
+    def final_evaluation(self) -> float:
+        """Final score of a run that is evaluated, else NaN."""
+        is_evaluated = any("evaluation_return" in record for record in self.records)
+        return self.final[0] if is_evaluated else math.nan
+
+    @property
+    def final_return(self) -> float:
+        """Mean return of training episodes at the end, NaN for a learner that met a fault."""
+        mean = final_mean(self.series("episode_return", "updates")[1])
+        return math.nan if mean is None or self.has_diverged else mean
+
+    @property
+    def marks(self) -> list[str]:
+        """What a reader must know before he takes the run's numbers, in words."""
+        marks = [reason] if (reason := self.final[1]) else []
+        if failed := self.last("pods_failed"):
+            marks.append(f"{failed:g} pods diverged")
+        if self.is_unfinished:
+            marks.append(f"at {math.floor(100 * self.progress)} % of its frames")
+        mixed = [(name, texts) for name, texts in self.versions.items() if len(texts) > 1]
+        marks += [f"{name} {', then '.join(texts)}" for name, texts in mixed]
+        return [*marks, *self.edits]
+
+    @property
+    def edits(self) -> list[str]:
+        """Remarks on files that are not as the run wrote them."""
+        sealed = (self.whole or self).sealed
+        added = [
+            f"{name} has records that the run did not seal"
+            for name, size in sealed.sizes.items()
+            if size > 0 and name not in sealed.edited and self._progress_at(sealed.frames) == 1
+        ]
+        changed = [f"{name} was changed after the run wrote it" for name in sealed.edited]
+        return [*changed, *added]
+
+    @property
+    def versions(self) -> dict[str, list[str]]:
+        """Versions of podracer and JAX that the run has had, one after the other."""
+        attempts = (self.whole or self).sealed.metadata.get("versions")
+        attempts = attempts if isinstance(attempts, list) else [self.config.get("versions")]
+        attempts = [attempt for attempt in attempts if isinstance(attempt, dict)]
+        return {
+            name: list(dict.fromkeys(str(x[name]) for x in attempts if name in x))
+            for name in ("podracer", "jax")
+        }
+
+    @property
+    def identity(self) -> tuple[str, int] | None:
+        """Id of the run and number of the pod, which its copies share; None if unknown."""
+        run = self.config.get("run")
+        run_id = run.get("id") if isinstance(run, dict) else None
+        return (run_id, self.pod) if isinstance(run_id, str) else None
+
+    @property
+    def seed(self) -> str:
+        """What tells the run from others of its configuration: its seed, if it has one.
+
+        Pods under a selection have no configuration of their own: it is their place in the sweep.
+        """
+        experiment = self.config.get("experiment", {})
+        seed = json.dumps(experiment["seed"]) if "seed" in experiment else self.name
+        if self.whole is None or not has_selection(experiment):
+            return seed
+        return f"{seed} {self.pod} {self.whole.config['experiment']['pods'][self.pod]}"
+
+    @property
+    def label(self) -> str:
+        """Name among the runs of a configuration, short."""
+        experiment = self.config.get("experiment", {})
+        if self.whole is not None and has_selection(experiment):
+            return f"pod {self.pod}"
+        return f"seed {self.seed}" if "seed" in experiment else self.name
+
+    @functools.cached_property
+    def settings(self) -> dict[str, str]:
+        """Settings of the experiment by dotted name, as JSON."""
+        return as_text(self.config.get("experiment", {}))
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """Settings that runs have in common which differ only in the seed."""
+        return {k: v for k, v in self.settings.items() if (k, v) != ("pods", "[]") and k != "seed"}
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment, with the settings that an object has; "" if it is unknown."""
+        value = self.config.get("experiment", {}).get("environment")
+        if not isinstance(value, dict):
+            return value if isinstance(value, str) else ""
+        settings = [f"{k} {v}" for k, v in as_text(value).items() if k != "kind"]
+        return ", ".join([str(value.get("kind", "")), *settings])[:80]
+
+    @property
+    def recipe(self) -> str:
+        return str(self.config.get("recipe", "-"))
+
+    @property
+    def acting(self) -> str:
+        """How the run's evaluations act, "" where its configuration does not say it."""
+        policy, epsilon = (self.settings.get(f"evaluation_{x}") for x in ("policy", "epsilon"))
+        return acting_text(policy, float(epsilon or 0)) if policy else ""
+
+    @property
+    def evaluation_facts(self) -> dict[str, str]:
+        """How the run's evaluations act, and how many of their episodes differ."""
+        distinct = self.last("evaluation_distinct_episodes")
+        if distinct is None or not self.acting:
+            return {}
+        count = f"{distinct:.4g} of {self.settings.get('evaluation_episodes', '?')}"
+        return {"Evaluation policy": self.acting, "Distinct episodes": count}
+
+
+def members_of(
+    run: RunRecords, series: Sequence[dict[str, Any]], *, only_scores: bool = False
+) -> list[RunRecords]:
+    """Return each pod of a population as a run with its seed and hyperparameters.
+
+    `series` are the records of all pods. With `only_scores` the members have no records but those
+    that their final scores depend on.
+    """
+    pods, series = pods_in(run.config), pod_records(run.config, series)
+    experiment = {k: v for k, v in run.config.get("experiment", {}).items() if k != "pods"}
+    evaluated = [record for record in series if "evaluation_return" in record]
+    if only_scores and evaluated:
+        series = evaluated[-1:] + [record for record in series[-1:] if record is not evaluated[-1]]
+    of_run = {record.get("updates"): record for record in run.records}
+    shared = {k for r in run.records for k in r if k == "seconds" or group(k) == "time"}
+    members = []
+    for index, pod in enumerate(pods):
+        # A selection changes the hyperparameters, so that all pods are of one configuration.
+        values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
+        values = {} if has_selection(experiment) else values
+        agent = {**experiment.get("agent", {}), **values}
+        config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
+        frames, records = 0, []
+        for record in series:
+            own = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
+            frames += own.get("frames") or 0
+            of_all = of_run.get(record["updates"], {})
+            of_member = {key: of_all[key] for key in shared & of_all.keys()}
+            pace = (of_all.get("frames_per_second") or math.nan) / len(pods)
+            counts = {"updates": record["updates"], "frames": frames}
+            records.append({**of_member, "frames_per_second": pace, **own, **counts})
+        crash = {} if index else run.crash  # it ended all pods, and is told once
+        name = f"{run.name} pod {index}"
+        members.append(RunRecords(name, config, records, crash, whole=run, pod=index))
+    return members
+
+
+def pods_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the pods of a configuration, none where it has none or what cannot be pods."""
+    pods = config.get("experiment", {}).get("pods")
+    is_sound = isinstance(pods, list) and all(
+        isinstance(pod, dict)
+        and "seed" in pod
+        and isinstance(pod.get("hyperparameters"), list)
+        and all(
+            isinstance(x, dict) and {"name", "value"} <= x.keys() for x in pod["hyperparameters"]
+        )
+        for pod in pods
+    )
+    return pods if isinstance(pods, list) and is_sound else []
+
+
+def pod_records(
+    config: Mapping[str, Any], series: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the records that have a number for each pod of a configuration."""
+    count = len(pods_in(config))
+
+    def is_row(values: Any) -> bool:
+        is_list = isinstance(values, list) and len(values) == count
+        return is_list and not any(isinstance(value, list) for value in values)
+
+    return [
+        record
+        for record in series
+        if "updates" in record and all(is_row(v) for k, v in record.items() if k != "updates")
+    ]
+
+
+def has_selection(experiment: Mapping[str, Any]) -> bool:
+    """Return whether pods of an experiment, given as JSON, start from others while they train."""
+    return (experiment.get("exchange") or {}).get("kind") == "Selection"
+
+
+def acting_text(policy: str, epsilon: float) -> str:
+    """Describe how an evaluation acts: `greedy`, `sampled`, `greedy with epsilon 0.01`."""
+    return f"{policy} with epsilon {epsilon:g}" if epsilon else policy
+
+
+def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the leaves of nested JSON by dotted name, as JSON except for strings.
+
+    Secrets are redacted, since pages are shown to others.
+    """
+    tree = redact_settings(tree)
+    return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
+
+
+def _number(record: Mapping[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,149 @@
+"""The one reader of the score of a configuration: that of its seeds, and what is wrong with it.
+
+A seed counts once, however many copies and repetitions of its run there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from podracer.scores.runs import RunRecords
+from podracer.scores.score import NOT_EVALUATED
+from podracer.scores.statistics import ENOUGH, bootstrap_interval, score_of_seeds
+
+_NAMED = 8  # runs or seeds in a sentence
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Score of a configuration over its seeds, and what it leaves out."""
+
+    values: np.ndarray
+    """Final scores of the seeds that have one, f64 `[n]`."""
+    num_seeds: int
+    num_runs: int
+    are_independent: bool
+    is_evaluation: bool
+    marks: tuple[str, ...]
+    """What a reader must know before he takes the score, in words."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every seed has a final score."""
+        return 0 < len(self.values) == self.num_seeds
+
+    @functools.cached_property
+    def mean(self) -> float:
+        """Score of the seeds that have one, see `score_of_seeds`; NaN if none has."""
+        return float(score_of_seeds(self.values)) if len(self.values) else math.nan
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Key to sort by, best first: a score that leaves out a seed comes after the others."""
+        return not self.is_whole, -self.mean if math.isfinite(self.mean) else math.inf
+
+    @functools.cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the score, None for few seeds and for pods that are dependent."""
+        if len(self.values) < ENOUGH or not self.are_independent:
+            return None
+        low, high = bootstrap_interval(self.values)
+        return float(low), float(high)
+
+
+def score_of_runs(
+    members: Sequence[RunRecords], beside: Iterable[Sequence[RunRecords]] = ()
+) -> Score:
+    """Return the score of runs of one configuration.
+
+    `beside` are runs of other configurations: a seed that one of these has is missing here.
+    """
+    counted, repeated = count_seeds(members)
+    is_evaluation = any("evaluation_return" in record for run in counted for record in run.records)
+    finals = {run.name: run.final for run in counted}
+    if is_evaluation:  # a run without one has another measure
+        finals = {
+            run.name: finals[run.name]
+            if any("evaluation_return" in r for r in run.records) or run.has_diverged
+            else (math.nan, NOT_EVALUATED)
+            for run in counted
+        }
+    reasons: dict[str, list[str]] = {}
+    for run in counted:
+        if reason := finals[run.name][1]:
+            reasons.setdefault(reason, []).append(run.label)
+    if unfinished := [run.label for run in counted if run.is_unfinished]:
+        reasons["not at the end of training"] = unfinished
+    marks = [
+        f"{len(names)} of {len(counted)} {reason}"
+        + (f" ({_listed(names)})" if len(names) < len(counted) else "")
+        for reason, names in reasons.items()
+    ]
+    independent = are_independent(counted)
+    others = {r.seed for runs in beside if are_independent(runs) for r in count_seeds(runs)[0]}
+    if missing := others - {run.seed for run in counted} if independent else set():
+        marks.append(f"missing: seed {_listed(_in_order(missing))}")
+    if repeated:
+        marks.append(_listed([f"{name} is a {what}" for name, what in repeated.items()]))
+    marks += _mixed_versions(counted)
+    marks += dict.fromkeys(f"{(r.whole or r).name}: {edit}" for r in members for edit in r.edits)
+    values = np.array([value for value, reason in finals.values() if not reason], float)
+    return Score(values, len(counted), len(members), independent, is_evaluation, tuple(marks))
+
+
+def count_seeds(members: Sequence[RunRecords]) -> tuple[list[RunRecords], dict[str, str]]:
+    """Return the runs that count, one for each seed in order, and by name what each other one is.
+
+    Of runs with one configuration and seed the one counts that came to its end, and of several the
+    one that began last. A copy has the id of its run, be it under another seed. Runs whose
+    configuration was edited come after the others.
+    """
+
+    def precedence(run: RunRecords) -> tuple[bool, bool, str, int, str]:
+        started, updates = str(run.config.get("started", "")), run.last("updates") or 0
+        return not run.edits, not run.is_unfinished, started, updates, str(run.identity)
+
+    of_seed: dict[str, RunRecords] = {}
+    of_identity: dict[Any, RunRecords] = {}
+    repeated = {}
+    for run in sorted(members, key=precedence, reverse=True):
+        identity = run.identity or id(run)
+        if original := of_identity.get(identity):
+            repeated[run.name] = f"copy of {original.name}"
+        elif original := of_seed.get(run.seed):
+            repeated[run.name] = f"repetition of {original.name}"
+        else:
+            of_seed[run.seed] = of_identity[identity] = run
+    # In one order, as resamples of the seeds depend on it.
+    counted = [of_seed[seed] for seed in _in_order(of_seed)]
+    return counted, {run.name: repeated[run.name] for run in members if run.name in repeated}
+
+
+def _in_order(seeds: Iterable[str]) -> list[str]:
+    return sorted(seeds, key=lambda seed: (len(seed), seed))
+
+
+def are_independent(runs: Iterable[RunRecords]) -> bool:
+    """Return whether no run is a pod that selects or averages."""
+    return not any(run.config.get("experiment", {}).get("exchange") for run in runs)
+
+
+def _mixed_versions(runs: Sequence[RunRecords]) -> list[str]:
+    texts: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, versions in run.versions.items():
+            texts.setdefault(name, {}).update(dict.fromkeys(versions))
+    return [
+        f"{name} {' and '.join(of_name)}" for name, of_name in texts.items() if len(of_name) > 1
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
