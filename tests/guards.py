@@ -242,7 +242,7 @@ GUARDS = [
     ),
     # --- configurations ---
     Guard(
-        "types.py",
+        "fields.py",
         "if not abs(value) <= float(np.finfo(np.float32).max):",
         "if False:",
         "test_training.py::test_impossible_values_are_refused_before_anything_is_made",
@@ -407,7 +407,7 @@ GUARDS = [
         "test_gymnasium.py::test_float64_numbers_that_float32_cannot_tell_apart_are_refused",
     ),
     Guard(
-        "run/setup.py",
+        "run/blueprint.py",
         "    check_jax_settings()",
         "    pass",
         "test_check_environment.py::test_settings_of_jax_that_exclude_the_programs_are_refused",
@@ -452,7 +452,7 @@ GUARDS = [
         "test_reductions.py::test_an_update_of_sebulba_is_ordered_and_would_not_be_by_itself",
     ),
     Guard(
-        "reductions.py",
+        "devices/ordering.py",
         "token & (first != 0)",
         "token",
         "test_reductions.py::test_reductions_wait_for_each_other_wherever_they_are",
@@ -676,7 +676,7 @@ GUARDS = [
         "test_secrets.py::test_only_the_configuration_of_a_run_holds_its_secrets",
     ),
     Guard(
-        "run/setup.py",
+        "run/blueprint.py",
         "    remember_secrets(to_json(experiment))\n",
         "",
         "test_secrets.py::test_an_error_that_quotes_a_secret_is_written_without_it",

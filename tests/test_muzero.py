@@ -14,8 +14,8 @@ import optax
 import pytest
 import scipy.stats
 from agents import PROBE_AGENTS
-from podracer.agents.search.actions import SearchActions
-from podracer.agents.search.model import Model, ModelParams
+from podracer.agents.planning.actions import SearchActions
+from podracer.agents.planning.model import Model, ModelParams
 from walk import B, Walk, begin, close, learn
 
 from podracer import recipes

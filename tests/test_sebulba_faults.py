@@ -645,7 +645,7 @@ def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     def fail(*args):
         raise Injected("evaluator")
 
-    monkeypatch.setattr(run_setup, "make_evaluator", lambda *args, **acting: fail)
+    monkeypatch.setattr(setup, "make_evaluator", lambda *args, **acting: fail)
     _, error, crash = trained(tmp_path)
     assert type(error) is Injected
     assert (crash["code"], crash["component"]) == (70, "evaluator")
