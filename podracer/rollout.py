@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
+from podracer.devices.loops import scan
 from podracer.environment import Environment
 from podracer.fields import struct, unchecked
 from podracer.ops.sums import compensated_sum
@@ -111,7 +112,7 @@ def count_episodes(episodes: EpisodeStats, trajectory: Trajectory) -> EpisodeSta
 
     timesteps = dataclasses.replace(trajectory.steps.timestep, observation=())
     pairs = jax.lax.stop_gradient((timesteps, trajectory.next_timesteps()))
-    return jax.lax.scan(count, episodes, pairs)[0]
+    return scan(count, episodes, pairs)[0]
 
 
 @unchecked
@@ -172,7 +173,7 @@ def rollout(
     def body(actor: ActorState, keys: tuple[jax.Array, jax.Array]) -> tuple[ActorState, Any]:
         return interact(agent, env, params, actor, *keys)
 
-    final, steps = jax.lax.scan(body, actor, (act_keys, step_keys))
+    final, steps = scan(body, actor, (act_keys, step_keys))
     trajectory = Trajectory(steps, final.timestep, actor.carry, final.carry)
     # Not in the loop, where XLA computes the environment's step again for each of the statistics.
     episodes = count_episodes(actor.episodes, trajectory)

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from podracer.devices import cgroups
@@ -21,7 +22,10 @@ def free_bytes(mesh: Mesh) -> int | None:
     if device.platform == "cpu":
         free = free_host_bytes()
         return None if free is None else free // len(mesh.local_devices)
-    stats = device.memory_stats() or {}
+    try:
+        stats = device.memory_stats() or {}
+    except jax.errors.JaxRuntimeError:  # a device to compile for, which is not here
+        return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 

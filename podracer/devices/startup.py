@@ -204,3 +204,17 @@ def use_compilation_cache() -> Path | None:
     for name, value in zip(_CACHE_SETTINGS, (str(cache), 0.2), strict=True):
         jax.config.update(name, value)
     return cache
+
+
+def prepare_compilers() -> None:
+    """Let the compilers of accelerators start without a device; call it before JAX is imported."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    for quiet in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
+        os.environ.setdefault(quiet, "3")  # they report that there is no device
+    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+    os.environ["TPU_ACCELERATOR_TYPE"] = "v3-8"
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # asks a server of the cloud
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of the driver and cuDNN
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()  # it runs kernels

@@ -125,6 +125,14 @@ def place_agent(agent: Any, mesh: Mesh) -> Any:
     return jax.tree.map(place, agent)
 
 
+def abstract_agent(agent: Any, mesh: Mesh) -> Any:
+    """Return shape, dtype and sharding of every leaf of `place_agent`."""
+    sharding = NamedSharding(mesh, REPLICATED)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=sharding), agent
+    )
+
+
 def abstract_state(
     blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: HasNumEnvs
 ) -> TrainState:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from podracer.devices.loops import scan
 from podracer.fields import struct, unchecked
 
 Series = Float[Array, "T *b"]
@@ -28,7 +29,7 @@ def _backward(delta: Series, decay: Series) -> Series:
         x = delta_t + decay_t * x
         return x, x
 
-    return jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def generalized_advantages(

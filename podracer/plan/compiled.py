@@ -1,0 +1,235 @@
+"""A run compiled for a target: memory, kernels, collectives and work of its programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from podracer.config.experiment import Experiment
+from podracer.devices.memory import format_bytes
+from podracer.devices.reductions import traced_for
+from podracer.plan.hlo import Collective, Loop
+from podracer.plan.hlo import Program as Text
+from podracer.plan.programs import Program, programs_of
+from podracer.plan.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled program. Numbers are of one device."""
+
+    program: Program
+    temporary_bytes: int
+    update: Loop  # of Anakin, else one call
+    flops: int  # of the matrix products and convolutions of an update
+    compile_seconds: float  # of CPU time, tracing included
+
+    @cached_property
+    def totals(self) -> tuple[int, int, list[Collective]]:
+        """Kernels, bytes and collectives of an update."""
+        return self.update.total()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by part, temporaries included."""
+        temporary = self.program.copies * self.temporary_bytes
+        return self.program.state | {"activations and temporaries": temporary}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON."""
+        kernels, size, collectives = self.totals
+        step = _find_loop(self.update, "rollout")
+        minibatch = _find_loop(self.update, "minibatches")
+        return {
+            "role": self.program.role,
+            "devices_of_host": self.program.devices,
+            "state_bytes": sum(self.program.state.values()),
+            "temporary_bytes": self.program.copies * self.temporary_bytes,
+            "host_bytes": self.program.host_bytes,
+            "steps_per_update": self.program.steps,
+            "kernels_per_update": kernels,
+            "kernels_per_step": step and step.total()[0],
+            "kernels_per_minibatch": minibatch and minibatch.total()[0],
+            "collectives_per_update": [dataclasses.asdict(x) for x in collectives],
+            "flops_per_update": self.flops,
+            "bytes_per_update": size,
+            "compile_seconds": round(self.compile_seconds, 1),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledRun:
+    """All programs of a run, compiled for a target."""
+
+    recipe: str
+    arch: str
+    target: Target
+    num_envs: int
+    programs: list[Compiled]
+
+    @property
+    def memory(self) -> list[tuple[str, dict[str, int]]]:
+        """Bytes of each kind of device by part; where one device has all roles, together."""
+        parts = [(x.program.role, x.memory) for x in self.programs]
+        if len(parts) > 1 and len(self.target.devices) == self.target.num_hosts:
+            (_, learner), (_, actor) = parts
+            own = "activations of actors"
+            renamed = {own if name.startswith("activ") else name: n for name, n in actor.items()}
+            return [("device", learner | renamed)]
+        return parts
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the memory of each device suffices, None where it is not known."""
+        usable = self.target.usable_bytes
+        if usable is None:
+            return None
+        return all(sum(parts.values()) <= usable for _, parts in self.memory)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all facts as JSON; those of the first program stand at the top, too."""
+        programs = [x.to_json() for x in self.programs]
+        return {
+            "recipe": self.recipe,
+            "arch": self.arch,
+            "target": self.target.name,
+            "device": self.target.title,
+            "devices": len(self.target.devices),
+            "hosts": self.target.num_hosts,
+            "num_envs": self.num_envs,
+            **{k: v for k, v in programs[0].items() if k not in ("role", "devices_of_host")},
+            "fits": self.fits,
+            "programs": programs,
+        }
+
+
+def compile_run(experiment: Experiment, target: Target) -> CompiledRun:
+    """Compile the programs of a run for a target.
+
+    Raises `ConfigError` where the run is impossible there.
+    """
+    programs = [compile_program(x, target) for x in programs_of(experiment, target)]
+    num_envs = experiment.run_driver.num_envs * max(1, len(experiment.pods))
+    return CompiledRun(experiment.recipe, experiment.arch, target, num_envs, programs)
+
+
+def scaled(experiment: Experiment, devices: int) -> Experiment:
+    """Return an experiment with so many times the environments and the frames."""
+    driver = experiment.driver
+    driver = dataclasses.replace(driver, num_envs=driver.num_envs * devices)
+    return dataclasses.replace(experiment, driver=driver, frames=experiment.frames * devices)
+
+
+def compile_program(program: Program, target: Target) -> Compiled:
+    """Compile one program for a target."""
+    began = time.process_time()
+    with traced_for(target.platform):
+        traced = program.trace()
+    compiled = traced.lower().compile()
+    seconds = time.process_time() - began
+    analysis = compiled.memory_analysis()
+    text = Text(compiled.as_text())
+    return Compiled(
+        program,
+        analysis.temp_size_in_bytes,
+        text.update,
+        matrix_flops(traced.jaxpr.jaxpr),
+        seconds,
+    )
+
+
+def show(run: CompiledRun) -> str:
+    """Return the facts as text."""
+    hosts = f" on {run.target.num_hosts} hosts" if run.target.num_hosts > 1 else ""
+    count = len(run.target.devices)
+    lines = [
+        f"{run.recipe} under {run.arch.capitalize()}: {run.num_envs:,} environments, "
+        f"{count:,} x {run.target.title}{hosts}"
+    ]
+    for compiled in run.programs:
+        facts, role = compiled.to_json(), compiled.program.role
+        whose = "" if role == "device" else f", {role}"
+        lines += ["", f"Each device{whose}:"]
+        lines += [f"  {name:42}{format_bytes(n):>12}" for name, n in compiled.memory.items() if n]
+        if facts["host_bytes"]:
+            lines.append(f"  {'in host memory':42}{format_bytes(facts['host_bytes']):>12}")
+        unit = "update" if role != "actor" else "call"
+        rows = [
+            (
+                f"environment steps of an {unit}" if unit == "update" else "rows of a call",
+                facts["steps_per_update"],
+            ),
+            (f"kernels of {_article(unit)}", facts["kernels_per_update"]),
+            ("kernels of an environment step", facts["kernels_per_step"]),
+            ("kernels of a minibatch", facts["kernels_per_minibatch"]),
+            (f"FLOPs of {_article(unit)}, matrix products", facts["flops_per_update"]),
+            (f"bytes that {_article(unit)} moves", facts["bytes_per_update"]),
+        ]
+        lines += [f"  {name:42}{value:>12,}" for name, value in rows if value is not None]
+        for (kind, size), times in Counter((x.kind, x.bytes) for x in compiled.totals[2]).items():
+            lines.append(f"  {kind + ' x ' + str(times):42}{format_bytes(size):>12}")
+        lines.append(f"  {'CPU seconds to trace and compile':42}{facts['compile_seconds']:>12}")
+    usable = run.target.usable_bytes
+    if usable is not None:
+        verb = "fits" if run.fits else "does not fit"
+        lines += ["", f"It {verb} into the {format_bytes(usable)} that a program may use there."]
+    return "\n".join(lines)
+
+
+def _article(unit: str) -> str:
+    return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
+
+
+def _find_loop(loop: Loop, scope: str) -> Loop | None:
+    """Return the first loop within a scope that runs forward, the deepest that begins there."""
+    for inner in loop.loops:
+        if scope in inner.name and "transpose" not in inner.name:
+            return inner
+        if deeper := _find_loop(inner, scope):
+            return deeper
+    return None
+
+
+def matrix_flops(jaxpr: Any) -> int:
+    """Return the operations of the matrix products and convolutions of a program.
+
+    A product's multiplication and addition count as two. Loops of unknown length count once, of
+    branches the dearest.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            ((contracted, _), _) = params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * _size(shape, contracted)
+        elif name == "conv_general_dilated":
+            numbers, kernel = params["dimension_numbers"], equation.invars[1].aval
+            per_output = kernel.size // kernel.shape[numbers.rhs_spec[0]]
+            total += 2 * equation.outvars[0].aval.size * per_output
+        elif name == "cond":
+            total += max(matrix_flops(branch.jaxpr) for branch in params["branches"])
+        else:
+            times = params["length"] if name == "scan" else 1
+            total += times * sum(map(matrix_flops, _inner(params)))
+    return total
+
+
+def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return math.prod(shape[axis] for axis in axes)
+
+
+def _inner(params: dict[str, Any]) -> list[Any]:
+    """Return the programs within an equation."""
+    leaves = jax.tree.leaves(
+        params, is_leaf=lambda x: isinstance(x, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr)
+    )
+    closed = (getattr(x, "jaxpr", x) for x in leaves)
+    return [x for x in closed if isinstance(x, jax.extend.core.Jaxpr)]

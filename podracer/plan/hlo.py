@@ -1,0 +1,227 @@
+"""What a compiled program does, counted in its text: kernels, collectives, bytes, by loop.
+
+A fusion, a copy, a library call or a collective is a kernel; parameters, tuples, bitcasts and
+constants are free. A loop's body counts as often as XLA knows it to run, and once where it does not
+know, which is the loop over the updates of a chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from functools import cached_property
+
+_FREE = frozenset(
+    [
+        "parameter",
+        "get-tuple-element",
+        "tuple",
+        "bitcast",
+        "constant",
+        "iota",
+        "after-all",
+        "opt-barrier",
+        "partition-id",
+        "replica-id",
+        "add-dependency",
+    ]
+)
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_SLICES = ("dynamic-slice", "gather", "dynamic-update-slice")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)")
+_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+\w*|c64|c128)\[([\d,]*)\]")
+_TRIPS = re.compile(r'known_trip_count":\{"n":"?(\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """Instruction of a computation."""
+
+    name: str
+    opcode: str
+    size: int  # bytes of the result
+    operands: tuple[str, ...]
+    text: str
+    is_root: bool
+
+    def attribute(self, name: str) -> str:
+        """Return the computation that an attribute such as `calls` names, "" without one."""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
+        return match[1] if match else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Reduction, or another exchange between devices."""
+
+    kind: str
+    bytes: int  # of the result on one device
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Loop, or the whole program, with what its body does each time, inner loops apart."""
+
+    name: str  # scope of the source, as `jax.named_scope` calls it
+    trips: int | None
+    kernels: int
+    bytes: int  # read and written by the kernels
+    collectives: tuple[Collective, ...]
+    loops: tuple[Loop, ...]
+
+    def total(self) -> tuple[int, int, list[Collective]]:
+        """Return kernels, bytes and collectives of one iteration, inner loops included."""
+        kernels, size, collectives = self.kernels, self.bytes, list(self.collectives)
+        for loop in self.loops:
+            inner = loop.total()
+            times = loop.trips or 1
+            kernels += times * inner[0]
+            size += times * inner[1]
+            collectives += times * inner[2]
+        return kernels, size, collectives
+
+    def walk(self) -> Iterator[Loop]:
+        """Yield this loop and all within it."""
+        yield self
+        for loop in self.loops:
+            yield from loop.walk()
+
+
+class Program:
+    """Text of a compiled program, `compiled.as_text()`."""
+
+    def __init__(self, text: str) -> None:
+        self._computations: dict[str, dict[str, Instruction]] = {}
+        name = ""
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                name = head[2]
+                self._computations[name] = {}
+                if head[1]:
+                    self._entry = name
+            elif line.startswith("}"):
+                name = ""
+            elif name and (match := _LINE.match(line)):
+                instruction = _parse(match[2], match[3], is_root=bool(match[1]))
+                self._computations[name][instruction.name] = instruction
+
+    @cached_property
+    def whole(self) -> Loop:
+        """The program, and the loops in it."""
+        return self._loop(self._entry, "program", 1)
+
+    @property
+    def update(self) -> Loop:
+        """The loop over updates, whose length XLA does not know; else the whole program."""
+        return next((x for x in self.whole.walk() if x.trips is None), self.whole)
+
+    def _loop(self, computation: str, name: str, trips: int | None) -> Loop:
+        kernels, size = 0, 0
+        collectives: list[Collective] = []
+        loops: list[Loop] = []
+        instructions = self._computations.get(computation, {})
+        for x in instructions.values():
+            if x.opcode == "while":
+                loops.append(self._loop(x.attribute("body"), _scope(x.text), self._trips(x)))
+            elif x.opcode in ("call", "conditional", "async-start"):
+                branches = [x.attribute("to_apply") or x.attribute("calls")]
+                if match := re.search(r"branch_computations=\{([^}]*)\}", x.text):
+                    branches = re.findall(r"%?([\w.\-]+)", match[1])
+                elif x.opcode == "conditional":
+                    branches = [x.attribute("true_computation"), x.attribute("false_computation")]
+                # Of the branches of a condition the dearest counts.
+                called = max((self._loop(b, "", 1) for b in branches), key=lambda b: b.total()[0])
+                kernels, size = kernels + called.kernels, size + called.bytes
+                collectives += called.collectives
+                loops += called.loops
+            elif x.opcode not in _FREE and not x.opcode.endswith("-done"):
+                kernels += 1
+                size += self._traffic(x, instructions)
+                kind = x.opcode.removesuffix("-start")
+                if kind in _COLLECTIVES:
+                    collectives.append(Collective(kind, x.size))
+        return Loop(name, trips, kernels, size, tuple(collectives), tuple(loops))
+
+    def _trips(self, loop: Instruction) -> int | None:
+        """Return the number of iterations of a loop, None where it is not known.
+
+        A GPU's program and a CPU's have it; of a TPU's the condition compares with a constant.
+        """
+        if match := _TRIPS.search(loop.text):
+            return int(match[1])
+        condition = self._computations.get(loop.attribute("condition"), {})
+        for x in condition.values():
+            if x.is_root and x.opcode == "compare" and "direction=LT" in x.text:
+                bound = condition[x.operands[1]].text if x.operands[1] in condition else ""
+                if match := re.match(r"constant\((\d+)\)", bound):
+                    return int(match[1])
+        return None
+
+    def _traffic(self, x: Instruction, around: dict[str, Instruction]) -> int:
+        """Return the bytes that a kernel reads and writes; of a slice only the slice."""
+        if x.opcode == "dynamic-update-slice":
+            return 2 * _size(around, x.operands[1])
+        if x.opcode in ("dynamic-slice", "gather"):
+            return 2 * x.size
+        fused = self._computations.get(x.attribute("calls"), {}) if x.opcode == "fusion" else {}
+        size = x.size
+        for number, operand in enumerate(x.operands):
+            start = f"parameter({number})"
+            name = next((y.name for y in fused.values() if y.text.startswith(start)), "")
+            uses = [y for y in fused.values() if name in y.operands]
+            if uses and all(y.opcode in _SLICES and y.operands[0] == name for y in uses):
+                size += sum(_slice_bytes(fused, y) for y in uses)
+            else:
+                size += _size(around, operand)
+        return size
+
+
+def _slice_bytes(around: dict[str, Instruction], x: Instruction) -> int:
+    """Return the bytes of a slice; of an update in place less the result, of which it is a part."""
+    if x.opcode == "dynamic-update-slice":
+        return _size(around, x.operands[1]) - x.size
+    return x.size
+
+
+def _size(around: dict[str, Instruction], name: str) -> int:
+    return around[name].size if name in around else 0
+
+
+def _parse(name: str, rest: str, *, is_root: bool) -> Instruction:
+    rest = re.sub(r"/\*.*?\*/", "", rest)
+    if rest.startswith("("):
+        end = _closing(rest, 0)
+        shape, rest = rest[: end + 1], rest[end + 1 :].lstrip()
+    else:
+        shape, _, rest = rest.partition(" ")
+    opcode = rest.partition("(")[0].strip()
+    start = len(rest.partition("(")[0])
+    end = _closing(rest, start) if start < len(rest) else start
+    operands = re.findall(r"%([\w.\-]+)", rest[start : end + 1])
+    return Instruction(name, opcode, _bytes(shape), tuple(operands), rest, is_root)
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    return len(text) - 1
+
+
+def _bytes(shape: str) -> int:
+    total = 0
+    for kind, dims in _ARRAY.findall(shape):
+        bits = 8 if kind == "pred" else int(re.sub(r"\D.*", "", kind.lstrip("bsufc")) or 32)
+        total += math.prod(map(int, filter(None, dims.split(",")))) * max(bits // 8, 1)
+    return total
+
+
+def _scope(text: str) -> str:
+    """Return the innermost named scope of a loop, such as `rollout`, with `transpose` around it."""
+    match = re.search(r'op_name="([^"]*)"', text)
+    return match[1] if match else ""

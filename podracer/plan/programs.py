@@ -1,0 +1,189 @@
+"""The programs of a run on devices that need not be here, and the state that they work on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from podracer.agent import Blueprint
+from podracer.config.experiment import Experiment
+from podracer.devices.host_memory import host_leaves
+from podracer.devices.mesh import make_mesh
+from podracer.drivers import anakin, population, sebulba
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.common import TrainState, abstract_agent, abstract_request, abstract_state
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba.averaging import host_averaging
+from podracer.drivers.sebulba.trajectory import actor_shapes, infer
+from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
+from podracer.environment import Environment, HostEnvironments
+from podracer.errors import ConfigError
+from podracer.plan.targets import Target
+from podracer.run.setup import build, checked_spec, to_host_environments
+from podracer.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program of a run, and what lies beside it in a device's memory."""
+
+    role: str  # `learner`, `actor`, or `device` for everything
+    devices: int  # of each host that run it
+    trace: Callable[[], Any]  # returns the traced program, `jax.stages.Traced`
+    steps: int  # environment steps on one device in one call, of Anakin in one update
+    state: dict[str, int]  # bytes on one device by part
+    host_bytes: int = 0  # of the host's memory that one device uses
+    copies: int = 1  # of the program that run at once on a device
+
+
+def programs_of(experiment: Experiment, target: Target) -> list[Program]:
+    """Return the programs of a run on a target, checked as training checks them.
+
+    Raises `ConfigError` where the run is impossible there.
+    """
+    blueprint, env = build(experiment)
+    if experiment.pods:
+        return [_population(experiment, blueprint, env, target)]
+    if isinstance(experiment.run_driver, AnakinConfig):
+        return [_anakin(experiment.run_driver, blueprint, env, target)]
+    return _sebulba(experiment.run_driver, blueprint, env, target)
+
+
+def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target) -> Program:
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"{env.spec.name} runs on the host: take `driver=podracer.SebulbaConfig()`."
+        )
+    mesh = make_mesh(target.devices)
+    anakin.check(blueprint, env, config, mesh.size)
+    state = abstract_state(blueprint, env, mesh, config)
+    agent, request = abstract_agent(blueprint, mesh), abstract_request(mesh)
+    chunk = anakin.make_chunk(env, mesh, config)
+    return Program(
+        "device",
+        len(mesh.local_devices),
+        lambda: chunk.trace(agent, state, request),
+        config.steps_per_update // mesh.size,
+        _state_parts(state, target),
+        _host_bytes(state, target),
+    )
+
+
+def _population(
+    experiment: Experiment, blueprint: Blueprint, env: Environment, target: Target
+) -> Program:
+    pods, config = experiment.pods, experiment.run_driver
+    mesh = population.population_mesh(target.devices, len(pods))
+    states = population.abstract_states(blueprint, pods, env, mesh, config, experiment.exchange)
+    sharding = NamedSharding(mesh, population.PODS)
+    agents = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        population.stack_agents(blueprint, pods),
+    )
+    chunk = population.make_chunk(env, mesh, config, experiment.exchange)
+    return Program(
+        "device",
+        len(mesh.local_devices),
+        lambda: chunk.trace(agents, states, abstract_request(mesh)),
+        config.steps_per_update * len(pods) // mesh.size,
+        _state_parts(states, target),
+    )
+
+
+def _sebulba(
+    config: SebulbaConfig, blueprint: Blueprint, env: Any, target: Target
+) -> list[Program]:
+    spec, host_env = checked_spec(env), to_host_environments(env)
+    split = sebulba.split_devices(target.devices, config)
+    if target.platform != "cpu":
+        # A compiler without devices numbers those of a program from 0.
+        mesh = make_mesh(target.devices[: split.mesh.size])
+        split = dataclasses.replace(split, mesh=mesh)
+    sebulba.check(blueprint, host_env, config, split)
+    num_learners = len(split.learners)
+    state = dataclasses.replace(abstract_state(blueprint, None, split.mesh, config), actor=())
+    shapes = actor_shapes(
+        blueprint,
+        spec,
+        state.learner,
+        num_envs=split.num_envs,
+        length=config.rollout_length,
+        num_learners=num_learners,
+    )
+    shards = [abstract_on_mesh(split.mesh, shapes.shard)] * split.threads
+    hosts = host_averaging(config, split)
+    update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
+    arguments = (
+        abstract_agent(blueprint, split.mesh),
+        hosts.abstract(state) if hosts else state,
+        shards,
+        abstract_request(split.mesh),
+    )
+    learner = _state_parts(state, target) | {
+        # One batch of trajectories is learned from while others wait.
+        "rollouts": (1 + config.queue_depth) * _device_bytes(shards),
+    }
+    threads = config.threads_per_actor
+    actor = {
+        "parameters of actors": _device_bytes(shapes.params),
+        # A thread fills its buffer while the copy that it finished travels.
+        "buffers of actors": 2 * threads * _device_bytes(shapes.buffer),
+    }
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.num_envs))
+    act = jax.jit(partial(infer, blueprint.build()), donate_argnums=1)
+    on_actor = partial(_on_device, make_mesh(split.actors[:1]))
+    inputs = on_actor((shapes.params, shapes.buffer, keys, *shapes.timestep))
+    steps = config.steps_per_update // target.num_hosts
+    return [
+        Program(
+            "learner",
+            num_learners,
+            lambda: update.trace(*arguments),
+            steps // num_learners,
+            learner,
+            _host_bytes(state, target),
+        ),
+        Program(
+            "actor",
+            len(split.actors),
+            lambda: act.trace(*inputs),
+            split.num_envs,
+            actor,
+            copies=threads,
+        ),
+    ]
+
+
+def _on_device(mesh: Mesh, tree: PyTree) -> PyTree:
+    sharding = NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def _state_parts(state: TrainState, target: Target) -> dict[str, int]:
+    return {
+        "parameters and optimizer": _device_bytes(state.learner.shared),
+        "replay and other state of environments": _device_bytes(state.learner.local)
+        - _host_bytes(state, target),
+        "environments": _device_bytes(state.actor),
+    }
+
+
+def _host_bytes(state: TrainState, target: Target) -> int:
+    """Return the bytes in host memory; a CPU has no other, so there they are the device's."""
+    return 0 if target.platform == "cpu" else _device_bytes(host_leaves(state))
+
+
+def _device_bytes(tree: PyTree) -> int:
+    """Return the bytes of one device's share of arrays, or of their shapes."""
+    total = 0
+    for x in jax.tree.leaves(tree):
+        sharding = getattr(x, "sharding", None)
+        shape = sharding.shard_shape(x.shape) if sharding else x.shape
+        total += math.prod(shape) * x.dtype.itemsize
+    return total

@@ -1,0 +1,172 @@
+"""Devices that programs are compiled for, whether or not they are here.
+
+A TPU's compiler is in the package `libtpu`, a GPU's in `jax-cuda12-plugin`. Neither needs a device:
+it compiles for a description of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from typing import Any
+
+import jax
+from jax.experimental import topologies  # no stable home yet
+
+from podracer.devices.mesh import Device, find_devices
+from podracer.errors import ConfigError
+from podracer.io.names import nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Kind of accelerator."""
+
+    title: str
+    memory_bytes: float  # of a device: on a TPU v2 or v3 of one of a chip's two cores
+    memory_share: float  # of it that JAX gives to programs
+    platform: str  # `tpu` or `cuda`
+    parts: str  # shape of one host, `2x2` chips or `1x1x1` GPUs
+    gpu: str = ""  # the compiler's description of a GPU
+
+
+_GPU = """gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared} threads_per_core_limit: 2048 core_count: {cores}
+  fpus_per_core: {fpus} block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: {cache}
+  clock_rate_ghz: {clock} device_memory_size: {memory} shared_memory_per_block_optin: {optin}
+  cuda_compute_capability {{ major: {major} }} registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+runtime_version {{ major: 12 minor: 9 }} platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }} device_description_str: "{name}"
+"""
+
+
+def _hopper(name: str, memory: float, bandwidth: float) -> str:
+    """Describe a GPU of 132 multiprocessors.
+
+    Source: NVIDIA, "H100 Tensor Core GPU Architecture" and the CUDA programming guide, table of
+    compute capability 9.0.
+    """
+    return _GPU.format(
+        name=name, memory=int(memory), bandwidth=int(bandwidth), cores=132, fpus=128, clock=1.98,
+        shared=233472, optin=232448, cache=52428800, major=9,
+    )  # fmt: skip
+
+
+def _ampere(name: str, memory: float, bandwidth: float) -> str:
+    """Describe a GPU of 108 multiprocessors.
+
+    Source: NVIDIA, "A100 Tensor Core GPU Architecture" and the CUDA programming guide, table of
+    compute capability 8.0.
+    """
+    return _GPU.format(
+        name=name, memory=int(memory), bandwidth=int(bandwidth), cores=108, fpus=64, clock=1.41,
+        shared=167936, optin=166912, cache=41943040, major=8,
+    )  # fmt: skip
+
+
+_GPU_SHARE = 0.75  # JAX takes this share when it starts; XLA_CLIENT_MEM_FRACTION changes it
+# Memory: data sheets of NVIDIA, and cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}.
+KINDS = {
+    "h100": Kind(
+        "NVIDIA H100 SXM", 80e9, _GPU_SHARE, "cuda", "1x1x1",
+        _hopper("NVIDIA H100 80GB HBM3", 84929347584, 3.352e12),
+    ),
+    "h200": Kind(
+        "NVIDIA H200", 141e9, _GPU_SHARE, "cuda", "1x1x1",
+        _hopper("NVIDIA H200", 150e9, 4.8e12),
+    ),
+    "a100": Kind(
+        "NVIDIA A100 SXM, 80 GB", 80e9, _GPU_SHARE, "cuda", "1x1x1",
+        _ampere("NVIDIA A100-SXM4-80GB", 84.9e9, 2.039e12),
+    ),
+    "a100-40": Kind(
+        "NVIDIA A100 SXM, 40 GB", 40e9, _GPU_SHARE, "cuda", "1x1x1",
+        _ampere("NVIDIA A100-SXM4-40GB", 42.4e9, 1.555e12),
+    ),
+    "tpu-v3": Kind("TPU v3 core", 17.18e9, 1.0, "tpu", "2x2"),
+    "tpu-v4": Kind("TPU v4 chip", 34.36e9, 1.0, "tpu", "2x2x1"),
+    "tpu-v5e": Kind("TPU v5e chip", 17.18e9, 1.0, "tpu", "2x4"),
+    "tpu-v5p": Kind("TPU v5p chip", 102.0e9, 1.0, "tpu", "2x2x1"),
+    "tpu-v6e": Kind("TPU v6e chip", 34.36e9, 1.0, "tpu", "2x4"),
+}  # fmt: skip
+_PACKAGES = {
+    "tpu": ("libtpu", "compile-tpu"),
+    "cuda": ("jax_plugins.xla_cuda12", "compile-cuda"),
+}
+_FORMS = "`h100`, `h100:8` (8 GPUs of a host), `tpu-v3:2x2` (8 cores), `tpu-v5e:16x16`"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Devices to compile for."""
+
+    name: str
+    title: str  # of a device
+    devices: list[Device]
+    usable_bytes: int | None  # of a device's memory, for programs
+
+    @property
+    def platform(self) -> str:
+        """Name of the platform for `traced_for`."""
+        return self.devices[0].platform
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts, each with as many devices."""
+        return len({device.process_index for device in self.devices})
+
+
+def find_target(name: str, num_devices: int = 0) -> Target:
+    """Return a target by its name; `here` is this machine, with `num_devices` devices or all.
+
+    Raises `ConfigError` for an unknown name or shape, and with what to install where the target's
+    compiler is missing.
+    """
+    if name == "here":
+        devices = find_devices(num_devices)
+        return Target(name, f"{devices[0].device_kind} of this machine", devices, None)
+    base, _, shape = name.partition(":")
+    if base not in KINDS:
+        raise ConfigError(
+            f"There is no target {name!r}: {nearest(base, ['here', *KINDS])} "
+            f"(targets are here, {', '.join(KINDS)}, with a shape such as {_FORMS}.)"
+        )
+    kind = KINDS[base]
+    package, extra = _PACKAGES[kind.platform]
+    if importlib.util.find_spec(package.partition(".")[0]) is None or not _has(package):
+        raise ConfigError(
+            f'the compiler for {name} is not installed: pip install -e ".[{extra}]" in the clone.'
+        )
+    usable = int(kind.memory_share * kind.memory_bytes)
+    return Target(name, kind.title, _topology(name, kind, shape), usable)
+
+
+def _has(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _topology(name: str, kind: Kind, shape: str) -> list[Any]:
+    shape = shape or kind.parts
+    if kind.platform == "cuda":
+        shape = shape if "x" in shape else f"1x1x{shape}"
+        options = {"topology": shape, "target_config": kind.gpu}
+        arguments = ("", "cuda")
+    else:
+        options, arguments = {}, (f"{name.partition(':')[0][4:]}:{shape}", "tpu")
+    try:
+        if not re.fullmatch(r"\d+(x\d+)*", shape):
+            raise ValueError("a shape is a number, or numbers with x between them")
+        return topologies.get_topology_desc(*arguments, **options).devices
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        raise ConfigError(
+            f"{name} is no shape of that target ({str(error).splitlines()[0]}): take one such as "
+            f"{_FORMS}."
+        ) from error
