@@ -107,12 +107,12 @@ _RAINBOW_FLAGS = {
     "SpaceInvaders": " --learning-rate 1e-3 --high 40",
 }
 _RAINBOW_REMARK = (
-    "In three of the four games Rainbow's mean is above DQN's, and in Breakout its interval, "
-    "too. The learning rate is tuned for this game: after 0.4 M frames, seeds 0 and 1, 2.8, "
-    "6.0, 11.4, 13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3. DQN has "
-    "5e-4, and is at 7.5 to 8.2 with 2.5e-4 to 2e-3. With 5e-4, as in Asterix and Freeway, "
-    "Rainbow ends here at 29.4; with 2e-3 it ends at 2.2 in Asterix, 52.6 in Freeway and 124 "
-    "in Space Invaders."
+    "Rainbow's mean is above DQN's in three of the four games, its interval in Breakout only. "
+    "The learning rate is tuned for this game: after 0.4 M frames, seeds 0 and 1, 2.8, 6.0, "
+    "11.4, 13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3. DQN has 5e-4, "
+    "and is at 7.5 to 8.2 with 2.5e-4 to 2e-3. With 5e-4, as in Asterix and Freeway, Rainbow "
+    "ends here at 29.4; with 2e-3 it ends at 2.2 in Asterix, 52.6 in Freeway and 124 in Space "
+    "Invaders."
 )
 _INVADERS_REMARK = (
     "Learning rate and support are tuned for this game, seeds 0 and 1. After 0.8 M frames returns "
