@@ -19,6 +19,7 @@ PAGES = sorted(
 FRAGMENT = re.compile(r"(of|that|which|as)\b(?! soon as| long as| well as)", re.IGNORECASE)
 REPEATED_NOUN = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
 MOST_REPEATED, MOST_WORDS, AVERAGE_WORDS = 1, 45, 20
+SEVERAL = 10  # sentences, whose average tells how a page is written
 NO_PROSE = re.compile(r"^```.*?^```|<!--.*?-->|^\s*\|.*?$|^\s*#.*?$|^ {4,}\S.*?$", re.M | re.S)
 ITEM = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+")
 
@@ -58,7 +59,7 @@ def refused(page: str) -> list[str]:
                 found.append(f"{line}: a sentence of {counts[-1]} words: {sentence[:70]}")
     if len(repeated) > MOST_REPEATED:
         found.append(f"'that of' or 'those of' in lines {', '.join(map(str, repeated))}")
-    if counts and sum(counts) / len(counts) > AVERAGE_WORDS:
+    if len(counts) >= SEVERAL and sum(counts) / len(counts) > AVERAGE_WORDS:
         found.append(f"sentences have {sum(counts) / len(counts):.1f} words on average")
     return found
 
@@ -85,8 +86,8 @@ as for code
     found = refused(page)
     assert [x.split(":")[0] for x in found[:2]] == ["3", "12"]
     assert found[2:] == ["'that of' or 'those of' in lines 3, 3"]
-    long, longer = "word " * 30 + "word.", "word " * 45 + "`a b c` [d e](f.md) (g h i)."
-    assert refused(long) == ["sentences have 31.0 words on average"]
+    long, longer = "word " * 20 + "word. ", "word " * 45 + "`a b c` [d e](f.md) (g h i)."
+    assert refused(long * 10) == ["sentences have 21.0 words on average"]
     assert refused(longer)[0].startswith("1: a sentence of 48 words")
 
 
