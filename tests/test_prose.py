@@ -26,14 +26,14 @@ ITEM = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+")
 
 def blocks(page: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of paragraphs and items of lists, without code, tables and headings."""
-    kept = NO_PROSE.sub(lambda match: re.sub(r"[^\n]", "", match[0]), page)
+    prose = NO_PROSE.sub(lambda match: re.sub(r"[^\n]", "", match[0]), page)
     start = 0
-    for end in [*ITEM.finditer(kept), None]:
-        text = kept[start : end.start() if end else None]
+    for end in [*ITEM.finditer(prose), None]:
+        text = prose[start : end.start() if end else None]
         if text.strip():
-            line = kept[:start].count("\n") + 1 + text[: -len(text.lstrip())].count("\n")
+            line = prose[:start].count("\n") + 1 + text[: -len(text.lstrip())].count("\n")
             yield line, text.strip().lstrip("-*> ")
-        start = end.end() if end else len(kept)
+        start = end.end() if end else len(prose)
 
 
 def sentences(text: str) -> list[str]:
@@ -48,20 +48,20 @@ def sentences(text: str) -> list[str]:
 
 def refused(page: str) -> list[str]:
     """Return what is refused in a page, each with its line."""
-    found, repeated, counts = [], [], []
+    faults, repeated, counts = [], [], []
     for line, text in blocks(page):
         for sentence in sentences(text):
             if FRAGMENT.match(sentence):
-                found.append(f"{line}: begins with {sentence.split()[0]!r}: {sentence[:70]}")
+                faults.append(f"{line}: begins with {sentence.split()[0]!r}: {sentence[:70]}")
             repeated += [line] * len(REPEATED_NOUN.findall(sentence))
             counts.append(len(sentence.split()))
             if counts[-1] > MOST_WORDS:
-                found.append(f"{line}: a sentence of {counts[-1]} words: {sentence[:70]}")
+                faults.append(f"{line}: a sentence of {counts[-1]} words: {sentence[:70]}")
     if len(repeated) > MOST_REPEATED:
-        found.append(f"'that of' or 'those of' in lines {', '.join(map(str, repeated))}")
+        faults.append(f"'that of' or 'those of' in lines {', '.join(map(str, repeated))}")
     if len(counts) >= SEVERAL and sum(counts) / len(counts) > AVERAGE_WORDS:
-        found.append(f"sentences have {sum(counts) / len(counts):.1f} words on average")
-    return found
+        faults.append(f"sentences have {sum(counts) / len(counts):.1f} words on average")
+    return faults
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -83,9 +83,9 @@ as for code
 
 - As usual. As soon as it ends, it is saved.
 """
-    found = refused(page)
-    assert [x.split(":")[0] for x in found[:2]] == ["3", "12"]
-    assert found[2:] == ["'that of' or 'those of' in lines 3, 3"]
+    faults = refused(page)
+    assert [x.split(":")[0] for x in faults[:2]] == ["3", "12"]
+    assert faults[2:] == ["'that of' or 'those of' in lines 3, 3"]
     long, longer = "word " * 20 + "word. ", "word " * 45 + "`a b c` [d e](f.md) (g h i)."
     assert refused(long * 10) == ["sentences have 21.0 words on average"]
     assert refused(longer)[0].startswith("1: a sentence of 48 words")
