@@ -33,13 +33,13 @@ from podracer.cli.resume import free_settings
 from podracer.cli.train import TrainOptions
 from podracer.cli.values import read_whole_number
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import FREE_ON_RESUME, to_json
+from podracer.config.serialization import to_json
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
 from podracer.run import training
-from podracer.run.records import Totals, check_metadata
+from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 
 
 @pytest.fixture

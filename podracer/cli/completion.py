@@ -12,7 +12,6 @@ from podracer.cli.arguments import Arch
 from podracer.cli.bench import RecipeOptions, SebulbaOptions
 from podracer.cli.commands import COMMANDS
 from podracer.cli.flags import Field, fields_of, flag_names
-from podracer.config.serialization import FREE_ON_RESUME
 from podracer.config.torso import TorsoKind, torso_kind
 from podracer.devices.startup import Hosts
 from podracer.drivers.sebulba import SebulbaConfig
@@ -20,6 +19,7 @@ from podracer.drivers.selection import RULES
 from podracer.envs.catalog import ENVIRONMENTS
 from podracer.errors import ConfigError
 from podracer.io.entry_points import installed
+from podracer.run.resume import FREE_ON_RESUME
 from podracer.tournament.config import Tournament
 from podracer.tournament.selection import SELECTION_RULES
 

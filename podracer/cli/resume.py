@@ -13,10 +13,10 @@ from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
 from podracer.cli.running import run
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import FREE_ON_RESUME
 from podracer.devices.startup import Hosts
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
+from podracer.run.resume import FREE_ON_RESUME
 
 _NOT_GIVEN = "unchanged"
 _DEVICES = (

@@ -50,7 +50,7 @@ from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
 from podracer.run.loading import load_run
 from podracer.run.opponents import digest, with_opponents
-from podracer.run.records import Totals, check_metadata
+from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import RunSetup, make_run_setup
 from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
