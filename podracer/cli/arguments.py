@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from podracer.cli.values import REGISTRY
+from podracer.errors import ConfigError
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
@@ -108,18 +109,8 @@ def _tyro(
         sys.exit(78 if stop.code else 0)
 
 
-def read_variations(variations: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return what `--vary` gives, once or several times. Raises `ConfigError` without a value."""
-    from podracer.errors import ConfigError
-
-    if not all(values and all(values) for values in variations):
-        raise ConfigError("--vary needs a value: write it behind the flag, or leave it out.")
-    return tuple(text for values in variations for text in values)
-
-
 def require_in_range(flag: str, value: float, least: float = 1, most: float = 2**31 - 1) -> Any:
     """Return the value of a flag. Raises `ConfigError` if it is too small or too large."""
-    from podracer.errors import ConfigError
 
     if not least <= value <= most:
         raise ConfigError(f"{flag} must lie in [{least:,}, {most:,}], but it is {value}.")
@@ -129,7 +120,6 @@ def require_in_range(flag: str, value: float, least: float = 1, most: float = 2*
 @contextlib.contextmanager
 def explained_address(host: str, port: int) -> Iterator[None]:
     """Raise `ConfigError` in place of the `OSError` of a server that cannot listen there."""
-    from podracer.errors import ConfigError
 
     try:
         yield

@@ -12,6 +12,7 @@ import tyro
 
 from podracer.cli.arguments import leading_name, parse, require_in_range, take_flags
 from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
+from podracer.errors import ConfigError
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
 
@@ -95,8 +96,6 @@ def bench(arguments: Sequence[str]) -> int:
         return _bench_recipe(flags)
     options = parse(BenchOptions, "bench", arguments)
     if options.name != "anakin":
-        from podracer.errors import ConfigError
-
         raise ConfigError(f"write the name first: podracer bench {options.name}.")
     require_in_range("--envs-per-device", options.envs_per_device)
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
@@ -119,8 +118,6 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     require_in_range("--seconds", options.seconds, least=0.01, most=3600)
     if not options.parts:
-        from podracer.errors import ConfigError
-
         raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
     if options.devices <= 1:
         disable_async_dispatch()
@@ -164,7 +161,6 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
 def tune(arguments: Sequence[str]) -> int:
     """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
     from podracer.cli.recipe_flags import find_recipe, parse_experiment
-    from podracer.errors import ConfigError
 
     about = (
         "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "

@@ -10,6 +10,7 @@ import tyro
 
 from podracer.cli.arguments import require_in_range
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
+from podracer.errors import ConfigError
 
 if TYPE_CHECKING:
     from podracer.tournament.matches import MatchResults
@@ -38,7 +39,6 @@ class MatchOptions:
 def match(options: MatchOptions) -> int:
     """Run `podracer match`: play all pairs of players, and print ratings and results."""
     from podracer.devices.startup import use_compilation_cache
-    from podracer.errors import ConfigError
     from podracer.run.loading import load_run
     from podracer.run.opponents import find_run
     from podracer.tournament import matches

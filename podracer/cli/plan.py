@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import Arch, require_in_range
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
+from podracer.errors import ConfigError
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -64,7 +65,6 @@ def plan(arguments: Sequence[str]) -> int:
 
 
 def _plan(experiment: Experiment, options: PlanOptions) -> int:
-    from podracer.errors import ConfigError
     from podracer.plan.devices import device_of, find_device, machine_here, machine_of
     from podracer.plan.plan import show
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from podracer.cli.arguments import RunPath
+from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ class RunOptions:
         """
         from podracer.cli.recipe_flags import find_modules_here, find_recipe
         from podracer.config.serialization import read_config
-        from podracer.errors import ConfigError
         from podracer.run.loading import reopen
 
         directory = self.run if directory is None else directory
@@ -109,7 +109,6 @@ def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Pat
     Raises `ConfigError` where no file can be written, before anything is computed for it, and
     without one of the suffixes, as a run's own files are.
     """
-    from podracer.errors import ConfigError
     from podracer.io.run_directory import check_room
 
     path = default if out is None else out

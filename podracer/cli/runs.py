@@ -14,6 +14,7 @@ import tyro
 
 from podracer.cli.arguments import RunPath, require_in_range
 from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
+from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -180,7 +181,6 @@ def default_page(runs: Sequence[Path]) -> Path:
 
 def report(options: ReportOptions) -> int:
     """Run `podracer report`: write an HTML page about runs or a tournament."""
-    from podracer.errors import ConfigError
     from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
 
@@ -233,7 +233,6 @@ class RuleOptions(CheckpointOptions):
 
 def rule(options: RuleOptions) -> int:
     """Run `podracer rule`: write the update rule of a checkpoint to a file."""
-    from podracer.errors import ConfigError
     from podracer.io.run_directory import write_bytes
 
     experiment = options.reopen()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from podracer.cli.arguments import RunPath, explained_address, require_in_range
 from podracer.cli.run_options import CheckpointOptions, PolicyName
+from podracer.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,6 @@ class ServeOptions(CheckpointOptions):
 
 def serve(options: ServeOptions) -> int:
     """Run `podracer serve`: answer observations with actions until Ctrl-C."""
-    from podracer.errors import ConfigError
 
     if not options.host:  # which would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")

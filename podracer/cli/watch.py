@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 
 from podracer.cli.arguments import RunPath, explained_address, require_in_range
+from podracer.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,6 @@ class WatchOptions:
 
 def watch(options: WatchOptions) -> int:
     """Run `podracer watch`: serve a live page until Ctrl-C."""
-    from podracer.errors import ConfigError
 
     if not options.host:  # which would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
