@@ -318,8 +318,8 @@ def test_the_end_of_a_tournament_names_it_and_what_comes_next(
     code, lines, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("podracer.tournament.orchestrator.run_tournament", lambda *arguments: code)
-    monkeypatch.setattr("podracer.reports.standings.LiveStandings", MagicMock())
+    monkeypatch.setattr(pods, "run_tournament", lambda *arguments: code)
+    monkeypatch.setattr(pods, "LiveStandings", MagicMock())
     settings = podracer.Tournament((), rounds=1, round_frames=1)
     monkeypatch.setattr(pods, "best_run", lambda directory: None)
     assert pods._run(settings, Path("runs/cup"), ["own:mine"]) == code

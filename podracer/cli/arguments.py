@@ -37,21 +37,23 @@ def parse(
     command: str,
     arguments: Sequence[str],
     default: Any = None,
-    about: str = "",
+    description: str = "",
     explain: Callable[[str], None] = lambda flag: None,
 ) -> Any:
-    """Return the dataclass `kind` made from flags; `about` is the text above its help.
+    """Return the dataclass `kind` made from flags; `description` stands above its help.
 
     Exits with 78 if the flags do not fit, and with 0 after `--help`. `explain` may raise a better
     error for an unknown flag, which it gets as it was written.
     """
-    parsed, unknown = _tyro(kind, command, arguments, default=default, description=about or None)
+    parsed, unknown = _tyro(
+        kind, command, arguments, default=default, description=description or None
+    )
     if not unknown:
         return parsed
-    for text in unknown:
-        if text.startswith("--"):
-            explain(text.partition("=")[0])
-    return _tyro(kind, command, arguments, default=default, strict=True)  # which says what is not
+    for argument in unknown:
+        if argument.startswith("--"):
+            explain(argument.partition("=")[0])
+    return _tyro(kind, command, arguments, default=default, strict=True)  # refuses them
 
 
 def take_flags(
@@ -63,8 +65,8 @@ def take_flags(
     """
     kind = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
     flags = dataclasses.make_dataclass("Flags", [(name, kind, ()) for name in names])
-    values, others = _tyro(flags, command, arguments, add_help=False)
-    return {name: texts[-1] for name, texts in vars(values).items() if texts}, others
+    values, remaining = _tyro(flags, command, arguments, add_help=False)
+    return {name: texts[-1] for name, texts in vars(values).items() if texts}, remaining
 
 
 def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
@@ -109,11 +111,11 @@ def _tyro(
         sys.exit(78 if stop.code else 0)
 
 
-def require_in_range(flag: str, value: float, least: float = 1, most: float = 2**31 - 1) -> Any:
+def require_in_range(flag: str, value: float, low: float = 1, high: float = 2**31 - 1) -> Any:
     """Return the value of a flag. Raises `ConfigError` if it is too small or too large."""
 
-    if not least <= value <= most:
-        raise ConfigError(f"{flag} must lie in [{least:,}, {most:,}], but it is {value}.")
+    if not low <= value <= high:
+        raise ConfigError(f"{flag} must lie in [{low:,}, {high:,}], but it is {value}.")
     return value
 
 

@@ -98,7 +98,7 @@ def bench(arguments: Sequence[str]) -> int:
     if options.name != "anakin":
         raise ConfigError(f"write the name first: podracer bench {options.name}.")
     require_in_range("--envs-per-device", options.envs_per_device)
-    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
+    require_in_range("--repetitions", options.repetitions, high=MAX_REPETITIONS)
     initialize_devices(Hosts(), options.devices)
     from podracer.bench.anakin import bench_anakin, show
 
@@ -112,11 +112,11 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     from podracer.drivers.sebulba import SebulbaConfig
 
     parts = {"bench": group_of(SebulbaOptions()), "sebulba": group_of(SebulbaConfig())}
-    about = "Measure simulation, inference and training of IMPALA on a host environment."
-    values = parse_parts(parts, "bench sebulba", arguments, about)
+    description = "Measure simulation, inference and training of IMPALA on a host environment."
+    values = parse_parts(parts, "bench sebulba", arguments, description)
     options, driver = SebulbaOptions(**values["bench"]), SebulbaConfig(**values["sebulba"])
-    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
-    require_in_range("--seconds", options.seconds, least=0.01, most=3600)
+    require_in_range("--repetitions", options.repetitions, high=MAX_REPETITIONS)
+    require_in_range("--seconds", options.seconds, low=0.01, high=3600)
     if not options.parts:
         raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
     if options.devices <= 1:
@@ -142,11 +142,16 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
 
     recipe, flags = leading_name(arguments, "catch")
     experiment, flags = find_recipe(recipe, flags)
-    about = "Measure the speed and the memory of a recipe under Anakin."
+    description = "Measure the speed and the memory of a recipe under Anakin."
     options, experiment, _ = parse_experiment(
-        f"bench recipe {recipe}", flags, experiment.with_arch("anakin"), RecipeOptions(), {}, about
+        f"bench recipe {recipe}",
+        flags,
+        experiment.with_arch("anakin"),
+        RecipeOptions(),
+        {},
+        description,
     )
-    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
+    require_in_range("--repetitions", options.repetitions, high=MAX_REPETITIONS)
     for num_envs in options.sizes:
         require_in_range("--sizes", num_envs)
     initialize_devices(Hosts(), experiment.devices)
@@ -162,19 +167,24 @@ def tune(arguments: Sequence[str]) -> int:
     """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
     from podracer.cli.recipe_flags import find_recipe, parse_experiment
 
-    about = (
+    description = (
         "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
         "CPU is measured as one device, and as one for acting beside one for each core to learn."
     )
     recipe, flags = leading_name(arguments, "")
     if not recipe:
-        parse(TuneOptions, "tune RECIPE", flags, about=about)
+        parse(TuneOptions, "tune RECIPE", flags, description=description)
         raise ConfigError("tune needs a recipe: podracer tune RECIPE.")
-    experiment, own_flags = find_recipe(recipe, flags)
+    experiment, flags_of_settings = find_recipe(recipe, flags)
     options, experiment, _ = parse_experiment(
-        f"tune {recipe}", own_flags, experiment.with_arch("sebulba"), TuneOptions(), {}, about
+        f"tune {recipe}",
+        flags_of_settings,
+        experiment.with_arch("sebulba"),
+        TuneOptions(),
+        {},
+        description,
     )
-    require_in_range("--seconds", options.seconds, least=0.1, most=86_400)
+    require_in_range("--seconds", options.seconds, low=0.1, high=86_400)
     if experiment.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), experiment.devices)
@@ -191,8 +201,8 @@ def tune(arguments: Sequence[str]) -> int:
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
-        own = shlex.join([recipe, *take_flags(flags, "seconds", *best.settings())[1]])
-        print(f"\nFastest: podracer train {own} --arch sebulba {_flags(best)}")
+        other_arguments = shlex.join([recipe, *take_flags(flags, "seconds", *best.settings())[1]])
+        print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why
 

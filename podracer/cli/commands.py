@@ -14,7 +14,7 @@ class Command(NamedTuple):
     module: str
     function: str
     usage: str
-    about: str
+    summary: str
 
 
 COMMANDS = {

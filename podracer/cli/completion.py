@@ -69,8 +69,8 @@ def flags_of_recipes() -> Words:
     table = {}
     for name in sorted(recipes.RECIPES):
         experiment = recipes.find(name)
-        own = (*recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
-        table[name] = [*_flags(experiment), *map(_flag, own)]
+        names = (*recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
+        table[name] = [*_flags(experiment), *map(_flag, names)]
     return table
 
 

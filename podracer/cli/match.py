@@ -43,7 +43,7 @@ def match(options: MatchOptions) -> int:
     from podracer.run.opponents import find_run
     from podracer.tournament import matches
 
-    games = require_in_range("--games", options.games, most=2**20)
+    games = require_in_range("--games", options.games, high=2**20)
     seed = require_in_range("--seed", options.seed, 0, 2**32 - 1)
     if len(options.players) < 2:
         raise ConfigError("a match needs two players or more.")

@@ -56,11 +56,11 @@ def plan(arguments: Sequence[str]) -> int:
         "Say what a run needs before a machine is rented: memory and whether it fits; speed and "
         "hours as measured here or recorded; the price, if that of an hour is given.",
     )
-    require_in_range("--hosts", options.hosts, most=65_536)
-    require_in_range("--measure", options.measure, least=0, most=3600)
+    require_in_range("--hosts", options.hosts, high=65_536)
+    require_in_range("--measure", options.measure, low=0, high=3600)
     for name in ("device_bytes", "steps_per_second", "price"):
         if (value := getattr(options, name)) is not None:
-            require_in_range(f"--{name.replace('_', '-')}", value, least=0, most=1e18)
+            require_in_range(f"--{name.replace('_', '-')}", value, low=0, high=1e18)
     return _plan(experiment, options)
 
 

@@ -153,8 +153,8 @@ def tournament(arguments: Sequence[str]) -> int:
     default = Tournament((), SELECTION_RULES[name](), rounds=4, round_frames=32_768)
     parts = {"run": TournamentOptions(selection=name), "tournament": default}
     groups = {title: group_of(part) for title, part in parts.items()}
-    about = "Train pods that submit to a leaderboard and restart from it."
-    values = parse_parts(groups, "tournament", arguments, about)
+    description = "Train pods that submit to a leaderboard and restart from it."
+    values = parse_parts(groups, "tournament", arguments, description)
     options = TournamentOptions(**values["run"])
     names = options.recipes or ("cartpole_ppo",)
     experiments = tuple(find_recipe(name, ())[0] for name in names)
@@ -171,7 +171,7 @@ def tournament(arguments: Sequence[str]) -> int:
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
-    return _run(settings, directory, [own for name in names if (own := own_recipe(name))])
+    return _run(settings, directory, list(filter(None, map(own_recipe, names))))
 
 
 def resume_tournament(directory: Path, recipe: str | None) -> int:
@@ -189,12 +189,12 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
     with LiveStandings(settings.rounds, directory) as live:
         code = run_tournament(settings, directory, own_recipes, live.show)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
-    where = quoted_path(directory)
-    print(f"{outcome:9} {where}")
+    path = quoted_path(directory)
+    print(f"{outcome:9} {path}")
     if best := best_run(directory):
         print(f"Best      podracer eval {quoted_path(best)}")
-    print(f"Next      podracer report {where}")
+    print(f"Next      podracer report {path}")
     if code:
         flag = f" --recipe {','.join(own_recipes)}" if own_recipes else ""
-        print(f"          podracer resume {where}{flag}")
+        print(f"          podracer resume {path}{flag}")
     return code

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from podracer.cli.arguments import RunPath, require_in_range
-from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
+from podracer.cli.run_options import (
+    AtCheckpoint,
+    CheckpointOptions,
+    OutputFile,
+    PolicyName,
+    output_file,
+)
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
 
@@ -29,9 +35,9 @@ class EpisodeOptions(CheckpointOptions):
     """Flags of the commands that run episodes: who acts in them, and which they are."""
 
     policy: PolicyName | None = None
-    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
+    """Policy that acts: `greedy` or `sampled`. By default the policy of the run's evaluations."""
     epsilon: float | None = None
-    """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
+    """Probability, in [0, 1], of a random action. By default as in the run's evaluations."""
     seed: int | None = None
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
     this checkpoint."""
@@ -52,7 +58,7 @@ class EpisodeOptions(CheckpointOptions):
     def key_and_update(
         self, experiment: Experiment, state: TrainState
     ) -> tuple[jax.Array, int | jax.Array]:
-        """Return what determines the episodes: those of the seed, or of the run's evaluation."""
+        """Return what determines the episodes: the seed, or the run's evaluation."""
         import jax
 
         if self.seed is not None:
@@ -78,7 +84,7 @@ def evaluate(options: EvalOptions) -> int:
 
     use_compilation_cache()
     experiment = options.reopen()
-    require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
+    require_in_range("--episodes", options.episodes, high=MAX_EPISODES)
     options.check_seed()
     run = options.load(experiment)
     acting = options.acting(experiment)
@@ -117,7 +123,7 @@ def evaluate(options: EvalOptions) -> int:
 class PlayOptions(EpisodeOptions):
     """Film a run at a checkpoint."""
 
-    out: Path | None = None
+    output: OutputFile = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
     """Number of episodes to show; at least 1."""
@@ -137,10 +143,10 @@ def play(options: PlayOptions) -> int:
 
     use_compilation_cache()
     experiment = options.reopen()
-    out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
+    path = output_file(options.output, options.run / "play.gif", (".gif", ".mp4"))
     require_in_range("--fps", options.fps, 0, 1000)
     require_in_range("--episodes", options.episodes)
-    require_in_range("--max-steps", options.max_steps, most=100_000)
+    require_in_range("--max-steps", options.max_steps, high=100_000)
     options.check_seed()
     run = options.load(experiment)
     acting = options.acting(experiment)
@@ -153,10 +159,10 @@ def play(options: PlayOptions) -> int:
         episodes=options.episodes,
         max_steps=options.max_steps,
     )
-    write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
+    write_video(frames, path, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
     of_pod = "" if run.pod is None else f" of pod {run.pod}"
-    print(f"{out}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
+    print(f"{path}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
     return 0
 
 
@@ -166,7 +172,7 @@ class ReportOptions:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Directories of one or more runs, or of one tournament."""
-    out: Path | None = None
+    output: OutputFile = None
     """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
     the folder that they share."""
 
@@ -189,15 +195,15 @@ def report(options: ReportOptions) -> int:
     for run in options.runs:
         if not is_tournament(run):
             check_is_run(run)
-    out = output_file(options.out, default_page(options.runs), (".html", ".htm"))
+    path = output_file(options.output, default_page(options.runs), (".html", ".htm"))
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
         if len(options.runs) > 1:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
-        print(write_tournament_report(tournaments[0], out))
+        print(write_tournament_report(tournaments[0], path))
         return 0
-    print(write_report(options.runs, out))
+    print(write_report(options.runs, path))
     return 0
 
 
@@ -227,7 +233,7 @@ def fingerprint(options: FingerprintOptions) -> int:
 class RuleOptions(CheckpointOptions):
     """Write the update rule that a run learned to a file."""
 
-    out: Path | None = None
+    output: OutputFile = None
     """Path of the file. By default rule.npz in the run."""
 
 
@@ -239,8 +245,8 @@ def rule(options: RuleOptions) -> int:
     run = options.load(experiment)
     if (learned := run.agent.rule) is None:
         raise ConfigError(f"{options.run} learned no update rule: its agent is {run.agent.name}.")
-    out = output_file(options.out, options.run / "rule.npz", (".npz",))
-    about = {"environment": run.env.spec.name, "updates": int(run.state.update)}
-    write_bytes(out, learned.export(run.state.learner, about))
-    print(f"{out}  use it: podracer train catch --update-rule {out}")
+    path = output_file(options.output, options.run / "rule.npz", (".npz",))
+    origin = {"environment": run.env.spec.name, "updates": int(run.state.update)}
+    write_bytes(path, learned.export(run.state.learner, origin))
+    print(f"{path}  use it: podracer train catch --update-rule {path}")
     return 0

@@ -30,7 +30,7 @@ class ServeOptions(CheckpointOptions):
 def serve(options: ServeOptions) -> int:
     """Run `podracer serve`: answer observations with actions until Ctrl-C."""
 
-    if not options.host:  # which would listen at every address
+    if not options.host:  # it would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
     port = require_in_range("--port", options.port, 0, 65_535)
     try:

@@ -25,7 +25,7 @@ class WatchOptions:
 def watch(options: WatchOptions) -> int:
     """Run `podracer watch`: serve a live page until Ctrl-C."""
 
-    if not options.host:  # which would listen at every address
+    if not options.host:  # it would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
     port = require_in_range("--port", options.port, 0, 65_535)
     if not options.directory.is_dir():
