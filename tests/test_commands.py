@@ -490,7 +490,7 @@ MISTAKES = [
     ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
     ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
-    ("eval nowhere --episodes 99999999999", "holds no run"),
+    ("eval nowhere --episodes 5", "holds no run"),
 ]
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import tyro
 
-from podracer.cli.arguments import leading_name, parse, require_in_range, take_flags
+from podracer.cli.arguments import Count, Limits, leading_name, parse, take_flags
 from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
 from podracer.errors import ConfigError
 from podracer.io.jsonl import printed_objects
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from podracer.bench.tune import Trial
     from podracer.config.experiment import Experiment
 
-MAX_REPETITIONS = 10_000
+Repetitions = Annotated[int, Limits(high=10_000)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class BenchOptions:
     """What to measure. `podracer bench NAME --help` shows its flags."""
     devices: int = 0
     """Number of devices to use; 0 for all."""
-    envs_per_device: int = 128
+    envs_per_device: Count = 128
     """Number of environments on each device, at least 1."""
-    repetitions: int = 5
+    repetitions: Repetitions = 5
     """Number of repetitions after compilation, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object."""
@@ -54,9 +54,9 @@ class SebulbaOptions:
     """Widths of the dense layers of the IMPALA agent, after convolutions for images."""
     devices: int = 0
     """Number of devices to use; 0 for all."""
-    seconds: float = 3.0
+    seconds: Annotated[float, Limits(0.01, 3600)] = 3.0
     """Length of each measurement, in seconds."""
-    repetitions: int = 3
+    repetitions: Repetitions = 3
     """Number of rounds of all measurements, at least 1; the median is printed."""
     parts: tuple[Part, ...] = get_args(Part)
     """What to measure; by default everything."""
@@ -68,10 +68,10 @@ class SebulbaOptions:
 class RecipeOptions:
     """Flags of `podracer bench recipe RECIPE` that are no part of the experiment."""
 
-    sizes: tuple[int, ...] = ()
+    sizes: Annotated[tuple[int, ...], Limits()] = ()
     """Numbers of environments to measure one after another, until memory is out. By default only
     the recipe's own."""
-    repetitions: int = 5
+    repetitions: Repetitions = 5
     """Number of repetitions after compilation, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object for each number of environments."""
@@ -81,7 +81,7 @@ class RecipeOptions:
 class TuneOptions:
     """Flags of `podracer tune`."""
 
-    seconds: float = 90.0
+    seconds: Annotated[float, Limits(0.1, 86_400)] = 90.0
     """Approximate length of all measurements together, in seconds."""
     json: bool = False
     """Print one JSON object for each setting."""
@@ -97,8 +97,6 @@ def bench(arguments: Sequence[str]) -> int:
     options = parse(BenchOptions, "bench", arguments)
     if options.name != "anakin":
         raise ConfigError(f"write the name first: podracer bench {options.name}.")
-    require_in_range("--envs-per-device", options.envs_per_device)
-    require_in_range("--repetitions", options.repetitions, high=MAX_REPETITIONS)
     initialize_devices(Hosts(), options.devices)
     from podracer.bench.anakin import bench_anakin, show
 
@@ -115,8 +113,6 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     description = "Measure simulation, inference and training of IMPALA on a host environment."
     values = parse_parts(parts, "bench sebulba", arguments, description)
     options, driver = SebulbaOptions(**values["bench"]), SebulbaConfig(**values["sebulba"])
-    require_in_range("--repetitions", options.repetitions, high=MAX_REPETITIONS)
-    require_in_range("--seconds", options.seconds, low=0.01, high=3600)
     if not options.parts:
         raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
     if options.devices <= 1:
@@ -151,9 +147,6 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
         {},
         description,
     )
-    require_in_range("--repetitions", options.repetitions, high=MAX_REPETITIONS)
-    for num_envs in options.sizes:
-        require_in_range("--sizes", num_envs)
     initialize_devices(Hosts(), experiment.devices)
     from podracer.bench.anakin import bench_recipe, show_size
 
@@ -184,7 +177,6 @@ def tune(arguments: Sequence[str]) -> int:
         {},
         description,
     )
-    require_in_range("--seconds", options.seconds, low=0.1, high=86_400)
     if experiment.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), experiment.devices)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from podracer.cli.arguments import parse
+from podracer.cli.arguments import check_limits, parse
 from podracer.errors import ConfigError
 from podracer.fields import NO_FLAG
 from podracer.io.names import OTHER_NAMES
@@ -138,7 +138,10 @@ def parse_parts(
     blanks = {title: _blank(group, (title,), names) for title, group in groups.items()}
     default = _dataclass("Command", "", {title: (type(x), x) for title, x in blanks.items()})
     parsed = parse(type(default), command, arguments, default, description, explain)
-    return {title: _values(group.fields, getattr(parsed, title)) for title, group in groups.items()}
+    values = {title: _values(x.fields, getattr(parsed, title)) for title, x in groups.items()}
+    for title, group in groups.items():
+        check_limits({field.name: field.hint for field in group.fields}, values[title])
+    return values
 
 
 def _blank(group: Group, path: Path, names: Mapping[Path, str]) -> Any:

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 import tyro
 
 from podracer.cli.arguments import (
+    Count,
     Trackers,
     Variations,
     leading_name,
-    require_in_range,
     take_flags,
 )
 from podracer.cli.flags import group_of, parse_parts
@@ -52,7 +52,7 @@ class SweepOptions:
     vary: Variations = ()
     """Hyperparameters to vary: learning_rate=1e-4,3e-4 tries each value, learning_rate=1e-5:1e-2
     draws from a range; several lists of values make a grid."""
-    seeds: int = 3
+    seeds: Count = 3
     """Number of seeds for each configuration, counted up from --seed; at least 1."""
     draws: int = 0
     """Number of random configurations to draw where a hyperparameter has a range."""
@@ -84,7 +84,7 @@ def sweep(arguments: Sequence[str]) -> int:
         {"selection": kind()} if kind else {},
         "Train many configurations and seeds in parallel, as one compiled program.",
     )
-    seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
+    seeds = range(experiment.seed, experiment.seed + options.seeds)
     spaces = read_spaces(options.vary)
     pods = make_pods(spaces, seeds, options.draws, experiment.seed)
     rule = rules.get("selection")

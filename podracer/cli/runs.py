@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import RunPath, require_in_range
+from podracer.cli.arguments import Count, Limits, RunPath
 from podracer.cli.run_options import (
     AtCheckpoint,
     CheckpointOptions,
@@ -38,7 +38,7 @@ class EpisodeOptions(CheckpointOptions):
     """Policy that acts: `greedy` or `sampled`. By default the policy of the run's evaluations."""
     epsilon: float | None = None
     """Probability, in [0, 1], of a random action. By default as in the run's evaluations."""
-    seed: int | None = None
+    seed: Annotated[int | None, Limits(0, 2**32 - 1)] = None
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
     this checkpoint."""
 
@@ -49,11 +49,6 @@ class EpisodeOptions(CheckpointOptions):
             "policy": policy if self.policy is None else self.policy,
             "epsilon": epsilon if self.epsilon is None else self.epsilon,
         }
-
-    def check_seed(self) -> None:
-        """Raise `ConfigError` if the seed is out of range."""
-        if self.seed is not None:
-            require_in_range("--seed", self.seed, 0, 2**32 - 1)
 
     def key_and_update(
         self, experiment: Experiment, state: TrainState
@@ -70,7 +65,7 @@ class EpisodeOptions(CheckpointOptions):
 class EvalOptions(EpisodeOptions):
     """Evaluate a run at a checkpoint."""
 
-    episodes: int = 100
+    episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""
     json: bool = False
     """Print one JSON object."""
@@ -80,12 +75,10 @@ def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
     from podracer.agent import policy_params
     from podracer.devices.startup import use_compilation_cache
-    from podracer.evaluate import MAX_EPISODES, make_evaluator
+    from podracer.evaluate import make_evaluator
 
     use_compilation_cache()
     experiment = options.reopen()
-    require_in_range("--episodes", options.episodes, high=MAX_EPISODES)
-    options.check_seed()
     run = options.load(experiment)
     acting = options.acting(experiment)
     evaluator = make_evaluator(run.agent, run.env, options.episodes, **acting)
@@ -125,11 +118,11 @@ class PlayOptions(EpisodeOptions):
 
     output: OutputFile = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
-    episodes: int = 3
+    episodes: Count = 3
     """Number of episodes to show; at least 1."""
-    max_steps: int = 500
+    max_steps: Annotated[int, Limits(high=100_000)] = 500
     """Largest number of environment steps to show, from 1 to 100,000."""
-    fps: int = 0
+    fps: Annotated[int, Limits(0, 1000)] = 0
     """Frames per second of the film, up to 1,000; 0 chooses by its length."""
 
 
@@ -144,10 +137,6 @@ def play(options: PlayOptions) -> int:
     use_compilation_cache()
     experiment = options.reopen()
     path = output_file(options.output, options.run / "play.gif", (".gif", ".mp4"))
-    require_in_range("--fps", options.fps, 0, 1000)
-    require_in_range("--episodes", options.episodes)
-    require_in_range("--max-steps", options.max_steps, high=100_000)
-    options.check_seed()
     run = options.load(experiment)
     acting = options.acting(experiment)
     frames, returns = record_frames(
