@@ -43,7 +43,7 @@ from podracer.replay import Replay
 from podracer.run import history, training
 from podracer.run.errors import DeviceError
 from podracer.run.loading import load_run
-from podracer.run.records import Totals, check_metadata
+from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import build, make_run_setup
 from podracer.run.warnings import run_warnings
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec

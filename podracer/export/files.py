@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import experiment_digest
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
 from podracer.errors import ConfigError, PodracerError
@@ -28,6 +27,7 @@ from podracer.io.run_directory import check_room, write_bytes
 from podracer.io.steps import identity_of
 from podracer.io.text import redact_settings
 from podracer.run.loading import load_run, reopen
+from podracer.run.resume import experiment_digest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 Format = Literal["onnx", "stablehlo", "html"]
