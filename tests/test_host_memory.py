@@ -136,15 +136,15 @@ def test_a_plan_and_a_run_count_both_memories(monkeypatch):
     plan: Any = SimpleNamespace(memory=[memory], usable_bytes=None)
     assert "  and of the memory of each host                 188 KiB" in _memory_lines(plan)
 
-    monkeypatch.setattr(run_setup, "free_host_bytes", lambda: ring - 1)
+    monkeypatch.setattr(setup, "free_host_bytes", lambda: ring - 1)
     whole = setup._checked_size(state, mesh)
     gpu: Any = SimpleNamespace(
         devices=np.array([SimpleNamespace(platform="gpu")]), local_devices=[0]
     )
-    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**30)
+    monkeypatch.setattr(setup, "free_bytes", lambda mesh: 2**30)
     with pytest.raises(ConfigError, match=r"needs 93\.8 KiB in the memory of this host"):
         setup._checked_size(state, gpu)
-    monkeypatch.setattr(run_setup, "free_host_bytes", lambda: ring)
+    monkeypatch.setattr(setup, "free_host_bytes", lambda: ring)
     assert setup._checked_size(state, gpu) == whole - ring
 
 
@@ -154,11 +154,11 @@ def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, mo
     agent = blueprint(DEVICE, env.spec)
     state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
     mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
-    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**40)
+    monkeypatch.setattr(setup, "free_bytes", lambda mesh: 2**40)
     needed = setup._checked_size(state, mesh)
-    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed)
+    monkeypatch.setattr(setup, "free_bytes", lambda mesh: times * needed)
     assert setup._checked_size(state, mesh) == needed
-    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed - 1)
+    monkeypatch.setattr(setup, "free_bytes", lambda mesh: times * needed - 1)
     with pytest.raises(ConfigError, match="are free") as error:
         setup._checked_size(state, mesh)
     assert ("and as much again during a save, but" in str(error.value)) == (platform == "cpu")
