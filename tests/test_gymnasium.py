@@ -620,7 +620,7 @@ def local():
 def test_what_cannot_be_is_one_sentence(environment, words, monkeypatch):
     for name in [name for name in gymnasium.registry if name.startswith("ALE/")]:
         monkeypatch.delitem(gymnasium.registry, name)  # which importing ale_py has added
-    with pytest.raises(library("types").ConfigError) as caught:
+    with pytest.raises(library("errors").ConfigError) as caught:
         library().Gymnasium(environment)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -639,7 +639,7 @@ def test_spaces_are_arrays_as_agents_want_them():
 
 
 def test_bad_settings_and_a_missing_package(monkeypatch):
-    error = library("types").ConfigError
+    error = library("errors").ConfigError
     with pytest.raises(error, match=r"functools\.partial\(gymnasium\.make, ID"):
         library().gymnasium("CartPole-v1", config={"size": 3})
     for settings in ({"step_seconds": 0}, {"reset_seconds": float("nan")}, {"max_restarts": -1}):
@@ -734,7 +734,7 @@ def test_pictures_come_with_observations(batches):
     ],
 )
 def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
-    with pytest.raises(library("types").ConfigError, match=words):
+    with pytest.raises(library("errors").ConfigError, match=words):
         library().Gymnasium(functools.partial(Drawn, deed)).with_pictures()
 
 
@@ -865,7 +865,7 @@ def test_too_many_faults_end_the_run(batches, environment, settings, words):
         for _ in range(3):
             batch.step(np.array([0, 0, action], np.int32))
 
-    fault = library("types").EnvironmentFault
+    fault = library("errors").EnvironmentFault
     with pytest.raises(fault) as caught:
         run()
     sentence, _, text = str(caught.value).partition("\n")
@@ -887,7 +887,7 @@ def test_float64_numbers_that_float32_cannot_tell_apart_are_refused(batches):
     batch = batches(functools.partial(Numbers, numbers), 1, 1)
     batch.reset(0, np.arange(1), 0)
     batch.step(good(1))
-    with pytest.raises(library("types").EnvironmentFault) as caught:
+    with pytest.raises(library("errors").EnvironmentFault) as caught:
         batch.step(good(1))  # and the row's restarts show such numbers, too
     words = "`out_of_space`.\nobservation changes from 17000000"
     assert words in str(caught.value)
@@ -913,7 +913,7 @@ def test_ordinary_float64_numbers_are_rounded(batches):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_step_needs_a_reset(batches, workers):
-    with pytest.raises(library("types").EnvironmentFault, match="`reset` must come before"):
+    with pytest.raises(library("errors").EnvironmentFault, match="`reset` must come before"):
         batches("CartPole-v1", 2, workers).step(good(2))
 
 
@@ -953,7 +953,7 @@ class Slow(Naughty):
 
 @pytest.mark.figure(21)
 def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog):
-    monkeypatch.setattr(library("envs.host.gymnasium_faults"), "_COMPARED_STEPS", 5)
+    monkeypatch.setattr(library("envs.host.gymnasium"), "_COMPARED_STEPS", 5)
     batch = batches(Slow, 4, 1)
     batch.reset(0, np.arange(4) + 20, 0)
     for _ in range(15):
@@ -1207,7 +1207,7 @@ def open_and_close(batches, cases):
             raising = np.full(3, DEEDS.index("raise"), np.int32)
             batch.step(raising)
             batch.step(raising)
-            with pytest.raises(library("types").EnvironmentFault):
+            with pytest.raises(library("errors").EnvironmentFault):
                 batch.step(raising)
         batch.close()
         batch.close()
@@ -1361,7 +1361,7 @@ def test_a_class_of_a_session_is_told_the_remedy(monkeypatch):
     main = type(sys)("__main__")
     main.Local = local
     monkeypatch.setitem(sys.modules, "__main__", main)
-    with pytest.raises(library("types").ConfigError, match="interactive session: take workers=0"):
+    with pytest.raises(library("errors").ConfigError, match="interactive session: take workers=0"):
         library().Gymnasium(local)
 
 
@@ -1369,7 +1369,7 @@ def test_a_local_class_is_told_the_remedy():
     class Local(Push):
         pass
 
-    with pytest.raises(library("types").ConfigError, match="or take workers=0, which steps it in"):
+    with pytest.raises(library("errors").ConfigError, match="or take workers=0, which steps it in"):
         library().Gymnasium(Local)
     assert library().Gymnasium(Local, workers=0).spec.name.endswith("Local")
 
