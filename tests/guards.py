@@ -157,7 +157,7 @@ GUARDS = [
     ),
     Guard(
         "io/steps.py",
-        "if valid and lost and lost > valid and lost not in refused:",
+        "if valid and newest_path and newest_path > valid and newest_path not in refused:",
         "if False:",
         "test_checkpoint.py::test_a_fall_back_is_said",
     ),

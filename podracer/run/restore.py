@@ -83,7 +83,7 @@ def _restore(directory: Path, like: TrainState, checkpoint: Choice, local: bool)
     without = (".actor",) if local else (".actor", ".learner.local")
     if not local:
         like = dataclasses.replace(like, learner=LearnerState(like.learner.shared))
-    return checkpoints.load(directory, like, checkpoint, without=without)
+    return checkpoints.load(directory, like, checkpoint, excluded=without)
 
 
 def reopen(
