@@ -242,7 +242,7 @@ GUARDS = [
     ),
     # --- configurations ---
     Guard(
-        "types.py",
+        "fields.py",
         "if not abs(value) <= float(np.finfo(np.float32).max):",
         "if False:",
         "test_training.py::test_impossible_values_are_refused_before_anything_is_made",
@@ -452,7 +452,7 @@ GUARDS = [
         "test_reductions.py::test_an_update_of_sebulba_is_ordered_and_would_not_be_by_itself",
     ),
     Guard(
-        "reductions.py",
+        "devices/ordering.py",
         "token & (first != 0)",
         "token",
         "test_reductions.py::test_reductions_wait_for_each_other_wherever_they_are",

@@ -30,8 +30,8 @@ def run_directory(root: Path, name: str) -> Path:
     """Return the path of the run `name` directly under `root`; create nothing.
 
     A name has 1 to 80 of `A-Z a-z 0-9 . _ -` and spaces between them, and does not start with a
-    dot. Raises `ConfigError` for any other, for one that names a device on some system, and for a path
-    that is a symbolic link or a file.
+    dot. Raises `ConfigError` for any other, for one that names a device on some system, and for a
+    path that is a symbolic link or a file.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise ConfigError(
