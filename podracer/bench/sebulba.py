@@ -120,19 +120,13 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
 @contextlib.contextmanager
 def _acting(setup: Setup, config: SebulbaConfig, state: TrainState) -> Iterator[ActorPool]:
     """Run the actors of a setup within the context."""
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
+    with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
+        agent, env, split = setup.agent.build(), setup.env, setup.split
         actors = make_actor_pool(
-            setup.agent.build(),
-            setup.env,
-            setup.split,
-            config,
-            state,
-            seed=0,
-            supervisor=supervisor,
-            exit_stack=exit_stack,
+            agent, env, split, config, state, seed=0, supervisor=supervisor, stack=stack
         )
         actors.start()
-        exit_stack.pop_all()  # from now on each thread closes its own environments
+        stack.pop_all()  # from now on each thread closes its own environments
         yield actors
 
 

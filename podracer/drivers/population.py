@@ -53,7 +53,7 @@ from podracer.types import EnvironmentSpec, Metrics, PyTree
 
 PODS = PartitionSpec(POD)
 
-Exchange = Selection | Averaging  # of pods, before the chunks at which one is due
+Exchange = Selection | Averaging  # between pods, before the chunks at which one is due
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,8 +313,8 @@ def _run_batches(
         new, metrics = run(jax.tree.map(read, (split[0], states)))
         return jax.tree.map(write, states, new), metrics
 
-    done = jax.lax.scan(body, split[1], jnp.arange(num_batches))
-    return jax.tree.map(lambda x: x.reshape(math.prod(axes), *x.shape[len(axes) :]), done)
+    results = jax.lax.scan(body, split[1], jnp.arange(num_batches))
+    return jax.tree.map(lambda x: x.reshape(math.prod(axes), *x.shape[len(axes) :]), results)
 
 
 def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:

@@ -118,35 +118,32 @@ def sebulba(
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
     """
     start = time.perf_counter()
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        built = blueprint.build()
+    with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            built,
+            blueprint.build(),
             env,
             split,
             config,
             state,
             seed=seed,
             supervisor=supervisor,
-            exit_stack=exit_stack,
+            stack=stack,
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         hosts = host_averaging(config, split)
         learner = Learner(split, actors, program, request, hosts, env.spec, state.learner.shared)
         compile_seconds = time.perf_counter() - start
         actors.start()
-        exit_stack.pop_all()  # from now on each thread closes its own environments
+        stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
         if hosts:
             state = hosts.copy_for_hosts(state)
         multi_host = jax.process_count() > 1
-
-        def cannot_wait() -> bool:
-            return learner.has_updates and not multi_host and request() == Request.UPDATE_END
-
         updates, current_request = actors.first_update, Request.NONE.value
         while updates < updates_of_run(num_updates, updates):
-            rollouts = actors.collect(give_up=cannot_wait)
+            rollouts = actors.collect(
+                lambda: learner.has_updates and not multi_host and request() == Request.UPDATE_END
+            )
             if rollouts is not None:
                 state = learner.update(state, rollouts)
                 updates += 1
