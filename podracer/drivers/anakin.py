@@ -45,13 +45,7 @@ from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
 from podracer.means import pack, unpack
-from podracer.rollout import (
-    ActorState,
-    Purpose,
-    environment_keys,
-    purpose_key,
-    rollout,
-)
+from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
 from podracer.types import Metrics, Params, Trajectory
 
 Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]

@@ -248,11 +248,7 @@ def apply_unless_fault(
 
 
 def _fault_bits(
-    agent: Agent,
-    trajectory: Trajectory,
-    learner: LearnerState,
-    metrics: Metrics,
-    axis: Axis,
+    agent: Agent, trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: Axis
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard.
 

@@ -256,10 +256,7 @@ def lower_chunk(
 
 
 def make_chunk(
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    exchange: Exchange | None = None,
+    env: Environment, mesh: Mesh, config: AnakinConfig, exchange: Exchange | None = None
 ) -> Any:
     """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
 

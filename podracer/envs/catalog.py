@@ -108,8 +108,7 @@ ADAPTERS = {
         "another device environment without components of its observation: partial:pendulum,hide=2",
     ),
     "worlds": Adapter(
-        _worlds,
-        "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
+        _worlds, "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all"
     ),
     "lifetimes": Adapter(
         _lifetimes,

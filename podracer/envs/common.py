@@ -39,13 +39,13 @@ def check_known(name: str, names: Iterable[str], problem: str) -> None:
 
 
 @contextlib.contextmanager
-def refusing(what: str, *errors: type[Exception]) -> Iterator[None]:
+def refusing(problem: str, *errors: type[Exception]) -> Iterator[None]:
     """Make a `ConfigError` of errors in the context, such as "gymnax cannot make 'Pong': ..."."""
     try:
         yield
     except errors as error:
         reason = str(error).partition("\n")[0].rstrip(".:")
-        raise ConfigError(f"{what}: {reason}.") from error
+        raise ConfigError(f"{problem}: {reason}.") from error
 
 
 def strongly_typed(tree: PyTree) -> PyTree:

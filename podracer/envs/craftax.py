@@ -55,13 +55,15 @@ def _load(name: str) -> Adapted:
 
     def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         state_with_key = state.replace(state_rng=key)
-        observation, next_state, reward, done, _ = env.step_env(key, state_with_key, action, params)
-        # `done` includes the time limit, so any other end is a death.
+        observation, next_state, reward, is_over, _ = env.step_env(
+            key, state_with_key, action, params
+        )
+        # An end at the time limit is a time-out, any other one a death.
         timeout = next_state.timestep >= params.max_timesteps
         timestep = transition(
             cast_like(observation, spec.observation),
             reward,
-            terminal=done & ~timeout,
+            terminal=is_over & ~timeout,
             timeout=timeout,
         )
         return cast_like(without_key(next_state, "state_rng"), state), timestep

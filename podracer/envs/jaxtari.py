@@ -16,13 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import (
-    cast_like,
-    check_known,
-    import_optional,
-    refusing,
-    strongly_typed,
-)
+from podracer.envs.common import cast_like, check_known, import_optional, refusing, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges, struct
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep

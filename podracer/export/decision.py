@@ -15,15 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from podracer.agent import Agent, policy_params
 from podracer.export.inline import Inliner
 from podracer.policy import add_start, from_start
-from podracer.types import (
-    ArraySpec,
-    Carry,
-    Discrete,
-    LearnerState,
-    Params,
-    PyTree,
-    TimeStep,
-)
+from podracer.types import ArraySpec, Carry, Discrete, LearnerState, Params, PyTree, TimeStep
 
 Arrays = Mapping[str, Any]
 

@@ -205,7 +205,7 @@ def _measure_anakin(
     return config.steps_per_update * config.updates_per_chunk / statistics.median(laps)
 
 
-# --- as text --------------------------------------------------------------------------------------
+# --- text --------------------------------------------------------------------------------------
 
 
 def show(plan: Plan) -> str:
@@ -262,12 +262,7 @@ def _cost_lines(plan: Plan) -> list[str]:
 
 def format_seconds(seconds: float) -> str:
     """Return a time as text in the unit that suits it."""
-    units = (
-        ("days", 172_800, 86_400),
-        ("hours", 3600, 3600),
-        ("min", 60, 60),
-        ("s", 0, 1),
-    )
+    units = (("days", 172_800, 86_400), ("hours", 3600, 3600), ("min", 60, 60), ("s", 0, 1))
     rounded = float(f"{seconds:.3g}")
     unit, least, size = next(entry for entry in units if rounded >= entry[1])
     number = max(seconds, least) / size

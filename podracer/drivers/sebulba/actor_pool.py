@@ -29,12 +29,7 @@ from podracer.drivers.sebulba.trajectory import (
     make_actor_programs,
     zero_timestep,
 )
-from podracer.environment import (
-    HasDeadlines,
-    HostEnvironment,
-    HostEnvironments,
-    call_environment,
-)
+from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 

@@ -15,13 +15,7 @@ from podracer.agent import Blueprint, check_policy
 from podracer.checks import check_agent
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA
-from podracer.drivers.common import (
-    Progress,
-    Request,
-    TrainState,
-    updates_of_run,
-    uses_host_memory,
-)
+from podracer.drivers.common import Progress, Request, TrainState, updates_of_run, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.averaging import free_shared, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
@@ -119,15 +113,9 @@ def sebulba(
     """
     start = time.perf_counter()
     with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
+        agent = blueprint.build()
         actors = make_actor_pool(
-            blueprint.build(),
-            env,
-            split,
-            config,
-            state,
-            seed=seed,
-            supervisor=supervisor,
-            stack=stack,
+            agent, env, split, config, state, seed=seed, supervisor=supervisor, stack=stack
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         hosts = host_averaging(config, split)

@@ -56,11 +56,7 @@ class Worker:
     """The environments of one worker's rows, `start` to `end`."""
 
     def __init__(
-        self,
-        number: int,
-        setup: WorkerSetup,
-        make: Callable[[], Env],
-        shared: SharedMemory,
+        self, number: int, setup: WorkerSetup, make: Callable[[], Env], shared: SharedMemory
     ) -> None:
         self.number, self.setup, self.make, self.shared = number, setup, make, shared
         self.start, self.end = setup.row_ranges[number]
