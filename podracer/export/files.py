@@ -66,9 +66,9 @@ def export_policy(
     """Write the policy of a run, at a checkpoint, as a file for programs without podracer.
 
     The file is `policy.onnx`, `policy.stablehlo` or `policy.html` in the run, or `file`; beside a
-    StableHLO file stand the `metadata` as JSON. The other arguments are those of `load_policy`. Before
-    it is written, the file is compared with the agent on 1,000 observations; of a page, which
-    plays in the environment, it is the ONNX file that it runs.
+    StableHLO file stands its `metadata` as JSON. `load_policy` explains the other arguments. Before
+    it is written, the file is compared with the agent on 1,000 observations. A page, which plays in
+    the environment, is compared by the ONNX file that it runs.
 
     Raises `ConfigError` as `load` does, where a package is missing and for a policy that the format
     cannot hold; `PodracerError` if the file decides otherwise than the agent.
