@@ -29,7 +29,7 @@ class PlanOptions:
     """Memory of each device that a program may use, in bytes, for one that `--device` does not
     know."""
     measure: float = 5.0
-    """Time for a measurement on this machine, in seconds besides compilation; 0 measures nothing."""
+    """Time for a measurement on this machine, in seconds after compilation; 0 measures nothing."""
     steps_per_second: float | None = None
     """Speed of this run that was recorded on such a machine, in steps a second; it takes the place
     of measurements."""
