@@ -288,7 +288,8 @@ class GymnasiumBatch:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new processes. Raises `EnvironmentFault`, also after `close`."""
-        self._check_open()
+        if self._closed:
+            _fail(self, "the environments are closed.")
         self._shared.begin(seed, indices, start)
         workers = range(len(self._channels))
         if any(self._channels):
@@ -301,12 +302,13 @@ class GymnasiumBatch:
 
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
-        self._check_open()
+        if self._closed:
+            _fail(self, "the environments are closed.")
         np.copyto(self._shared.action, action, casting="same_kind")
         self._shared.deadline[:] = time.monotonic() + self._setup.step_seconds
         for channel in self._channels:
             if channel is None:
-                self._fail("`reset` must come before `step`.")
+                _fail(self, "`reset` must come before `step`.")
             with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
                 channel.send(STEP)
         self._await_workers(range(len(self._channels)))
@@ -323,14 +325,6 @@ class GymnasiumBatch:
             os.close(self._memory)
             del self._shared, self._timestep, self._log
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EnvironmentFault(f"{self.name}: the environments are closed.")
-
-    def _fail(self, reason: str) -> NoReturn:
-        self.close()
-        raise EnvironmentFault(f"{self.name}: {reason}")
-
     # --- faults ---
 
     def _await_workers(self, workers: Iterable[int]) -> None:
@@ -341,7 +335,7 @@ class GymnasiumBatch:
             for worker in workers:
                 self._replace_worker(worker, outcomes[worker])
             if any(outcomes.values()) and (reason := self._log.check()):
-                self._fail(reason)
+                _fail(self, reason)
 
     def _await_worker(self, worker: int) -> str:
         """Wait for a worker; return "" when all is well, or "faulty", "died" or "hung"."""
@@ -396,12 +390,13 @@ class GymnasiumBatch:
                 self.pids[worker], status = FORK_REPLY.unpack(reply)
                 if self.pids[worker] < 0:
                     text = self._shared.describe_fault(0)
-                    self._fail(f"a worker cannot import the environment.\n{text}")
+                    _fail(self, f"a worker cannot import the environment.\n{text}")
                 return status
             self._stop_fork_server()
             self._start_fork_server()
-        self._fail(
-            f"the process that starts the workers died or hung {MAX_CONSECUTIVE_FAILURES} times."
+        _fail(
+            self,
+            f"the process that starts the workers died or hung {MAX_CONSECUTIVE_FAILURES} times.",
         )
 
     def _start_fork_server(self) -> None:
@@ -458,7 +453,8 @@ class LocalBatch:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
-        self._check_open()
+        if self._closed:
+            _fail(self, "the environments are closed.")
         self._shared.begin(seed, indices, start)
         with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
             for row in range(len(indices)):
@@ -468,9 +464,10 @@ class LocalBatch:
 
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
-        self._check_open()
+        if self._closed:
+            _fail(self, "the environments are closed.")
         if not self._is_reset:
-            self._fail("`reset` must come before `step`.")
+            _fail(self, "`reset` must come before `step`.")
         np.copyto(self._shared.action, action, casting="same_kind")
         with np.errstate(over="ignore"):
             self._worker.step()
@@ -488,14 +485,11 @@ class LocalBatch:
     def _checked(self) -> TimeStep:
         """Return the timestep. Raises `EnvironmentFault` where there are too many faults."""
         if self._worker.reply != OK and (reason := self._log.check()):
-            self._fail(reason)
+            _fail(self, reason)
         self._worker.reply = OK
         return self._timestep
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EnvironmentFault(f"{self.name}: the environments are closed.")
 
-    def _fail(self, reason: str) -> NoReturn:
-        self.close()
-        raise EnvironmentFault(f"{self.name}: {reason}")
+def _fail(batch: GymnasiumBatch | LocalBatch, reason: str) -> NoReturn:
+    batch.close()
+    raise EnvironmentFault(f"{batch.name}: {reason}")
