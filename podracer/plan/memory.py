@@ -15,15 +15,9 @@ from podracer.devices.host_memory import host_leaves
 from podracer.devices.mesh import make_mesh
 from podracer.devices.reductions import traced_for
 from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.common import (
-    TrainState,
-    abstract_request,
-    abstract_state,
-    make_initial_state,
-    place_agent,
-)
+from podracer.drivers.common import TrainState, abstract_request, abstract_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes, infer
+from podracer.drivers.sebulba.trajectory import actor_shapes, infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.environment import Environment
 from podracer.rollout import init_actor, rollout
@@ -94,9 +88,16 @@ def sebulba_memory(
     threads = actors * config.threads_per_actor
     mesh = make_mesh(jax.devices()[:1])
     num_envs = config.num_envs // threads
-    shapes = _thread_shapes(agent, spec, config, num_envs, learners)
     rows = dataclasses.replace(config, num_envs=config.num_envs // learners)
     state = abstract_state(agent, None, mesh, rows)
+    shapes = actor_shapes(
+        agent,
+        spec,
+        state.learner,
+        num_envs=num_envs,
+        length=config.rollout_length,
+        num_learners=learners,
+    )
     shards = [abstract_on_mesh(mesh, shapes.shard)] * threads
     with traced_for(platform):
         update = make_update(mesh, threads, config.updates_per_batch).lower(
@@ -123,22 +124,6 @@ def sebulba_memory(
     if shares_device:
         return [Memory("device", 1, {**learner, **actor}, host_bytes)]
     return [Memory("actor", actors, actor), Memory("learner", learners, learner, host_bytes)]
-
-
-def _thread_shapes(
-    agent: Blueprint, spec: EnvironmentSpec, config: SebulbaConfig, num_envs: int, learners: int
-) -> ActorShapes:
-    """Return the shapes of one actor thread with `num_envs` environments."""
-    share = dataclasses.replace(config, num_envs=num_envs)
-    state = jax.eval_shape(partial(make_initial_state, agent, None, share), _keys_of())
-    return actor_shapes(
-        agent,
-        spec,
-        state.learner,
-        num_envs=num_envs,
-        length=config.rollout_length,
-        num_learners=learners,
-    )
 
 
 def _keys_of(*shape: int) -> jax.ShapeDtypeStruct:
