@@ -157,7 +157,7 @@ GUARDS = [
     ),
     Guard(
         "io/steps.py",
-        "if valid and lost and lost > valid and lost not in refused:",
+        "if valid and newest_path and newest_path > valid and newest_path not in refused:",
         "if False:",
         "test_checkpoint.py::test_a_fall_back_is_said",
     ),
@@ -395,14 +395,14 @@ GUARDS = [
         "test_gymnasium.py::test_the_fork_server_is_replaced_too",
     ),
     Guard(
-        "envs/host/gymnasium_faults.py",
+        "envs/host/gymnasium.py",
         "if shared.consecutive_failures[row] >= limit:",
         "if False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",
     ),
     Guard(
         "envs/host/gymnasium_worker.py",
-        "if text := describe_lost_change(name, before, value):",
+        "if text := describe_lost_change(name, previous, value):",
         "if text := None:",
         "test_gymnasium.py::test_float64_numbers_that_float32_cannot_tell_apart_are_refused",
     ),
@@ -413,7 +413,7 @@ GUARDS = [
         "test_check_environment.py::test_settings_of_jax_that_exclude_the_programs_are_refused",
     ),
     Guard(
-        "envs/host/gymnasium_faults.py",
+        "envs/host/gymnasium.py",
         "elif sum(counts) > self._max_restarts:",
         "elif False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",

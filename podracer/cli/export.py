@@ -55,7 +55,7 @@ def _figures(result: Export) -> dict[str, Any]:
     return {
         "file": str(result.path),
         "bytes": result.size,
-        **result.about,
+        **result.metadata,
         **dataclasses.asdict(result.proof),
     }
 
@@ -66,8 +66,8 @@ def _table(result: Export) -> list[str]:
     rows = [
         ("file", str(result.path)),
         ("size", f"{result.size / 1000:,.0f} kB"),
-        *_arrays("input", result.about["inputs"]),
-        *_arrays("output", result.about["outputs"]),
+        *_arrays("input", result.metadata["inputs"]),
+        *_arrays("output", result.metadata["outputs"]),
         (
             "proof",
             f"{proof.observations:,} observations {origin}: {proof.different_actions} actions "

@@ -33,7 +33,7 @@ class PlanOptions:
     """Memory of each device that a program may use, in bytes, for one that `--device` does not
     know."""
     measure: Annotated[float, Limits(0, 3600)] = 5.0
-    """Time for measurements on this machine, in seconds besides compilation; 0 measures nothing."""
+    """Time for a measurement on this machine, in seconds after compilation; 0 measures nothing."""
     steps_per_second: Quantity = None
     """Speed of this run that was recorded on such a machine, in steps a second; it takes the place
     of measurements."""
@@ -64,7 +64,6 @@ def plan(arguments: Sequence[str]) -> int:
 
 def _plan(experiment: Experiment, options: PlanOptions) -> int:
     from podracer.plan.devices import device_of, find_device, machine_here, machine_of
-    from podracer.plan.plan import show
 
     experiment.check()
     if experiment.pods:
@@ -77,7 +76,7 @@ def _plan(experiment: Experiment, options: PlanOptions) -> int:
         disable_async_dispatch()
     initialize_devices(Hosts(), local)
     from podracer.devices.startup import use_compilation_cache
-    from podracer.plan.make import make_plan
+    from podracer.plan.plan import make_plan, show
 
     use_compilation_cache()
     size = (options.hosts, experiment.devices)

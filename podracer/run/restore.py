@@ -83,7 +83,7 @@ def _restore(directory: Path, abstract: TrainState, checkpoint: Choice, local: b
     excluded = (".actor",) if local else (".actor", ".learner.local")
     if not local:
         abstract = dataclasses.replace(abstract, learner=LearnerState(abstract.learner.shared))
-    return checkpoints.load(directory, abstract, checkpoint, without=excluded)
+    return checkpoints.load(directory, abstract, checkpoint, excluded=excluded)
 
 
 def reopen(
