@@ -107,11 +107,12 @@ _RAINBOW_FLAGS = {
     "SpaceInvaders": " --learning-rate 1e-3 --high 40",
 }
 _RAINBOW_REMARK = (
-    "Of the four games Rainbow's mean is above DQN's in three, and its interval in Breakout alone. "
-    "The learning rate is tuned for this game: after 0.4 M frames, seeds 0 and 1, 2.8, 6.0, 11.4, "
-    "13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3. DQN has 5e-4, and is at "
-    "7.5 to 8.2 with 2.5e-4 to 2e-3. With 5e-4, as in Asterix and Freeway, Rainbow ends here at "
-    "29.4; with 2e-3 it ends at 2.2 in Asterix, 52.6 in Freeway and 124 in Space Invaders."
+    "Rainbow's mean is above DQN's in three of the four games, its interval in Breakout only. "
+    "The learning rate is tuned for this game: after 0.4 M frames, seeds 0 and 1, 2.8, 6.0, "
+    "11.4, 13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3. DQN has 5e-4, "
+    "and is at 7.5 to 8.2 with 2.5e-4 to 2e-3. With 5e-4, as in Asterix and Freeway, Rainbow "
+    "ends here at 29.4; with 2e-3 it ends at 2.2 in Asterix, 52.6 in Freeway and 124 in Space "
+    "Invaders."
 )
 _INVADERS_REMARK = (
     "Learning rate and support are tuned for this game, seeds 0 and 1. After 0.8 M frames returns "
@@ -120,18 +121,19 @@ _INVADERS_REMARK = (
     "5e-4 Rainbow ends at 125 (seeds 100 to 104)."
 )
 _FREEWAY_REMARK = (
-    "Rainbow learns more slowly from 0.2 M frames on, for one because its support, 0 to 25, is "
+    "Rainbow learns more slowly from 0.2 M frames on, partly because its support, 0 to 25, is "
     "wide for this game's values. After 0.45 M frames, seeds 0 and 1, with a learning rate of "
-    "1e-3, it is at 24.6 and 19.4; with a support of 0 to 6 at 26.5 and 33.5, where DQN is at 31 "
-    "to 32. The advantage passes: with both, the mean of the table's seeds is at 21.1 after 0.41 M "
-    "frames and at 38.7 after 1.02 M, where that run was ended, and with the table's settings at "
-    "14.3 and 36.2. With the wide support, but without noise, it is at 24.3 and 19.5, without "
-    "priorities at 23.5 and 22.2, with returns of one reward at 20.4 and 19.3, without dueling "
-    "streams at 0.0 and 0.1, and with 5e-4 and DQN's epsilon in Adam at 31.3 and 11.7. DQN with "
-    "one extension each is no slower, after 0.5 M frames at 35.4 without any, 30.1 with a "
-    "distribution of 0 to 4, 36.4 with dueling streams, 39.4 with priorities, 31.8 with returns of "
-    "three rewards, 38.5 with noise; but with Rainbow's epsilon in Adam, 1.5e-4 and not 1e-5, it "
-    "is at 10.7, as gradients of this batch are small."
+    "1e-3, it is at 24.6 and 19.4; with a support of 0 to 6 at 26.5 and 33.5, where DQN is at "
+    "31 to 32. The advantage passes. With both, the mean of the table's seeds is at 21.1 after "
+    "0.41 M frames and at 38.7 after 1.02 M, where this run was ended, and with the table's "
+    "settings at 14.3 and 36.2. Other changes with the wide support: without noise it is at "
+    "24.3 and 19.5, without priorities at 23.5 and 22.2, with returns of one reward at 20.4 "
+    "and 19.3. Without dueling streams it is at 0.0 and 0.1, and with 5e-4 and DQN's epsilon "
+    "in Adam at 31.3 and 11.7. DQN with one extension is no slower. After 0.5 M frames it is "
+    "at 35.4 without any, 30.1 with a distribution of 0 to 4, 36.4 with dueling streams, 39.4 "
+    "with priorities, 31.8 with returns of three rewards, 38.5 with noise. With Rainbow's "
+    "epsilon in Adam, 1.5e-4 and not 1e-5, it is at 10.7, because gradients of this batch are "
+    "small."
 )
 
 
@@ -193,30 +195,32 @@ def _newer() -> list[Cell]:
 _ACROBOT = f"--environment gymnax:Acrobot-v1 {EVALUATION}"
 _ACROBOT_PPO = f"cartpole_ppo {_ACROBOT}"
 _ACROBOT_REMARK = (
-    "The networks' first weights decide: orthogonal here, with a small last layer, as in the usual "
-    "implementation of PPO; Flax's default in rejax. With orthogonal ones rejax falls from -77.5 "
-    "to -80.1 (means of 10 other seeds). Settings do not decide: 24 combinations of learning rate, "
-    "lambda and entropy cost end at -78 to -82 (5 seeds each), rejax's own at -82."
+    "The networks' first weights decide: orthogonal here, with a small last layer, as in the "
+    "usual implementation of PPO; Flax's default in rejax. With orthogonal ones rejax falls "
+    "from -77.5 to -80.1 (means of 10 other seeds). Settings do not decide: 24 combinations of "
+    "learning rate, lambda and entropy cost end at -78 to -82 (5 seeds each), rejax's own at "
+    "-82."
 )
 _REJAX_DQN_REMARK = (
-    "rejax's published settings do not learn Acrobot in 320 k frames; on CartPole their curve has "
-    "its peak, 362, at half of the frames and falls. Scores are those of the last evaluation."
+    "rejax's published settings do not learn Acrobot in 320 k frames; on CartPole their curve "
+    "has its peak, 362, at half of the frames and falls. Scores come from the last evaluation."
 )
 _TRADING_REMARK = (
-    "Scores are returns of the validation period in percent, where an order to always buy makes "
-    "-21 and buying once and holding -30. The bars are synthetic, and the past says nothing about "
-    "the direction of their next return, so there is little to learn: differences are of how much "
-    "is invested. The [page on trading](trading.md) has the figures."
+    "Scores are returns of the validation period in percent, where an order to always buy "
+    "makes -21 and buying once and holding -30. The bars are synthetic, and the past contains "
+    "no information about the direction of their next return. So there is little to learn: "
+    "scores differ by how much is invested. The [page on trading](trading.md) has the figures."
 )
 _BREAKOUT_REMARK = (
-    "A tie with both; the goal was their score in a third of their time. Training reaches 74 % of "
-    "the speed of its matrix products alone, so the most at these settings is 1.35 times ours: "
-    "[where it falls short](../benchmarks/README.md#where-it-falls-short)."
+    "A tie with both; the goal was their score in a third of their time. Training reaches 74 % "
+    "of the speed of its matrix products alone, so the maximum at these settings is 1.35 times "
+    "ours: [where it falls short](../benchmarks/README.md#where-it-falls-short)."
 )
 _ROBOT_REMARK = (
-    "The goal was 1 M frames. At one update a frame, of 16 products of 256 x 256 x 256 in SAC, a "
-    "seed takes 9 to 12 ms of a core a frame here and 23 to 24 ms with stable-baselines3, which "
-    "are 2.5 to 3.4 and 6.5 hours for 1 M frames: both sides have the first tenth."
+    "The goal was 1 M frames. SAC makes one update a frame, with 16 products of 256 x 256 x "
+    "256. A seed takes 9 to 12 ms of a core a frame here and 23 to 24 ms with "
+    "stable-baselines3. This is 2.5 to 3.4 and 6.5 hours for 1 M frames, so both sides have "
+    "the first tenth."
 )
 _DQN, _IMPALA = ("podracer/dqn",), ("podracer/impala",)
 _DEEPSEA = f"--environment gymnax:DeepSea-bsuite {EVALUATION}"

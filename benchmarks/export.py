@@ -19,10 +19,9 @@ from records import append, read
 from podracer import recipes
 from podracer.errors import ConfigError
 from podracer.export.decision import make_decision
-from podracer.export.files import onnx_runner, stablehlo_runner
+from podracer.export.files import onnx_runner, stablehlo_runner, to_stablehlo
 from podracer.export.onnx import to_onnx
 from podracer.export.proof import prove
-from podracer.export.stablehlo import to_stablehlo
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run.setup import build
 from podracer.types import LearnerState

@@ -38,40 +38,40 @@ FLAT = 0.3  # of the largest value: a range below it shows zero, too
 HEAD = """\
 # Results
 
-What podracer's agents learn, beside other libraries at frames that are equal within 3 %, measured
-on one or two CPU cores without an accelerator. This page is written by
-`python benchmarks/results_suite.py --page` from the scores in
+This page compares the returns of podracer's agents with other libraries at frames that are equal
+within 3 %, measured on one or two CPU cores without an accelerator.
+`python benchmarks/results_suite.py --page` writes it from the scores in
 [`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
 
 - The score of a seed is the mean return of its last evaluation. *Sampled* actions are drawn from
   the policy, *greedy* ones are its best; epsilon is the probability of a random action instead.
-  How many of a seed's episodes are distinct is the range over seeds: podracer's differ in return,
-  length or actions; of other libraries' only returns and lengths are known, so these are at least
-  as many.
-- The settings of podracer and of the references differ: podracer has those of its recipes, a
-  reference those that its authors publish, or where there are none those that did best here.
-  [`cells.py`](../benchmarks/cells.py) has them with their sources. A win is therefore one of a
-  library and its settings together. Environment, frames and evaluation are those of the cell. Seeds
-  begin at 100; recipes were tuned with others. Some were changed after a first measurement with
-  these seeds and [measured again](#measured-again). PureJaxRL's scripts keep their last policy
-  only: their curves are of training episodes, dashed, and a dot is the evaluation at their end.
+  The number of distinct episodes of a seed is a range over seeds. podracer's episodes differ in
+  return, length or actions. Other libraries show only returns and lengths, so their numbers are
+  lower bounds.
+- The settings of podracer and of the references differ. podracer uses its recipes. A reference uses
+  the settings that its authors publish, or if there are none the best ones here.
+  [`cells.py`](../benchmarks/cells.py) has them with their sources. A win therefore belongs to a
+  library and its settings together. Environment, frames and evaluation are equal within a cell.
+  Seeds begin at 100; recipes were tuned with others. Some recipes were changed after a first
+  measurement with these seeds and [measured again](#measured-again). PureJaxRL's scripts keep their
+  last policy only: their curves are training episodes, dashed, and a dot is the last evaluation.
 - **Score** is the interquartile mean over seeds, with a 95 % bootstrap interval in brackets. The
-  score of each seed is in parentheses where seeds are in two groups, parted by a gap of more than
-  half of their range and a fifth of the largest score: the mean is then that of the larger group.
+  score of each seed is in parentheses if seeds are in two groups, parted by a gap of more than
+  half of their range and a fifth of the largest score: the mean then belongs to the larger group.
   With fewer than five seeds the score is their mean, and each one is in parentheses, too.
 - **P** is the probability that a seed of podracer beats one of the reference, with the interval of
   a stratified bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss*
-  below it; the others are ties. Where either side has fewer than five seeds there is no P, and
-  neither a win nor a loss: the last column says how many seeds there are. Rows that compare two of
-  podracer's agents are not among the wins, ties and losses below: there P is the probability that
+  below it; the others are ties. If either side has fewer than five seeds there is no P, and
+  neither a win nor a loss; the last column has the number of seeds. Rows that compare two of
+  podracer's agents are not among the wins, ties and losses below. Their P is the probability that
   the agent in bold beats the other one.
-- **Pictures**: the same mean and interval at each evaluation, or with fewer than five seeds the
+- **Pictures** show the same mean and interval at each evaluation, or with fewer than five seeds the
   mean and, thin, each seed.
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
-  that ran while the machine was quiet (load at most the number of processors and a half). Where no
+  that ran while the machine was quiet (load at most the number of processors and a half). If no
   seed did, the two processors shared a core's caches and units with other work, and the seconds are
-  an upper bound (≤). Seeds of podracer train as one program under Anakin, and share its start
-  and compilation, and one after another under Sebulba. No conclusion about speed follows: paired
+  an upper bound (≤). Under Anakin seeds of podracer train as one program and share its start and
+  compilation; under Sebulba they train one after another. No conclusion about speed follows: paired
   timings are in [`benchmarks/`](../benchmarks/README.md).
 """
 
@@ -101,8 +101,8 @@ def measured_again(rows: Sequence[records.Row], groups: Groups) -> Iterator[str]
             lines.append(f"| {cell.task} | {title(cell.name)} | {len(last)} | {before_and_now} |")
     if lines:
         yield from ("## Measured again", "")
-        yield "Settings that were changed after a measurement with these seeds: scores before, and"
-        yield "those that stand above. The rows of both are in `suite.jsonl`."
+        yield "These settings were changed after a measurement with these seeds. The table has the"
+        yield "earlier scores and the scores above. The rows of both are in `suite.jsonl`."
         yield from ("", "| task | agent | seeds | before | now |", "|---" * 5 + "|", *lines, "")
 
 
@@ -125,7 +125,7 @@ def unmeasured(groups: Groups) -> Iterator[str]:
     if tasks:
         yield from ("## Not measured", "")
         yield "These are in the table of `cells.py`, but were not run, or not with all seeds. Hours"
-        yield "are those of a task."
+        yield "count one task."
         yield from ("", "| agent | seeds | hours | tasks |", "|---|---|---|---|")
         yield from (f"| {about} | {', '.join(names)} |" for about, names in tasks.items())
         yield ""

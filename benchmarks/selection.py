@@ -47,7 +47,7 @@ def learning(seeds: int) -> None:
                 rule = dataclasses.replace(rule, bounds=(RANGE,))
             experiment = dataclasses.replace(
                 recipe,
-                pods=make_pods([f"learning_rate={RANGE.low}:{RANGE.high}"], [seed], PODS, seed),
+                pods=make_pods({RANGE.name: RANGE}, [seed], PODS, seed),
                 exchange=rule and Selection(rule, EVERY),
                 seed=seed,
                 frames=UPDATES * recipe.driver.steps_per_update,

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from podracer import recipes
-from podracer.config.ranges import Range
 from podracer.drivers.population import Hyperparameter, Pod
+from podracer.drivers.selection import Range
 from podracer.io.signals import StopSignals
 from podracer.reports.curves import COLORS
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean

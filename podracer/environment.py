@@ -52,8 +52,8 @@ class HostEnvironment(Protocol):
     """A batch of B host environments, stepped together by one thread; numpy in, numpy out.
 
     Leaves of a timestep are `[B, ...]` with the dtypes of `TimeStep`; the next `step` may overwrite
-    them. The environments restart by themselves: a time-out or a terminal is shown with its final
-    observation and `last` set (`discount` 0 for a terminal), and the step after it ignores that
+    them. The environments restart by themselves. A time-out or a terminal is shown with its final
+    observation and `last` set (`discount` 0 for a terminal). The step after it ignores that
     row's action and shows the first timestep of the next episode: `first` set, reward 0, discount
     1. An end that needs no reset, such as a lost life, may be both in one timestep: `discount` 0,
     `first` set and `last` not. An adapter that loses an episode to a fault returns the first
@@ -66,8 +66,8 @@ class HostEnvironment(Protocol):
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start an episode in every row and return the first timestep.
 
-        The randomness of row b depends only on the run's seed, on `indices[b]`, the row's number
-        among all rows of the run, and on `start`, the number of steps that the run has done.
+        The randomness of row b depends on three numbers only: the run's seed, the row's number
+        `indices[b]` among all rows of the run, and `start`, the steps that the run has done.
         """
         ...
 

@@ -46,11 +46,11 @@ from podracer.types import (
     TimeStep,
 )
 
-MAX_STEPS = 30_000  # of an episode
-MAX_EPISODES = 2**20  # of an evaluation, each in its own environment
+MAX_STEPS = 30_000  # steps of an episode
+MAX_EPISODES = 2**20  # episodes of an evaluation, each in its own environment
 PolicyKind = Literal["greedy", "sampled"]
 T = TypeVar("T")
-_PLACE = "in an evaluation"  # of faults, as messages say it
+_PLACE = "in an evaluation"  # begins messages on faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Episodes:
 
     returns: Any  # f32
     lengths: Any  # i32
-    done: Any  # bool: the episode has ended
+    is_over: Any  # bool: the episode has ended
     actions: Any  # u32: a hash of all actions
     stuck: Any  # bool: in a step of the episode no action was allowed
 
@@ -199,7 +199,7 @@ def to_evaluation(episodes: Episodes) -> Evaluation:
     return Evaluation(
         played.returns,
         played.lengths,
-        np.asarray((~played.done).sum(axis=-1)),
+        np.asarray((~played.is_over).sum(axis=-1)),
         np.reshape(distinct, shape[:-1]),
     )
 
@@ -223,7 +223,7 @@ def play_episodes(
         t, actor, played = loop
         stuck = _forbids_all(env.spec, actor.timestep)
         action, actor = advance(agent, env, rule, params, actor, key, indices, t)
-        finished = (actor.episodes.count == 1) & ~played.done
+        finished = (actor.episodes.count == 1) & ~played.is_over
         # The totals still hold only the first episode when it has just ended.
         return (
             t + 1,
@@ -231,9 +231,9 @@ def play_episodes(
             Episodes(
                 jnp.where(finished, actor.episodes.total_return, played.returns),
                 jnp.where(finished, actor.episodes.total_length, played.lengths),
-                played.done | finished,
-                jnp.where(played.done, played.actions, _hash(played.actions, action)),
-                played.stuck | (stuck & ~played.done),
+                played.is_over | finished,
+                jnp.where(played.is_over, played.actions, _hash(played.actions, action)),
+                played.stuck | (stuck & ~played.is_over),
             ),
         )
 
@@ -241,15 +241,15 @@ def play_episodes(
     zeros, false = jnp.zeros(episodes), jnp.zeros(episodes, bool)
     played = Episodes(zeros, zeros.astype(jnp.int32), false, zeros.astype(jnp.uint32), false)
     _, actor, played = jax.lax.while_loop(
-        lambda loop: (loop[0] < max_steps) & ~jnp.all(loop[-1].done),
+        lambda loop: (loop[0] < max_steps) & ~jnp.all(loop[-1].is_over),
         body,
         (jnp.uint32(0), actor, played),
     )
     running = actor.episodes
     return dataclasses.replace(
         played,
-        returns=jnp.where(played.done, played.returns, running.running_return),
-        lengths=jnp.where(played.done, played.lengths, running.running_length),
+        returns=jnp.where(played.is_over, played.returns, running.running_return),
+        lengths=jnp.where(played.is_over, played.lengths, running.running_length),
     )
 
 
@@ -308,23 +308,23 @@ def _host_evaluator(
 
     def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int32)
-        done, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
+        is_over, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
         broken = np.int32(0)
-        steps = host_steps(agent, env, act, params, run_key, update, done, logged)
+        steps = host_steps(agent, env, act, params, run_key, update, is_over, logged)
         with contextlib.closing(steps):
             for previous_last, action, timestep in itertools.islice(steps, max_steps):
-                actions = np.where(done, actions, _hash(actions, action))
-                returns += np.where(done, 0, timestep.reward)
-                lengths += ~done & ~previous_last
-                done |= timestep.ends_episode(previous_last)
-                lost = ~done & timestep.begins_after_loss(previous_last)
-                returns[lost], lengths[lost], actions[lost] = 0, 0, 0
-                broken += lost.sum(dtype=np.int32)
-                if done.all():
+                actions = np.where(is_over, actions, _hash(actions, action))
+                returns += np.where(is_over, 0, timestep.reward)
+                lengths += ~is_over & ~previous_last
+                is_over |= timestep.ends_episode(previous_last)
+                is_lost = ~is_over & timestep.begins_after_loss(previous_last)
+                returns[is_lost], lengths[is_lost], actions[is_lost] = 0, 0, 0
+                broken += is_lost.sum(dtype=np.int32)
+                if is_over.all():
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
         returns = returns.astype(np.float32)
-        played = Episodes(returns, lengths, done, actions, np.zeros(episodes, bool))
+        played = Episodes(returns, lengths, is_over, actions, np.zeros(episodes, bool))
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
@@ -338,15 +338,15 @@ def host_steps(
     params: Params,
     run_key: jax.Array,
     update: int | jax.Array,
-    done: np.ndarray,
+    is_over: np.ndarray,
     logged: set[str],
 ) -> Generator[tuple[np.ndarray, np.ndarray, TimeStep]]:
     """Yield steps forever: `last [B]` of the previous timestep, actions, and the next timestep.
 
-    The caller marks in `done [B]` rows that only play on, as their episodes are over. Kinds of
+    The caller marks in `is_over [B]` rows that only play on, as their episodes are over. Kinds of
     faults that are not yet `logged` are.
     """
-    num_envs = len(done)
+    num_envs = len(is_over)
     environments: HostEnvironments = evaluation_environment(env)
     replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
     params, data, update_on_device = on_one_device(replicated)
@@ -357,7 +357,7 @@ def host_steps(
         for t in itertools.count(1):
             if isinstance(batch, DescribesFaults):
                 log_first_faults(_PLACE, batch.first_faults, logged)
-            if (_forbids_all(environments.spec, timestep) & ~done).any():
+            if (_forbids_all(environments.spec, timestep) & ~is_over).any():
                 raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
             previous_last = np.array(timestep.last)  # the next step may overwrite it
             action, carry = act(params, carry, timestep, key, indices, np.uint32(t))
@@ -371,6 +371,6 @@ def _call(function: Callable[[], T]) -> T:
     try:
         return call_environment(_PLACE, function)
     except EnvironmentFault as error:
-        if not str(error).startswith(_PLACE):  # of the environments themselves
+        if not str(error).startswith(_PLACE):  # the environments raised it themselves
             error.args = (f"{_PLACE}: {error}",)
         raise

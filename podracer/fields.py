@@ -15,9 +15,7 @@ import numpy as np
 from podracer.errors import ConfigError
 
 T = TypeVar("T")
-
-
-_MAX_INT32 = 2**31 - 1  # of an int32
+_MAX_INT32 = 2**31 - 1
 
 
 def static(
@@ -113,10 +111,10 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
 def _violation(value: float | int, low: float, high: float) -> str | None:
     """Return what a value must be instead, None if it lies in its range."""
     if isinstance(value, int):  # on a device it is an int32
-        most = _MAX_INT32 if high == math.inf else high
+        high = _MAX_INT32 if high == math.inf else high
         if value < low:
             return f"be at least {math.ceil(low):,}"
-        return f"be at most {math.floor(most):,}" if value > most else None
+        return f"be at most {math.floor(high):,}" if value > high else None
     if not abs(value) <= float(np.finfo(np.float32).max):  # nor nan
         return "be finite as a float32"
     if low <= value <= high:

@@ -1,8 +1,8 @@
 """Means over the items that count.
 
-A step that only resets an environment is no transition: it counts in no mean. How many steps of a
-batch count differs from shard to shard and from minibatch to minibatch, so such a mean travels as a
-fraction whose parts are averaged apart and divided once, at the end.
+A step that only resets an environment is no transition: it counts in no mean. The number of steps
+that count differs between shards and between minibatches. So such a mean travels as a fraction
+whose parts are averaged apart and divided once, at the end.
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ def _changes_memory(
     def call(memory: Carry) -> None:
         observation = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), specs)
         first, key, call = jnp.ones(1, bool), jax.random.key(0), jnp.uint32(0)
-        _, after = act(params, memory, observation, jnp.zeros(1), first, key, call)
-        changes.extend(map(operator.is_not, *map(jax.tree.leaves, (memory, after))))
+        _, new_memory = act(params, memory, observation, jnp.zeros(1), first, key, call)
+        changes.extend(map(operator.is_not, *map(jax.tree.leaves, (memory, new_memory))))
 
     if jax.tree.leaves(memory):
         jax.eval_shape(call, memory)

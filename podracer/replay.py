@@ -63,7 +63,7 @@ class Priorities:
     """Priorities of the starts at which samples may begin."""
 
     tree: sum_tree.SumTree  # [B, C / stride], 0 where no sample may start
-    largest: Float32[Array, "B"]  # of all priorities so far
+    largest: Float32[Array, "B"]  # the largest priority so far
 
 
 @unchecked
@@ -182,11 +182,11 @@ class Buffer:
         if isinstance(rings, HostMemory):
             frames, write_frames = HostMemory(frames), partial(write_slices, position=position)
         rings = jax.tree.map(write_frames, rings, frames)
-        others = (_with_observation(x, ()) for x in (state.steps, steps))
+        without_frames = (_with_observation(x, ()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
             state,
-            steps=_with_observation(jax.tree.map(write, *others), rings),
+            steps=_with_observation(jax.tree.map(write, *without_frames), rings),
             frame_source=jax.tree.map(write, state.frame_source, frame_source),
             last_stack=self._map_stacks(lambda _, x: x[-1], lambda _: (), observation),
             carry=jax.tree.map(lambda ring, x: ring.at[:, start].set(x), state.carry, carry),
@@ -290,8 +290,8 @@ class Buffer:
         signals = steps.timestep
         # Mask the last step of an episode that was lost.
         next_signals = jax.tree.map(lambda x: x[1:], signals)
-        lost = next_signals.begins_after_loss(signals.last[:-1])
-        last = signals.last.at[:-1].set(signals.last[:-1] | lost)
+        is_lost = next_signals.begins_after_loss(signals.last[:-1])
+        last = signals.last.at[:-1].set(signals.last[:-1] | is_lost)
         timesteps = dataclasses.replace(signals, observation=observation, last=last)
         steps = dataclasses.replace(steps, timestep=timesteps)
         return Trajectory(
@@ -346,20 +346,20 @@ class Buffer:
             window = partial(read_windows, rows=rows, starts=times[0] - history)
             source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
-        def read(source: jax.Array, back: int) -> jax.Array:
-            start = history - back
-            return source[start : start + length] if on_host else _read(source, rows, times - back)
+        def read(source: jax.Array, age: int) -> jax.Array:
+            start = history - age
+            return source[start : start + length] if on_host else _read(source, rows, times - age)
 
         def stack(spec: ArraySpec, source: jax.Array, frame_source: jax.Array) -> jax.Array:
             frame = read(source, 0)
             newest_first, complete = [frame], jnp.zeros(times.shape, bool)
-            for back in range(1, spec.shape[-1]):
-                origin = _read(frame_source, rows, times - back + 1)
+            for age in range(1, spec.shape[-1]):
+                origin = _read(frame_source, rows, times - age + 1)
                 blank = ~complete & (origin == BLANK)
                 complete = complete | (origin != CONTINUED)
                 axes = range(blank.ndim, frame.ndim)
                 repeat, zero = (jnp.expand_dims(flag, axes) for flag in (complete, blank))
-                older = jnp.where(repeat, newest_first[-1], read(source, back))
+                older = jnp.where(repeat, newest_first[-1], read(source, age))
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 

@@ -103,13 +103,13 @@ def frames_of(valid: jax.Array, share: jax.Array, axis: str | None) -> jax.Array
 def to_frames(count: jax.Array) -> jax.Array:
     """Return the frames of the run, uint32 [], from the valid transitions of all shards, f32 [].
 
-    Of hosts that learn apart each takes its own number for that of the others.
+    Where hosts learn apart, each takes its own number for every other host.
     """
     return jnp.round(count).astype(jnp.uint32) * jnp.uint32(num_hosts_apart())
 
 
 def count_frames(trajectory: Trajectory, axis: str | None) -> jax.Array:
-    """Return the frames of a rollout, those of all shards together, uint32 []."""
+    """Return the frames of a rollout, all shards together, uint32 []."""
     return frames_of(trajectory.valid(), global_mean(valid_share(trajectory), axis), axis)
 
 

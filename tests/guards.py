@@ -157,7 +157,7 @@ GUARDS = [
     ),
     Guard(
         "io/steps.py",
-        "if valid and lost and lost > valid and lost not in refused:",
+        "if valid and newest_path and newest_path > valid and newest_path not in refused:",
         "if False:",
         "test_checkpoint.py::test_a_fall_back_is_said",
     ),
@@ -192,7 +192,7 @@ GUARDS = [
         "test_checkpoint.py::test_the_best_step_is_kept_as_long_as_a_step_names_it",
     ),
     Guard(
-        "run/records.py",
+        "run/resume.py",
         "return len(saves) > 1",
         "return False",
         "test_training.py::test_a_run_that_lost_its_checkpoints_does_not_begin_again",
@@ -254,7 +254,7 @@ GUARDS = [
         "test_training.py::test_a_configuration_cannot_name_what_it_likes",
     ),
     Guard(
-        "config/serialization.py",
+        "run/resume.py",
         "if name not in FREE_ON_RESUME",
         "if False",
         "test_training.py::test_another_configuration_is_refused_with_the_difference",
@@ -395,14 +395,14 @@ GUARDS = [
         "test_gymnasium.py::test_the_fork_server_is_replaced_too",
     ),
     Guard(
-        "envs/host/gymnasium_faults.py",
+        "envs/host/gymnasium.py",
         "if shared.consecutive_failures[row] >= limit:",
         "if False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",
     ),
     Guard(
         "envs/host/gymnasium_worker.py",
-        "if text := describe_lost_change(name, before, value):",
+        "if text := describe_lost_change(name, previous, value):",
         "if text := None:",
         "test_gymnasium.py::test_float64_numbers_that_float32_cannot_tell_apart_are_refused",
     ),
@@ -413,7 +413,7 @@ GUARDS = [
         "test_check_environment.py::test_settings_of_jax_that_exclude_the_programs_are_refused",
     ),
     Guard(
-        "envs/host/gymnasium_faults.py",
+        "envs/host/gymnasium.py",
         "elif sum(counts) > self._max_restarts:",
         "elif False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",
@@ -508,8 +508,8 @@ GUARDS = [
     ),
     Guard(
         "tournament/report.py",
-        "if damaged:",
-        "if False:",
+        "if damaged := unsound_fields(report, _SCHEMA):",
+        "if damaged := []:",
         "test_tournament.py::test_a_damaged_report_costs_its_attempt_alone",
     ),
     Guard(
@@ -671,8 +671,8 @@ GUARDS = [
     ),
     Guard(
         "run/training.py",
-        '"experiment": redact_settings(to_json(self.experiment)),',
-        '"experiment": to_json(self.experiment),',
+        '"experiment": redact_settings(self.settings),',
+        '"experiment": self.settings,',
         "test_secrets.py::test_only_the_configuration_of_a_run_holds_its_secrets",
     ),
     Guard(

@@ -19,7 +19,7 @@ from podracer.checks import check_agent
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.entry_points import installed
-from podracer.recipes.registry import RECIPES
+from podracer.recipes import RECIPES
 from podracer.run.setup import build
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
 

@@ -33,13 +33,13 @@ from podracer.cli.resume import free_settings
 from podracer.cli.train import TrainOptions
 from podracer.cli.values import read_whole_number
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import FREE_ON_RESUME, to_json
+from podracer.config.serialization import to_json
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
 from podracer.run import training
-from podracer.run.records import Totals, check_metadata
+from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 
 
 @pytest.fixture
@@ -318,8 +318,8 @@ def test_the_end_of_a_tournament_names_it_and_what_comes_next(
     code, lines, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("podracer.tournament.orchestrator.run_tournament", lambda *arguments: code)
-    monkeypatch.setattr("podracer.reports.standings.LiveStandings", MagicMock())
+    monkeypatch.setattr(pods, "run_tournament", lambda *arguments: code)
+    monkeypatch.setattr(pods, "LiveStandings", MagicMock())
     settings = podracer.Tournament((), rounds=1, round_frames=1)
     monkeypatch.setattr(pods, "best_run", lambda directory: None)
     assert pods._run(settings, Path("runs/cup"), ["own:mine"]) == code
@@ -490,7 +490,7 @@ MISTAKES = [
     ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
     ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
-    ("eval nowhere --episodes 99999999999", "holds no run"),
+    ("eval nowhere --episodes 5", "holds no run"),
 ]
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),

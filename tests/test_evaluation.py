@@ -25,7 +25,8 @@ from podracer.fields import struct
 from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
-from podracer.run.records import Best, Recorder
+from podracer.run.records import Recorder
+from podracer.run.resume import Best
 from podracer.run.setup import CompileInThread, make_run_setup
 from podracer.scores.score import returns_of
 from podracer.tournament.config import Tournament

@@ -25,11 +25,10 @@ from podracer.errors import ConfigError, PodracerError
 from podracer.evaluate import make_evaluator
 from podracer.export import files
 from podracer.export.decision import Decision, make_decision
-from podracer.export.files import export_policy, onnx_runner, stablehlo_runner
+from podracer.export.files import export_policy, onnx_runner, stablehlo_runner, to_stablehlo
 from podracer.export.html import check_page, to_html
 from podracer.export.onnx import to_onnx
 from podracer.export.proof import prove
-from podracer.export.stablehlo import to_stablehlo
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.convolution import convolution
 from podracer.types import (

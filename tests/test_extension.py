@@ -471,9 +471,9 @@ def test_functions_with_other_bound_arguments_are_other_experiments():
     assert to_json(function) == {
         "kind": "partial", "function": "clip", "arguments": [-1.0], "keywords": {"a_max": 1.0},
     }  # fmt: skip
-    assert from_json(to_json(function), like=function) is function
+    assert from_json(to_json(function), original=function) is function
     with pytest.raises(podracer.ConfigError, match="name its recipe"):
-        from_json(to_json(function), like=partial(np.clip, -2.0, a_max=1.0))
+        from_json(to_json(function), original=partial(np.clip, -2.0, a_max=1.0))
 
 
 def parsed_agent(agent, *flags):

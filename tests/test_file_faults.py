@@ -32,7 +32,7 @@ from podracer.io.checkpoint import Checkpointer, fingerprint, load, stored_finge
 from podracer.io.jsonl import JsonlSink
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run import sweep
-from podracer.run.records import shows_saves
+from podracer.run.resume import shows_saves
 from podracer.run.setup import make_run_setup
 
 NOBODY = 65534

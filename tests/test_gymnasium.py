@@ -953,7 +953,7 @@ class Slow(Naughty):
 
 @pytest.mark.figure(21)
 def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog):
-    monkeypatch.setattr(library("envs.host.gymnasium_faults"), "_COMPARED_STEPS", 5)
+    monkeypatch.setattr(library("envs.host.gymnasium"), "_COMPARED_STEPS", 5)
     batch = batches(Slow, 4, 1)
     batch.reset(0, np.arange(4) + 20, 0)
     for _ in range(15):

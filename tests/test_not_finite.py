@@ -138,7 +138,7 @@ def test_what_is_not_finite_is_named(driver, site, message, tmp_path):
 @pytest.mark.parametrize("driver", ["anakin", "sebulba", slow("population")])
 def test_a_diagnostic_that_is_not_finite_ends_no_run(driver, tmp_path, caplog):
     """It is null in the record of its chunk, and a warning names it once."""
-    pods = make_pods((), range(2), 0, 0) if driver == "population" else ()
+    pods = make_pods({}, range(2), 0, 0) if driver == "population" else ()
     run, bad = tmp_path / "run", experiment(driver.replace("population", "anakin"), site="entropy")
     bad = dataclasses.replace(bad, frames=(BAD + 6) * STEPS, pods=pods)
     assert podracer.train(bad, run_dir=run).exit_code == 0

@@ -67,7 +67,7 @@ FUNCTIONS: dict[str, Callable] = {
     "load": podracer.load,
     "load_policy": podracer.load_policy,
     "export": export_policy,
-    "out": lambda path: export_policy("run", out=path),
+    "out": lambda path: export_policy("run", file=path),
     "report": lambda path: write_report([Path(path)], Path("page.html")),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),

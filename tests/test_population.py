@@ -18,6 +18,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.cli.main import main
 from podracer.cli.pods import finish_sweep
+from podracer.cli.values import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
 from podracer.devices.mesh import make_mesh
@@ -462,27 +463,24 @@ def test_what_cannot_be_a_population_is_refused(tmp_path):
 
 
 def test_a_grid_has_every_combination_with_every_seed():
-    pods = sweep.make_pods(["learning_rate=1e-3,1e-2", "discount=0.9,0.99,1"], [0, 1])
+    pods = sweep.make_pods({"learning_rate": (1e-3, 1e-2), "discount": (0.9, 0.99, 1.0)}, [0, 1])
     assert len(pods) == len(set(pods)) == 12
     assert {p.seed for p in pods} == {0, 1}
     assert pods[0].hyperparameters == pods[1].hyperparameters
-    assert sweep.make_pods([], [4, 5]) == (Pod(4), Pod(5))
+    assert sweep.make_pods({}, [4, 5]) == (Pod(4), Pod(5))
 
 
 def test_ranges_are_drawn_evenly_on_their_scale():
-    pods = sweep.make_pods(["learning_rate=1e-6:1e-2", "entropy_cost=0:1", "x=1,2"], [0], 2000, 3)
+    spaces = read_spaces([["learning_rate=1e-6:1e-2"], ["entropy_cost=0:1", "x=1,2"]])
+    pods = sweep.make_pods(spaces, [0], 2000, 3)
     values = {n: [p.hyperparameters[i].value for p in pods] for i, n in enumerate(("rate", "cost"))}
     rate, cost = np.log10(values["rate"]), np.asarray(values["cost"])
     assert -6 <= rate.min() < rate.max() <= -2
     assert abs(rate.mean() + 4) < 0.1  # 2.5 standard errors are 0.065
     assert abs(cost.mean() - 0.5) < 0.03
     assert {p.hyperparameters[2].value for p in pods} == {1.0, 2.0}
-    assert pods == sweep.make_pods(
-        ["learning_rate=1e-6:1e-2", "entropy_cost=0:1", "x=1,2"], [0], 2000, 3
-    )
-    assert pods == sweep.make_pods(  # as flags are spelled
-        ["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"], [0], 2000, 3
-    )
+    assert pods == sweep.make_pods(spaces, [0], 2000, 3)
+    assert spaces == read_spaces([["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"]])
 
 
 @pytest.mark.parametrize(
@@ -501,4 +499,4 @@ def test_ranges_are_drawn_evenly_on_their_scale():
 )
 def test_what_cannot_be_read_is_refused(vary, draws, words):
     with pytest.raises(ConfigError, match=words):
-        sweep.make_pods(vary, [0], draws)
+        sweep.make_pods(read_spaces([vary]), [0], draws)

@@ -16,6 +16,7 @@ from test_selection import entry, stand
 import podracer
 from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
+from podracer.cli.values import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers import selection
@@ -114,7 +115,6 @@ def decided(rule, scores, draws, values):
 )
 def test_a_population_decides_as_a_tournament(rule, num_pods):
     """On the same scores, some of them equal, and the same random numbers."""
-    of_tournament = getattr(tournament, type(rule).__name__)(**vars(rule))
     rng = np.random.default_rng(num_pods)
     for _ in range(3):
         scores = rng.integers(0, num_pods, num_pods).astype(np.float32)
@@ -126,7 +126,7 @@ def test_a_population_decides_as_a_tournament(rule, num_pods):
             for pod, score in enumerate(scores)
         ]
         for pod in range(0, num_pods, 1 + num_pods // 100):
-            start = of_tournament.choose(stand(pod, newest), Draws(draws[pod]))
+            start = tournament.choose(rule, stand(pod, newest), Draws(draws[pod]))
             assert start.parents[0] == f"p{parents[pod]}r0"
             for name, value in start.hyperparameters.items():
                 np.testing.assert_allclose(explored[name][pod], value, rtol=2e-6)
@@ -281,7 +281,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert best.agent.learning_rate == found[0].hyperparameters[0].value
     assert (best.pods, best.exchange) == ((), None)
 
-    from podracer.cli.pods import LeaderboardOptions, leaderboard
+    from podracer.cli.leaderboard import LeaderboardOptions, leaderboard
 
     assert leaderboard(LeaderboardOptions(whole)) == 0
     assert "Selected  3 times" in capsys.readouterr().out
@@ -365,19 +365,19 @@ def test_what_cannot_be_selected_is_refused(tmp_path, changes, words):
 
 
 def test_a_selection_is_made_of_flags():
-    vary = ["learning_rate=1e-5:1e-2", "entropy_cost=0,0.01"]
-    made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, vary)
+    spaces = read_spaces([["learning_rate=1e-5:1e-2", "entropy_cost=0,0.01"]])
+    made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, spaces)
     assert made == Selection(PopulationBased((BOUNDS[0],), fraction=0.3), 10)
-    assert sweep.make_exchange(None, None, 0, vary) is None
+    assert sweep.make_exchange(None, None, 0, spaces) is None
     with pytest.raises(ConfigError, match="give the rule of a selection"):
-        sweep.make_exchange(None, None, 10, vary)
+        sweep.make_exchange(None, None, 10, spaces)
     with pytest.raises(ConfigError, match="either select or average"):
-        sweep.make_exchange(Truncation(), "ring", 10, vary)
+        sweep.make_exchange(Truncation(), "ring", 10, spaces)
 
 
 @pytest.mark.slow
 def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
-    from podracer.cli.pods import LeaderboardOptions, leaderboard
+    from podracer.cli.leaderboard import LeaderboardOptions, leaderboard
 
     podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, exchange=None)
     assert leaderboard(LeaderboardOptions(tmp_path, json=True)) == 0

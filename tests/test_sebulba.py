@@ -41,7 +41,7 @@ from podracer.evaluate import make_evaluator
 from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes.registry import RECIPES
+from podracer.recipes import RECIPES
 from podracer.rollout import zero_episode_stats
 from podracer.run.training import train
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState

@@ -14,7 +14,6 @@ import pytest
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import check_same_experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catalog import imported_module
 from podracer.envs.catch import Catch
@@ -25,6 +24,7 @@ from podracer.io.run_directory import copy_file, write_json
 from podracer.io.sinks import Sinks
 from podracer.io.text import redact, redact_settings, remember_secrets
 from podracer.reports.run import write_report
+from podracer.run.resume import check_same_experiment
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import LOG, Leaderboard
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.config.ranges import Range
+from podracer.drivers.selection import Range
 from podracer.errors import ConfigError
 from podracer.tournament.events import (
     Absent,
@@ -42,6 +42,7 @@ from podracer.tournament.selection import (
     Start,
     Truncation,
     Uniform,
+    choose,
     generator,
     perturb,
     selection_view,
@@ -83,7 +84,7 @@ def frequencies(rule: SelectionRule, view: SelectionView, draws: int = 4000) -> 
     rng = np.random.default_rng(0)
     counts: Counter[str] = Counter()
     for _ in range(draws):
-        start = rule.choose(view, rng)
+        start = choose(rule, view, rng)
         assert start is not None
         counts.update(start.parents)
     return {name: count / draws for name, count in counts.items()}
@@ -165,7 +166,9 @@ def test_truncation_replaces_the_bottom_by_the_top() -> None:
 )
 def test_truncation_of_small_populations(pods: int, copies: int) -> None:
     newest = [entry(pod, float(pod)) for pod in range(pods)]
-    starts = [Truncation(0.2).choose(stand(pod, newest), generator(0, 0, 0)) for pod in range(pods)]
+    starts = [
+        choose(Truncation(0.2), stand(pod, newest), generator(0, 0, 0)) for pod in range(pods)
+    ]
     changed = [pod for pod in range(pods) if starts[pod].parents != (f"p{pod}r0",)]
     assert changed == list(range(copies))
 
@@ -215,13 +218,13 @@ def test_population_based_training_copies_and_perturbs() -> None:
         entry(0, 1.0, learning_rate=1e-4, entropy=0.01),
         entry(1, 2.0, learning_rate=1e-3, entropy=0.02),
     ]
-    loser = rule.choose(stand(0, newest), generator(0, 0, 1))
+    loser = choose(rule, stand(0, newest), generator(0, 0, 1))
     assert loser.parents == ("p1r0",)
     assert loser.hyperparameters["learning_rate"] in (8e-4, 1.2e-3)
     assert loser.hyperparameters["entropy"] in (0.016, 0.02)
-    winner = rule.choose(stand(1, newest), generator(0, 1, 1))
+    winner = choose(rule, stand(1, newest), generator(0, 1, 1))
     assert winner == Start(("p1r0",), newest[1].hyperparameters)
-    starts = [rule.choose(stand(pod, ()), generator(0, pod, 0)) for pod in range(20)]
+    starts = [choose(rule, stand(pod, ()), generator(0, pod, 0)) for pod in range(20)]
     assert all(start.parents == () for start in starts)
     assert len({start.hyperparameters["learning_rate"] for start in starts}) == 20
 
@@ -234,7 +237,7 @@ def test_generations_as_published_have_two_parents_of_five_groups_each() -> None
     newest = [entry(8 * g + k, g + 0.1 * k, g=float(g)) for g in range(10) for k in range(8)]
     children: Counter[int] = Counter()
     for pod in range(80):
-        start = Generational(group_size=8).choose(stand(pod, newest), generator(0, pod, 1))
+        start = choose(Generational(group_size=8), stand(pod, newest), generator(0, pod, 1))
         assert start is not None
         group = int(start.hyperparameters["g"])
         assert start.parents == tuple(f"p{8 * group + k}r0" for k in range(8))
@@ -246,7 +249,7 @@ def test_generations_as_published_have_two_parents_of_five_groups_each() -> None
 def test_a_group_is_worth_the_mean_of_its_pods() -> None:
     newest = [entry(0, 10.0), entry(1, 0.0), entry(2, 6.0), entry(3, 6.0)]
     rule = Generational(group_size=2, parents=1)
-    starts = [rule.choose(stand(pod, newest), generator(0, pod, 1)) for pod in range(4)]
+    starts = [choose(rule, stand(pod, newest), generator(0, pod, 1)) for pod in range(4)]
     assert all(start is not None and start.parents == ("p2r0", "p3r0") for start in starts)
 
 
@@ -255,28 +258,28 @@ def test_a_generation_waits_for_all_but_the_absent() -> None:
     old = [entry(0, 1.0, 1), entry(1, 2.0, 1), entry(2, 9.0, 0), entry(3, 3.0, 1)]
     rounds = {0: 2, 1: 2, 2: 1, 3: 2}
     waiting = stand(0, old, round=2, rounds=rounds)
-    assert rule.choose(waiting, generator(0, 0, 2)) is None
+    assert choose(rule, waiting, generator(0, 0, 2)) is None
     # Absent: its old score does not count, and the other pod stands for the group.
     del rounds[2]
-    start = rule.choose(dataclasses.replace(waiting, rounds=rounds), generator(0, 0, 2))
+    start = choose(rule, dataclasses.replace(waiting, rounds=rounds), generator(0, 0, 2))
     assert start == Start(("p3r1",), {})
     # A generation behind, it holds nobody, and starts when it has ended: from the same parents.
     rounds[2] = 1
     later = stand(0, old, round=3, rounds={**rounds, 0: 3, 1: 3, 3: 3})
     late = [*old[:2], entry(2, 4.0, 1), old[3]]
-    assert rule.choose(later, generator(0, 0, 3)) is not None
-    start = rule.choose(stand(2, late, round=2), generator(0, 2, 2))
+    assert choose(rule, later, generator(0, 0, 3)) is not None
+    start = choose(rule, stand(2, late, round=2), generator(0, 2, 2))
     assert start == Start(("p2r1", "p3r1"), {})
 
 
 def test_a_first_generation_is_fresh() -> None:
     for pod in range(4):
-        assert Generational().choose(stand(pod, FOUR, round=0), generator(0, pod, 0)) == Start()
+        assert choose(Generational(), stand(pod, FOUR, round=0), generator(0, pod, 0)) == Start()
 
 
 def test_who_joins_late_does_not_wait_for_itself() -> None:
     joining = stand(3, FOUR[:3], rounds={0: 1, 1: 1, 2: 1, 3: 0})
-    start = Generational().choose(joining, generator(0, 3, 1))
+    start = choose(Generational(), joining, generator(0, 3, 1))
     assert start is not None
     assert start.parents == ("p2r0",)  # after pod 0, in turn
 
@@ -286,7 +289,7 @@ def test_who_joins_late_does_not_wait_for_itself() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_nothing_to_start_from_is_a_fresh_start(rule: SelectionRule) -> None:
-    start = rule.choose(stand(0, (), round=0), generator(0, 0, 0))
+    start = choose(rule, stand(0, (), round=0), generator(0, 0, 0))
     assert start is not None
     assert start.parents == ()
 
@@ -319,8 +322,8 @@ def test_rules_are_pure_and_keep_the_best(
     starts = []
     for pod, (_, round, _) in enumerate(rows):
         stands = stand(pod, newest, round=round + 1, board=board, rounds=rounds)
-        start = rule.choose(stands, generator(seed, pod, round))
-        assert start == rule.choose(stands, generator(seed, pod, round))
+        start = choose(rule, stands, generator(seed, pod, round))
+        assert start == choose(rule, stands, generator(seed, pod, round))
         assert start is None or known.issuperset(start.parents)
         assert start is None or rule == Generational(3, 1) or len(start.parents) == 1
         starts.append(start)
@@ -396,7 +399,7 @@ def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Genera
             else:
                 submit(board, now.attempt, float(rng.normal()) + now.round)
         elif now.status == "waiting":
-            choice = choose(rule, board.state, pod)
+            choice = choose_after(rule, board.state, pod)
             if choice is not None:
                 begin(board, pod, choice)
         elif now.attempt is not None:  # failed or retired: the same round again
@@ -411,9 +414,9 @@ def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Genera
     board.close()
 
 
-def choose(rule: SelectionRule, state: Any, pod: int) -> Start | None:
+def choose_after(rule: SelectionRule, state: Any, pod: int) -> Start | None:
     round = state.pods[pod].round
-    return rule.choose(selection_view(state, pod, round), generator(state.header.seed, pod, round))
+    return choose(rule, selection_view(state, pod, round), generator(state.header.seed, pod, round))
 
 
 def begin(board: Leaderboard, pod: int, start: Start) -> None:
@@ -440,7 +443,7 @@ def decisions(rule: SelectionRule, events: list[Event]) -> list[tuple[Started, S
     for number, event in enumerate(events):
         if isinstance(event, Started) and (event.pod, event.round) not in seen:
             seen.add((event.pod, event.round))
-            found.append((event, choose(rule, state_after(events[:number]), event.pod)))
+            found.append((event, choose_after(rule, state_after(events[:number]), event.pod)))
     return found
 
 

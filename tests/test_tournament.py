@@ -22,9 +22,8 @@ from killing import killed
 from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.cli import pods as command_line
-from podracer.config.ranges import Range
 from podracer.drivers.population import Hyperparameter, Pod
-from podracer.drivers.selection import Selection, Truncation
+from podracer.drivers.selection import Range, Selection, Truncation
 from podracer.envs.catch import Catch
 from podracer.errors import ConfigError, PodracerError
 from podracer.fields import struct
@@ -648,7 +647,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
             sweep -= 1  # one sweep decides for all that wait before it starts any
         view = selection.selection_view(state_after(events[:sweep]), event.pod, event.round)
         rng = selection.generator(tournament.seed, event.pod, event.round)
-        start = rule.choose(view, rng)
+        start = selection.choose(rule, view, rng)
         assert start is not None
         assert start.parents == event.parents
         for name, value in start.hyperparameters.items():
@@ -717,7 +716,7 @@ def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
         with Leaderboard(directory, tournament.header()):
             return 0
 
-    monkeypatch.setattr(orchestrator, "run_tournament", begin)
+    monkeypatch.setattr(command_line, "run_tournament", begin)
     (tmp_path / "leaderboard.jsonl").write_bytes(remains)
     arguments = ["cartpole_ppo", "--run-dir", str(tmp_path)]
     assert command_line.tournament(arguments) == 0

@@ -24,7 +24,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.run.setup import check_same_environment
+from podracer.run.resume import check_same_environment
 from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote

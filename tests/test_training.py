@@ -43,7 +43,7 @@ from podracer.replay import Replay
 from podracer.run import history, training
 from podracer.run.errors import DeviceError
 from podracer.run.loading import load_run
-from podracer.run.records import Totals, check_metadata
+from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import build, make_run_setup
 from podracer.run.warnings import run_warnings
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
@@ -383,7 +383,7 @@ def test_a_policy_is_loaded_with_a_recipe_and_draws_with_a_seed(tmp_path):
 def test_a_policy_is_exported_in_another_environment(finished, tmp_path):
     run, path = finished.run_dir, tmp_path / "policy.stablehlo"
     export = podracer.export_policy(run, path, format="stablehlo", environment=CountingCatch())
-    assert export.about["environment"] == "CountingCatch"
+    assert export.metadata["environment"] == "CountingCatch"
     observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
     (name,) = export.inputs
     actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]

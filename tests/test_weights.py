@@ -31,7 +31,8 @@ from podracer.io.schema import leaves_by_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.run import training
-from podracer.run.records import Recorder, Totals
+from podracer.run.records import Recorder
+from podracer.run.resume import Totals
 from podracer.run.setup import make_run_setup
 from podracer.run.warm_start import Weights, describe_begin, reset_paths
 from podracer.schedules import Linear, init_frames
@@ -93,7 +94,7 @@ def test_a_run_goes_on_from_the_best_checkpoint_or_a_numbered_one(tmp_path, monk
         run = podracer.train(EXPERIMENT, evaluations=2, run_dir=tmp_path / "other").run_dir
     for choice, updates in {"best": 5, 5: 5, "newest": 10}.items():
         setup = make_run_setup(EXPERIMENT)
-        weights = Weights(run, setup, EXPERIMENT, choice)
+        weights = Weights(run, setup, choice)
         assert weights.about["updates"] == updates
         params = weights(setup)[0].learner.shared.params
         best = podracer.load(run, checkpoint=updates)[1].shared.params
@@ -338,7 +339,7 @@ def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
     assert int(first.state.shared.num_rollouts) > 0
     others = dataclasses.replace(experiment, environment="lifetimes:worlds:medium,envs=2,steps=40")
     setup = make_run_setup(others)
-    shared = Weights(first.run_dir, setup, others)(setup)[0].learner.shared
+    shared = Weights(first.run_dir, setup)(setup)[0].learner.shared
     jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
     assert int(shared.num_rollouts) == 0
     assert "reward_medium" in shared.metrics

@@ -17,8 +17,7 @@ from podracer.environment import Environment, TaskGroups, auto_reset
 from podracer.envs import make
 from podracer.envs.catch import Catch
 from podracer.envs.lifetimes import Lifetimes, LifetimeState, shared_by_group, where_any
-from podracer.envs.world_kinds import FAMILIES, KINDS
-from podracer.envs.worlds import World, Worlds
+from podracer.envs.worlds import FAMILIES, KINDS, World, Worlds
 from podracer.errors import ConfigError
 from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys

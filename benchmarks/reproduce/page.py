@@ -15,9 +15,9 @@ from podracer.reports.page import page
 _MAX_POINTS = 8  # of a curve in a table
 
 INTRODUCTION = (
-    "Each figure of the papers with what we measured for it. Published numbers say how they were "
-    "read, ours say on which machine and at which commit. A laptop can show the shape of a rate "
-    "but not the rate; a modeled point is computed from measured ones and says so."
+    "This page has each figure of the papers with our measurements. Published numbers state how "
+    "they were read, ours state the machine and the commit. A laptop can show the shape of a rate "
+    "but not the rate. A modeled point is computed from measured ones and marked."
 )
 
 _STYLE = """
@@ -59,7 +59,7 @@ def counts(figures: Sequence[Figure], records: Sequence[Record]) -> str:
     """Return how many figures have each outcome."""
     found = Counter(verdict(figure, records).outcome for figure in figures)
     parts = [f"{found[outcome]} {outcome.value}" for outcome in Outcome if found[outcome]]
-    return f"Of {len(figures)}: {', '.join(parts)}."
+    return f"{len(figures)} figures: {', '.join(parts)}."
 
 
 def _badge(outcome: Outcome) -> str:
@@ -96,7 +96,7 @@ def _section(figure: Figure, records: Sequence[Record]) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as HTML, with what stands in backticks as code."""
+    """Return a text as HTML, with text in backticks as code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 

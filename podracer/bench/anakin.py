@@ -62,19 +62,19 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
     A repetition makes `calls` calls, each on the state of the previous one. `state` is donated. The
     first call of all is not part of any repetition.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     compiled = program.lower(state).compile()  # type: ignore[attr-defined]
-    compile_seconds = time.perf_counter() - began
+    compile_seconds = time.perf_counter() - start
     analysis = compiled.memory_analysis()
     state = jax.block_until_ready(compiled(state))
 
     def lap() -> Timing:
         nonlocal state
-        began, used = time.perf_counter(), time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(calls):
             # With more than two programs in flight virtual CPU devices can run out of threads.
             state = jax.block_until_ready(compiled(state))
-        return Timing(time.perf_counter() - began, time.process_time() - used)
+        return Timing(time.perf_counter() - start, time.process_time() - cpu_start)
 
     memory = {
         "state_bytes": analysis.argument_size_in_bytes,
@@ -86,7 +86,7 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
 def training(
     agent: Blueprint, env: Environment, config: AnakinConfig, mesh: Mesh
 ) -> tuple[Program, tuple[TrainState, jax.Array]]:
-    """Return one chunk of the whole program, and its state: that of the run, and the request."""
+    """Return one chunk of the whole program, and its state: the run's state and the request."""
     chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     request = request_array(mesh, Request.NONE, config.updates_per_chunk)
@@ -158,26 +158,10 @@ def measure(program: Program, state: PyTree, steps: int, repetitions: int) -> di
 
 def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[str, Any]:
     """Measure the Catch experiment of the published notebook, and its parts."""
-    use_compilation_cache()
-    mesh = make_mesh(find_devices(devices))
-    experiment = recipes.find("catch")
-    agent, env = build(experiment)
-    assert isinstance(experiment.driver, AnakinConfig)
-    assert not isinstance(env, HostEnvironments)
-    config = dataclasses.replace(experiment.driver, num_envs=envs_per_device * mesh.size)
-    per_device = dataclasses.replace(config, num_envs=envs_per_device)
-    share = per_device.steps_per_update * per_device.updates_per_chunk
-    return {
-        "benchmark": "anakin",
-        **machine(),
-        "devices": mesh.size,
-        **dataclasses.asdict(config),
-        "environment": measure(*acting(agent, env, per_device, act=False), share, repetitions),
-        "environment_and_acting": measure(
-            *acting(agent, env, per_device, act=True), share, repetitions
-        ),
-        "training": measure(*training(agent, env, config, mesh), share * mesh.size, repetitions),
-    }
+    num_devices = len(find_devices(devices))
+    experiment = dataclasses.replace(recipes.find("catch"), devices=num_devices)
+    (figures,) = bench_recipe(experiment, [envs_per_device * num_devices], repetitions)
+    return {**figures, "benchmark": "anakin"}
 
 
 def bench_recipe(
@@ -185,8 +169,8 @@ def bench_recipe(
 ) -> Iterator[dict[str, Any]]:
     """Measure an experiment under Anakin at several numbers of environments, until memory runs out.
 
-    Yields for each the steps per second of training and of the environments alone, and the memory
-    on one device.
+    Yields for each the steps per second of training, of the environments alone and with acting, and
+    the memory on one device.
     """
     use_compilation_cache()
     mesh = make_mesh(find_devices(experiment.devices))
@@ -199,24 +183,27 @@ def bench_recipe(
         check(agent, env, config, mesh.size)
         steps = config.steps_per_update * config.updates_per_chunk
         per_device = dataclasses.replace(config, num_envs=size // mesh.size)
-        about = {"benchmark": experiment.recipe, **machine(), "agent": to_json(experiment.agent)}
-        about |= {"devices": mesh.size, **dataclasses.asdict(config)}
+        context = {"benchmark": experiment.recipe, **machine(), "agent": to_json(experiment.agent)}
+        context |= {"devices": mesh.size, **dataclasses.asdict(config)}
         try:
             speed = measure(*training(agent, env, config, mesh), steps, repetitions)
-            yield {
-                **about,
-                "state_bytes": speed["state_bytes"],
-                "temporary_bytes": speed["temporary_bytes"],
-                "environment": measure(
-                    *acting(agent, env, per_device, act=False), steps // mesh.size, repetitions
-                ),
-                "training": speed,
-            }
+            alone, with_acting = (
+                measure(*acting(agent, env, per_device, act=act), steps // mesh.size, repetitions)
+                for act in (False, True)
+            )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            yield {**about, "error": "out of memory"}
+            yield {**context, "error": "out of memory"}
             return
+        yield {
+            **context,
+            "state_bytes": speed["state_bytes"],
+            "temporary_bytes": speed["temporary_bytes"],
+            "environment": alone,
+            "environment_and_acting": with_acting,
+            "training": speed,
+        }
 
 
 def show_size(figures: dict[str, Any]) -> str:

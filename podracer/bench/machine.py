@@ -13,7 +13,7 @@ import jax
 
 
 def machine() -> dict[str, Any]:
-    """Return the context of a measurement: that of the host, and its devices."""
+    """Return the context of a measurement: the host and its devices."""
     device = jax.devices()[0]
     return {
         **host(),

@@ -23,11 +23,12 @@ from podracer import envs
 from podracer.agent import Blueprint, Context
 from podracer.agents.impala import Impala
 from podracer.bench.machine import machine
+from podracer.checks.random_play import random_actions
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
-from podracer.drivers.sebulba.actor_pool import make_actor_pool, native_threads
+from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool, native_threads
 from podracer.drivers.sebulba.config import (
     DeviceSplit,
     SebulbaConfig,
@@ -40,15 +41,7 @@ from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.types import (
-    ArraySpec,
-    Discrete,
-    EnvironmentSpec,
-    MultiDiscrete,
-    Step,
-    TimeStep,
-    Trajectory,
-)
+from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +70,9 @@ def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devi
 
 def measure_simulator(setup: Setup, seconds: float) -> float:
     """Measure the environments alone: the same threads and batches, precomputed random actions."""
-    split, config = setup.split, setup.config
-    actions = _random_actions(setup.env.spec, split.num_envs)
+    split, config, generator = setup.split, setup.config, np.random.default_rng(0)
+    draw = partial(random_actions, generator, setup.env.spec, None, split.num_envs)
+    actions = [draw() for _ in range(64)]
     errors = list[Exception]()
     steps, stop = [0] * split.threads, threading.Event()
     ready = threading.Barrier(split.threads + 1)
@@ -92,7 +86,7 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
             batch = batches[number]
             try:
                 batch.reset(0, environment_indices(split, number, 0), 0)
-                batch.step(actions[0])  # which compiles a device environment
+                batch.step(actions[0])  # compiles a device environment
                 ready.wait(300)
                 while not stop.is_set():
                     batch.step(actions[steps[number] % len(actions)])
@@ -113,32 +107,33 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
             stop.set()
             late = TimeoutError("an environment took over 300 s to reset.")
             raise (errors or [late])[0] from None
-        began = time.perf_counter()
+        start = time.perf_counter()
         stop.wait(seconds)
         stop.set()
         for thread in threads:
             thread.join(60)
         if errors:
             raise errors[0]
-        return sum(steps) * split.num_envs / (time.perf_counter() - began)
+        return sum(steps) * split.num_envs / (time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _acting(setup: Setup, config: SebulbaConfig, state: TrainState) -> Iterator[ActorPool]:
+    """Run the actors of a setup within the context."""
+    with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
+        agent, env, split = setup.agent.build(), setup.env, setup.split
+        actors = make_actor_pool(
+            agent, env, split, config, state, seed=0, supervisor=supervisor, stack=stack
+        )
+        actors.start()
+        stack.pop_all()  # from now on each thread closes its own environments
+        yield actors
 
 
 def measure_acting(setup: Setup, seconds: float) -> float:
     """Measure the actors of a run whose learner discards every trajectory."""
     config = dataclasses.replace(setup.config, policy_lag=None)
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        actors = make_actor_pool(
-            setup.agent.build(),
-            setup.env,
-            setup.split,
-            config,
-            setup.state(),
-            seed=0,
-            supervisor=supervisor,
-            exit_stack=exit_stack,
-        )
-        actors.start()
-        exit_stack.pop_all()  # from now on each thread closes its own environments
+    with _acting(setup, config, setup.state()) as actors:
 
         def windows() -> Iterator[int]:
             while True:
@@ -152,20 +147,8 @@ def measure_learning(setup: Setup, seconds: float) -> float:
     """Measure the learner alone: updates from the same rollouts, while the actors wait."""
     config, mesh = dataclasses.replace(setup.config, policy_lag=0), setup.split.mesh
     state, agent = setup.state(), place_agent(setup.agent, mesh)
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        actors = make_actor_pool(
-            setup.agent.build(),
-            setup.env,
-            setup.split,
-            config,
-            state,
-            seed=0,
-            supervisor=supervisor,
-            exit_stack=exit_stack,
-        )
-        update = make_update(mesh, setup.split.threads, config.updates_per_batch)
-        actors.start()
-        exit_stack.pop_all()
+    update = make_update(mesh, setup.split.threads, config.updates_per_batch)
+    with _acting(setup, config, state) as actors:
         rollouts = actors.collect(lambda: False) or []
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
         request = request_array(mesh, Request.NONE)
@@ -232,22 +215,10 @@ def _rate(windows: Iterator[int], seconds: float) -> float:
     """Return steps per second of a counter read window by window, without the first ones."""
     for _ in range(3):
         next(windows)
-    began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
         steps += next(windows)
-    return steps / (time.perf_counter() - began)
-
-
-def _random_actions(spec: EnvironmentSpec, num_envs: int) -> list[np.ndarray]:
-    random = np.random.default_rng(0)
-    if isinstance(spec.action, Discrete):
-        shape = (64, num_envs)
-        return list(random.integers(spec.action.num_actions, size=shape).astype(np.int32))
-    if isinstance(spec.action, MultiDiscrete):
-        shape = (64, num_envs, spec.action.size)
-        return list(random.integers(spec.action.num_actions, size=shape).astype(np.int32))
-    low, high = np.asarray(spec.action.low), np.asarray(spec.action.high)
-    return list(random.uniform(low, high, (64, num_envs, spec.action.size)).astype(np.float32))
+    return steps / (time.perf_counter() - start)
 
 
 MEASURES: dict[str, Callable[[Setup, float], float]] = {
@@ -266,23 +237,20 @@ def compare(
     """Measure parts in turn, `repetitions` times. Returns medians, and shares of each turn."""
     turns = [{name: MEASURES[name](setup, seconds) for name in parts} for _ in range(repetitions)]
 
-    def median(of: Callable[[dict[str, float]], float]) -> float:
-        return statistics.median(of(turn) for turn in turns)
+    def ratios(reference: str) -> dict[str, float]:
+        pairs = {name: reference.format(name) for name in ("acting", "training")}
+        return {
+            name: statistics.median(turn[name] / turn[base] for turn in turns)
+            for name, base in pairs.items()
+            if {name, base} <= set(parts)
+        }
 
     return {
         **dataclasses.asdict(setup.config),
         **setup.split.describe(),
-        "steps_per_second": {name: median(lambda turn, n=name: turn[n]) for name in parts},
-        "share_of_simulator": {
-            name: median(lambda turn, n=name: turn[n] / turn["simulator"])
-            for name in ("acting", "training")
-            if {name, "simulator"} <= set(parts)
-        },
-        "over_plain_loop": {
-            name: median(lambda turn, n=name: turn[n] / turn[f"plain_loop_{n}"])
-            for name in ("acting", "training")
-            if {name, f"plain_loop_{name}"} <= set(parts)
-        },
+        "steps_per_second": {n: statistics.median(turn[n] for turn in turns) for n in parts},
+        "share_of_simulator": ratios("simulator"),
+        "over_plain_loop": ratios("plain_loop_{}"),
         "repetitions": turns,
     }
 
@@ -307,8 +275,8 @@ def bench_sebulba(
     agent = Impala(network=TorsoNetwork(torso))
     setup = make_setup(agent, env, config, find_devices(devices))
     figures = compare(setup, seconds, repetitions, parts)
-    about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
-    return {**about, **machine(), **figures}
+    context = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
+    return {**context, **machine(), **figures}
 
 
 def show(environment: str, figures: dict[str, Any]) -> str:

@@ -34,11 +34,7 @@ class Trial:
 
 
 def trials(
-    agent: Any,
-    env: HostEnvironments,
-    config: SebulbaConfig,
-    devices: list[Device],
-    seconds: float,
+    agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: list[Device], seconds: float
 ) -> Iterator[Trial]:
     """Measure settings on these devices for about `seconds`, and yield each.
 

@@ -19,6 +19,7 @@ from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import is_reduction, scan_parts
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
+from podracer.io.schema import leaves_by_path
 from podracer.io.sinks import group
 from podracer.means import Mean
 from podracer.types import (
@@ -33,7 +34,7 @@ from podracer.types import (
     Trajectory,
 )
 
-_NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # of a tree that JAX takes
+_NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
 
 
 def check_fields(settings: Any) -> None:
@@ -49,10 +50,9 @@ def check_fields(settings: Any) -> None:
         )
     if jax.tree_util.all_leaves([settings]) or not dataclasses.is_dataclass(settings):
         raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(settings):
+    for path, leaf in leaves_by_path(settings).items():
         if not isinstance(leaf, _NUMBERS):
-            field = f"{name}{jax.tree_util.keystr(path)}"
-            raise ConfigError(f"{field} is a {_kind(leaf)}: declare it with podracer.static.")
+            raise ConfigError(f"{name}{path} is a {_kind(leaf)}: declare it with podracer.static.")
 
 
 def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 1) -> None:
@@ -74,11 +74,11 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     state = _trace(name, "init", lambda b, k: b.build().init(k, num_envs), blueprint, key)
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
+    for path, leaf in leaves_by_path(state.local).items():
         if not leaf.shape or not leaf.shape[0] or num_envs % leaf.shape[0]:
             raise ConfigError(
-                f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
-                f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
+                f"{name}.init: local{path} must lead with num_envs ({num_envs}) or a number that "
+                f"divides it, but its shape is {leaf.shape}."
             )
     trajectory = _check_act(blueprint, built, state, num_envs, length)
 
@@ -123,8 +123,8 @@ def _check_reduces(
         for group in (state.shared, state.local, trajectory, key)
         for _ in jax.tree.leaves(group)
     ]
-    names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(state.shared)]
-    different = [name for name, x in zip(names, _differing(jaxpr, differs), strict=True) if x]
+    are_different = _differing(jaxpr, differs)
+    different = [p for p, x in zip(leaves_by_path(state.shared), are_different, strict=True) if x]
     if different:
         raise ConfigError(
             f"{agent.name}.learn puts into shared{different[0]} what each of the "
@@ -221,7 +221,7 @@ def _act(
 ) -> tuple[Any, PyTree, Carry]:
     """Return what `act` returns, after a check of its parts."""
     method = "act" if explore else "act(explore=False)"
-    where = f"{built.name}.{method}"
+    place = f"{built.name}.{method}"
     result = _trace(
         built.name,
         method,
@@ -230,19 +230,19 @@ def _act(
         *inputs,
     )
     if not (isinstance(result, tuple) and len(result) == 3):
-        raise ConfigError(f"{where} must return the triple (actions, extras, carry).")
+        raise ConfigError(f"{place} must return the triple (actions, extras, carry).")
     action, _, new_carry = result
     struct = action_struct(built.spec)
     expected = jax.ShapeDtypeStruct((num_envs, *struct.shape), struct.dtype)
     if not isinstance(action, jax.ShapeDtypeStruct):
         raise ConfigError(
-            f"{where} must return actions {_format(expected)}, not a {_kind(action)}."
+            f"{place} must return actions {_format(expected)}, not a {_kind(action)}."
         )
     if action.shape != expected.shape or action.dtype != expected.dtype:
         raise ConfigError(
-            f"{where} must return actions {_format(expected)}, but they are {_format(action)}."
+            f"{place} must return actions {_format(expected)}, but they are {_format(action)}."
         )
-    _check_kept(where, "carry", inputs[1], new_carry)
+    _check_kept(place, "carry", inputs[1], new_carry)
     return result
 
 
@@ -258,58 +258,55 @@ def _blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:
     )
 
 
-def _check_metrics(where: str, metrics: Any) -> None:
+def _check_metrics(place: str, metrics: Any) -> None:
     """Raise `ConfigError` unless all metrics are scalar arrays with names of their own."""
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"{where} must return a dictionary of metrics, not {_kind(metrics)}.")
+        raise ConfigError(f"{place} must return a dictionary of metrics, not {_kind(metrics)}.")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise ConfigError(f"{where}: the name of a metric must be a str, not {name!r}.")
+            raise ConfigError(f"{place}: the name of a metric must be a str, not {name!r}.")
         if group(name) != "learn":
             raise ConfigError(
-                f"{where}: the metric {name!r} would be one of the run's own records, in the group "
+                f"{place}: the metric {name!r} would be one of the run's own records, in the group "
                 f"`{group(name)}`: take another name."
             )
         if not isinstance(value, jax.Array | np.generic | np.ndarray | Mean):
             kind = _kind(value)
             advice = f": write jnp.asarray({value!r})" if isinstance(value, int | float) else ""
             raise ConfigError(
-                f"{where} must return scalar metrics, but {name!r} is of type {kind}{advice}."
+                f"{place} must return scalar metrics, but {name!r} is of type {kind}{advice}."
             )
         if isinstance(value, Mean):
             value = value.total
         if value.shape:
             raise ConfigError(
-                f"{where} must return scalar metrics, but {name!r} is {_format(value)}."
+                f"{place} must return scalar metrics, but {name!r} is {_format(value)}."
             )
 
 
-def _check_rows(where: str, part: str, tree: PyTree, num_envs: int) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+def _check_rows(place: str, part: str, tree: PyTree, num_envs: int) -> None:
+    for path, leaf in leaves_by_path(tree).items():
         if leaf.shape[:1] != (num_envs,):
             raise ConfigError(
-                f"{where}: {part}{jax.tree_util.keystr(path)} must lead with num_envs "
-                f"({num_envs}), but its shape is {leaf.shape}."
+                f"{place}: {part}{path} must lead with num_envs ({num_envs}), but its shape is "
+                f"{leaf.shape}."
             )
 
 
-def _check_kept(where: str, part: str, old: PyTree, new: PyTree) -> None:
+def _check_kept(place: str, part: str, old: PyTree, new: PyTree) -> None:
     """Raise `ConfigError` unless a tree has kept its paths, shapes and dtypes."""
-    leaves, new_leaves = (
-        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}
-        for x in (old, new)
-    )
+    leaves, new_leaves = leaves_by_path(old), leaves_by_path(new)
     changes = [f"{part}{path} is missing" for path in leaves if path not in new_leaves]
     changes += [f"{part}{path} is new" for path in new_leaves if path not in leaves]
     if not changes and jax.tree.structure(old) != jax.tree.structure(new):
         changes = [f"{jax.tree.structure(old)} became {jax.tree.structure(new)}"]
     if changes:
-        raise ConfigError(f"{where} must keep the structure of its {part}: {changes[0]}.")
+        raise ConfigError(f"{place} must keep the structure of its {part}: {changes[0]}.")
     for path, leaf in leaves.items():
         new_leaf = new_leaves[path]
         if leaf.shape != new_leaf.shape or leaf.dtype != new_leaf.dtype:
             raise ConfigError(
-                f"{where} must keep {part}{path} as {_format(leaf)}, "
+                f"{place} must keep {part}{path} as {_format(leaf)}, "
                 f"but it became {_format(new_leaf)}."
             )
 
@@ -319,10 +316,9 @@ def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
 
     def checked(*args: Any) -> Any:
         result = function(*args)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        for path, leaf in leaves_by_path(result).items():
             if not isinstance(leaf, _NUMBERS):
-                part = jax.tree_util.keystr(path)
-                raise ConfigError(f"{name}.{method} returns a {_kind(leaf)} in {part}, no array.")
+                raise ConfigError(f"{name}.{method} returns a {_kind(leaf)} in {path}, no array.")
         return result
 
     with _explain(f"{name}.{method} cannot be traced"):
@@ -330,14 +326,14 @@ def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _explain(what: str) -> Iterator[None]:
+def _explain(failure: str) -> Iterator[None]:
     """Raise `ConfigError` that says what failed, and the error and line by which it did."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what}: {describe_error(error)}") from error
+        raise ConfigError(f"{failure}: {describe_error(error)}") from error
 
 
 def _kind(value: Any) -> str:

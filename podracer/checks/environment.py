@@ -14,6 +14,7 @@ import numpy as np
 from podracer.checks.errors import describe_error
 from podracer.environment import AutoReset, HostEnvironments, action_struct
 from podracer.errors import ConfigError
+from podracer.io.schema import leaves_by_path
 from podracer.ops.action_masks import action_mask
 from podracer.types import (
     ACTION_MASK,
@@ -65,9 +66,9 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     leaves = jax.tree.leaves(spec.observation)
     if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
         kinds = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, ArraySpec)})
-        found = f", not of {', '.join(kinds)}" if kinds else ""
+        leaf_kinds = f", not of {', '.join(kinds)}" if kinds else ""
         raise ConfigError(
-            f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec{found}."
+            f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec{leaf_kinds}."
         )
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
@@ -234,47 +235,41 @@ def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> N
         "last": leaf((), jnp.bool_),
     }
     for field, leaves in expected.items():
-        where = f"{method}().timestep.{field}"
-        _check_same(spec.name, where, leaves, getattr(timestep, field))
+        _check_same(spec.name, f"{method}().timestep.{field}", leaves, getattr(timestep, field))
 
 
 def _check_no_keys(name: str, state: EnvState) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    for path, leaf in leaves_by_path(state).items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ConfigError(
-                f"{name}: state{jax.tree_util.keystr(path)} is a random key; "
-                "an environment holds none and uses those passed to `reset` and `step`."
+                f"{name}: state{path} is a random key; an environment holds none and uses those "
+                "passed to `reset` and `step`."
             )
 
 
-def _check_same(name: str, where: str, expected: PyTree, got: PyTree) -> None:
-    expected_leaves, leaves = _leaves_by_path(expected), _leaves_by_path(got)
+def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
+    expected_leaves, leaves = leaves_by_path(expected), leaves_by_path(tree)
     for path, leaf in expected_leaves.items():
         if path not in leaves:
-            raise ConfigError(f"{name}: {where}{path} is missing; expected {_format(leaf)}.")
+            raise ConfigError(f"{name}: {part}{path} is missing; expected {_format(leaf)}.")
     for path, leaf in leaves.items():
         if path not in expected_leaves:
-            raise ConfigError(f"{name}: {where}{path} was not expected; got {_format(leaf)}.")
+            raise ConfigError(f"{name}: {part}{path} was not expected; got {_format(leaf)}.")
         spec = expected_leaves[path]
         if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
             raise ConfigError(
-                f"{name}: {where}{path} must be {_format(spec)}, but it is {_format(leaf)}."
+                f"{name}: {part}{path} must be {_format(spec)}, but it is {_format(leaf)}."
             )
         if getattr(leaf, "weak_type", False) != getattr(spec, "weak_type", False):
             raise ConfigError(
-                f"{name}: {where}{path} is weakly typed, a Python number somewhere: "
+                f"{name}: {part}{path} is weakly typed, a Python number somewhere: "
                 f"write jnp.asarray(x, jnp.{spec.dtype}) to make it {_format(spec)}."
             )
-    if jax.tree.structure(expected) != jax.tree.structure(got):
+    if jax.tree.structure(expected) != jax.tree.structure(tree):
         raise ConfigError(
-            f"{name}: {where} must have the structure {jax.tree.structure(expected)}, "
-            f"but it is {jax.tree.structure(got)}."
+            f"{name}: {part} must have the structure {jax.tree.structure(expected)}, "
+            f"but it is {jax.tree.structure(tree)}."
         )
-
-
-def _leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def _format(leaf: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a user's code raised while it was traced, in one line."""
+"""One line on what a user's code raised while it was traced."""
 
 from __future__ import annotations
 

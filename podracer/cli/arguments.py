@@ -7,14 +7,36 @@ import dataclasses
 import errno
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
 from podracer.cli.values import REGISTRY
+from podracer.errors import ConfigError
 
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Marker of a field of options: its value, if there is one, lies in `[low, high]`."""
+
+    low: float = 1
+    high: float = 2**31 - 1
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `ConfigError` if the value of a field, or an item of it, is outside."""
+        for number in value if isinstance(value, tuple) else (value,):
+            if not self.low <= number <= self.high:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{flag} must lie in [{self.low:,}, {self.high:,}], but it is {number}."
+                )
+
+
+Count = Annotated[int, Limits()]
+Seed = Annotated[int, Limits(0, 2**32 - 1)]
+Port = Annotated[int, Limits(0, 65_535)]
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
 Trackers = Annotated[
@@ -36,21 +58,24 @@ def parse(
     command: str,
     arguments: Sequence[str],
     default: Any = None,
-    about: str = "",
+    description: str = "",
     explain: Callable[[str], None] = lambda flag: None,
 ) -> Any:
-    """Return the dataclass `kind` made from flags; `about` is the text above its help.
+    """Return the dataclass `kind` made from flags; `description` stands above its help.
 
-    Exits with 78 if the flags do not fit, and with 0 after `--help`. `explain` may raise a better
-    error for an unknown flag, which it gets as it was written.
+    Exits with 78 if the flags do not fit, and with 0 after `--help`. Raises `ConfigError` for a
+    value outside its `Limits`. `explain` may raise a better error for an unknown flag, which it
+    gets as it was written.
     """
-    parsed, unknown = _tyro(kind, command, arguments, default=default, description=about or None)
+    text = description or None
+    parsed, unknown = _tyro(kind, command, arguments, default=default, description=text)
     if not unknown:
+        check_limits(get_type_hints(kind, include_extras=True), vars(parsed))
         return parsed
-    for text in unknown:
-        if text.startswith("--"):
-            explain(text.partition("=")[0])
-    return _tyro(kind, command, arguments, default=default, strict=True)  # which says what is not
+    for argument in unknown:
+        if argument.startswith("--"):
+            explain(argument.partition("=")[0])
+    return _tyro(kind, command, arguments, default=default, strict=True)  # refuses them
 
 
 def take_flags(
@@ -62,8 +87,8 @@ def take_flags(
     """
     kind = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
     flags = dataclasses.make_dataclass("Flags", [(name, kind, ()) for name in names])
-    values, others = _tyro(flags, command, arguments, add_help=False)
-    return {name: texts[-1] for name, texts in vars(values).items() if texts}, others
+    values, remaining = _tyro(flags, command, arguments, add_help=False)
+    return {name: texts[-1] for name, texts in vars(values).items() if texts}, remaining
 
 
 def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
@@ -108,28 +133,19 @@ def _tyro(
         sys.exit(78 if stop.code else 0)
 
 
-def read_variations(variations: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return what `--vary` gives, once or several times. Raises `ConfigError` without a value."""
-    from podracer.errors import ConfigError
-
-    if not all(values and all(values) for values in variations):
-        raise ConfigError("--vary needs a value: write it behind the flag, or leave it out.")
-    return tuple(text for values in variations for text in values)
-
-
-def require_in_range(flag: str, value: float, least: float = 1, most: float = 2**31 - 1) -> Any:
-    """Return the value of a flag. Raises `ConfigError` if it is too small or too large."""
-    from podracer.errors import ConfigError
-
-    if not least <= value <= most:
-        raise ConfigError(f"{flag} must lie in [{least:,}, {most:,}], but it is {value}.")
-    return value
+def check_limits(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value outside the `Limits` of its field's annotation."""
+    for name, value in values.items():
+        for marker in getattr(hints[name], "__metadata__", ()):
+            if isinstance(marker, Limits) and value is not None:
+                marker.check(name, value)
 
 
 @contextlib.contextmanager
 def explained_address(host: str, port: int) -> Iterator[None]:
     """Raise `ConfigError` in place of the `OSError` of a server that cannot listen there."""
-    from podracer.errors import ConfigError
+    if not host:  # it would listen at every address
+        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
 
     try:
         yield

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import tyro
 
-from podracer.cli.arguments import leading_name, parse, require_in_range, take_flags
+from podracer.cli.arguments import Count, Limits, leading_name, parse, take_flags
 from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
+from podracer.errors import ConfigError
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from podracer.bench.tune import Trial
     from podracer.config.experiment import Experiment
 
-MAX_REPETITIONS = 10_000
+Repetitions = Annotated[int, Limits(high=10_000)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +31,9 @@ class BenchOptions:
     """What to measure. `podracer bench NAME --help` shows its flags."""
     devices: int = 0
     """Number of devices to use; 0 for all."""
-    envs_per_device: int = 128
+    envs_per_device: Count = 128
     """Number of environments on each device, at least 1."""
-    repetitions: int = 5
+    repetitions: Repetitions = 5
     """Number of repetitions after compilation, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object."""
@@ -53,9 +54,9 @@ class SebulbaOptions:
     """Widths of the dense layers of the IMPALA agent, after convolutions for images."""
     devices: int = 0
     """Number of devices to use; 0 for all."""
-    seconds: float = 3.0
+    seconds: Annotated[float, Limits(0.01, 3600)] = 3.0
     """Length of each measurement, in seconds."""
-    repetitions: int = 3
+    repetitions: Repetitions = 3
     """Number of rounds of all measurements, at least 1; the median is printed."""
     parts: tuple[Part, ...] = get_args(Part)
     """What to measure; by default everything."""
@@ -67,10 +68,10 @@ class SebulbaOptions:
 class RecipeOptions:
     """Flags of `podracer bench recipe RECIPE` that are no part of the experiment."""
 
-    sizes: tuple[int, ...] = ()
+    sizes: Annotated[tuple[int, ...], Limits()] = ()
     """Numbers of environments to measure one after another, until memory is out. By default only
     the recipe's own."""
-    repetitions: int = 5
+    repetitions: Repetitions = 5
     """Number of repetitions after compilation, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object for each number of environments."""
@@ -80,7 +81,7 @@ class RecipeOptions:
 class TuneOptions:
     """Flags of `podracer tune`."""
 
-    seconds: float = 90.0
+    seconds: Annotated[float, Limits(0.1, 86_400)] = 90.0
     """Approximate length of all measurements together, in seconds."""
     json: bool = False
     """Print one JSON object for each setting."""
@@ -95,11 +96,7 @@ def bench(arguments: Sequence[str]) -> int:
         return _bench_recipe(flags)
     options = parse(BenchOptions, "bench", arguments)
     if options.name != "anakin":
-        from podracer.errors import ConfigError
-
         raise ConfigError(f"write the name first: podracer bench {options.name}.")
-    require_in_range("--envs-per-device", options.envs_per_device)
-    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     initialize_devices(Hosts(), options.devices)
     from podracer.bench.anakin import bench_anakin, show
 
@@ -113,14 +110,10 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     from podracer.drivers.sebulba import SebulbaConfig
 
     parts = {"bench": group_of(SebulbaOptions()), "sebulba": group_of(SebulbaConfig())}
-    about = "Measure simulation, inference and training of IMPALA on a host environment."
-    values = parse_parts(parts, "bench sebulba", arguments, about)
+    description = "Measure simulation, inference and training of IMPALA on a host environment."
+    values = parse_parts(parts, "bench sebulba", arguments, description)
     options, driver = SebulbaOptions(**values["bench"]), SebulbaConfig(**values["sebulba"])
-    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
-    require_in_range("--seconds", options.seconds, least=0.01, most=3600)
     if not options.parts:
-        from podracer.errors import ConfigError
-
         raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
     if options.devices <= 1:
         disable_async_dispatch()
@@ -145,13 +138,15 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
 
     recipe, flags = leading_name(arguments, "catch")
     experiment, flags = find_recipe(recipe, flags)
-    about = "Measure the speed and the memory of a recipe under Anakin."
+    description = "Measure the speed and the memory of a recipe under Anakin."
     options, experiment, _ = parse_experiment(
-        f"bench recipe {recipe}", flags, experiment.with_arch("anakin"), RecipeOptions(), {}, about
+        f"bench recipe {recipe}",
+        flags,
+        experiment.with_arch("anakin"),
+        RecipeOptions(),
+        {},
+        description,
     )
-    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
-    for num_envs in options.sizes:
-        require_in_range("--sizes", num_envs)
     initialize_devices(Hosts(), experiment.devices)
     from podracer.bench.anakin import bench_recipe, show_size
 
@@ -164,21 +159,24 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
 def tune(arguments: Sequence[str]) -> int:
     """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
     from podracer.cli.recipe_flags import find_recipe, parse_experiment
-    from podracer.errors import ConfigError
 
-    about = (
+    description = (
         "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
         "CPU is measured as one device, and as one for acting beside one for each core to learn."
     )
     recipe, flags = leading_name(arguments, "")
     if not recipe:
-        parse(TuneOptions, "tune RECIPE", flags, about=about)
+        parse(TuneOptions, "tune RECIPE", flags, description=description)
         raise ConfigError("tune needs a recipe: podracer tune RECIPE.")
-    experiment, own_flags = find_recipe(recipe, flags)
+    experiment, flags_of_settings = find_recipe(recipe, flags)
     options, experiment, _ = parse_experiment(
-        f"tune {recipe}", own_flags, experiment.with_arch("sebulba"), TuneOptions(), {}, about
+        f"tune {recipe}",
+        flags_of_settings,
+        experiment.with_arch("sebulba"),
+        TuneOptions(),
+        {},
+        description,
     )
-    require_in_range("--seconds", options.seconds, least=0.1, most=86_400)
     if experiment.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), experiment.devices)
@@ -195,8 +193,8 @@ def tune(arguments: Sequence[str]) -> int:
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
-        own = shlex.join([recipe, *take_flags(flags, "seconds", *best.settings())[1]])
-        print(f"\nFastest: podracer train {own} --arch sebulba {_flags(best)}")
+        other_arguments = shlex.join([recipe, *take_flags(flags, "seconds", *best.settings())[1]])
+        print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why
 

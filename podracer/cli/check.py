@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from podracer.errors import ConfigError
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckOptions:
@@ -34,7 +36,6 @@ def _named(name: str) -> Any:
     """Return what MODULE:NAME names, and any other name as it is."""
     from podracer.cli.recipe_flags import find_modules_here
     from podracer.envs.catalog import has_name
-    from podracer.errors import ConfigError
 
     module, _, attribute = name.partition(":")
     find_modules_here(None, name)

@@ -14,14 +14,14 @@ class Command(NamedTuple):
     module: str
     function: str
     usage: str
-    about: str
+    summary: str
 
 
 COMMANDS = {
     "train": Command("train", "train", "[RECIPE] [--flags]", "train an agent (default: catch)"),
     "sweep": Command("pods", "sweep", "[RECIPE] --vary ...", "many settings and seeds at once"),
     "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
-    "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament or sweep"),
+    "leaderboard": Command("leaderboard", "leaderboard", "DIR", "the best pods, ranked"),
     "match": Command("match", "match", "PLAYER PLAYER ...", "runs play each other in a board game"),
     "resume": Command("resume", "resume", "RUN", "continue a run exactly, to its configured end"),
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),

@@ -12,7 +12,6 @@ from podracer.cli.arguments import Arch
 from podracer.cli.bench import RecipeOptions, SebulbaOptions
 from podracer.cli.commands import COMMANDS
 from podracer.cli.flags import Field, fields_of, flag_names
-from podracer.config.serialization import FREE_ON_RESUME
 from podracer.config.torso import TorsoKind, torso_kind
 from podracer.devices.startup import Hosts
 from podracer.drivers.sebulba import SebulbaConfig
@@ -20,6 +19,7 @@ from podracer.drivers.selection import RULES
 from podracer.envs.catalog import ENVIRONMENTS
 from podracer.errors import ConfigError
 from podracer.io.entry_points import installed
+from podracer.run.resume import FREE_ON_RESUME
 from podracer.tournament.config import Tournament
 from podracer.tournament.selection import SELECTION_RULES
 
@@ -69,8 +69,8 @@ def flags_of_recipes() -> Words:
     table = {}
     for name in sorted(recipes.RECIPES):
         experiment = recipes.find(name)
-        own = (*recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
-        table[name] = [*_flags(experiment), *map(_flag, own)]
+        names = (*recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
+        table[name] = [*_flags(experiment), *map(_flag, names)]
     return table
 
 
@@ -109,40 +109,35 @@ def _flag(name: str) -> str:
 
 
 def _bash() -> str:
-    def cases(table: dict[str, list[str]]) -> str:
-        return "\n".join(f'    {name}) echo "{" ".join(row)}" ;;' for name, row in table.items())
-
-    return f"""_podracer_names() {{
-  case "$1" in
-{cases(names_after())}
-  esac
-}}
-_podracer_command_flags() {{
-  case "$1" in
-{cases(flags_of_commands())}
-  esac
-}}
-_podracer_recipe_flags() {{
-  case "$1" in
-{cases(flags_of_recipes())}
-  esac
-}}
-_podracer_values() {{
-  case "$1" in
-{cases(values_of_flags())}
+    tables = {
+        "names": names_after(),
+        "flags": flags_of_commands(),
+        "flags_of_recipe": flags_of_recipes(),
+        "values": values_of_flags(),
+    }
+    cases = "\n".join(
+        f'    "{title} {name}") echo "{" ".join(row)}" ;;'
+        for title, table in tables.items()
+        for name, row in table.items()
+    )
+    commands = [*COMMANDS, *installed("commands"), "--help", "--version", "--completion"]
+    return f"""_podracer_words() {{
+  case "$1 $2" in
+{cases}
   esac
 }}
 _podracer() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
   if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{" ".join([*COMMANDS, *installed("commands"), "--help", "--version", "--completion"])}"
+    words="{" ".join(commands)}"
   elif [ "${{current#-}}" = "$current" ]; then
-    words="$(_podracer_values "${{COMP_WORDS[COMP_CWORD-1]}}")"
-    words="${{words:-$(_podracer_names "$command")}}"
+    words="$(_podracer_words values "${{COMP_WORDS[COMP_CWORD-1]}}")"
+    words="${{words:-$(_podracer_words names "$command")}}"
   else
-    words="$(_podracer_command_flags "$command")"
+    words="$(_podracer_words flags "$command")"
     case "$command" in
-      train|sweep|plan) words="$words $(_podracer_recipe_flags "${{COMP_WORDS[2]}}")" ;;
+      train|sweep|plan)
+        words="$words $(_podracer_words flags_of_recipe "${{COMP_WORDS[2]}}")" ;;
     esac
   fi
   COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -155,15 +150,11 @@ def _zsh() -> str:
 
 
 def _fish() -> str:
-    commands = [*COMMANDS, *installed("commands")]
-    lines = [f"complete -c podracer -n __fish_use_subcommand -a {name}" for name in commands]
-    for command, names in names_after().items():
-        condition = f"__fish_seen_subcommand_from {command}"
-        lines.append(f"complete -c podracer -n '{condition}' -a '{' '.join(names)}'")
-    for table in (flags_of_commands(), flags_of_recipes()):
-        for name, row in table.items():
-            condition = f"__fish_seen_subcommand_from {name}"
-            lines += [f"complete -c podracer -n '{condition}' -l {flag[2:]}" for flag in row]
+    lines = ["", *(f"-n __fish_use_subcommand -a {x}" for x in (*COMMANDS, *installed("commands")))]
+    for name, words in names_after().items():
+        lines.append(f"-n '__fish_seen_subcommand_from {name}' -a '{' '.join(words)}'")
+    for name, flags in (flags_of_commands() | flags_of_recipes()).items():
+        lines += [f"-n '__fish_seen_subcommand_from {name}' -l {flag[2:]}" for flag in flags]
     for flag, values in values_of_flags().items():
-        lines.append(f"complete -c podracer -x -l {flag[2:]} -a '{' '.join(values)}'")
-    return "\n".join(lines)
+        lines.append(f"-x -l {flag[2:]} -a '{' '.join(values)}'")
+    return "\ncomplete -c podracer ".join(lines).strip()

@@ -52,13 +52,13 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def _attempt(name: str, check: Callable[[], None]) -> bool:
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         check()
     except Exception as error:
         print(f"  {name}: FAILED, {type(error).__name__}: {error}")
         return False
-    print(f"  {name}: works ({time.perf_counter() - began:.2f} s)")
+    print(f"  {name}: works ({time.perf_counter() - start:.2f} s)")
     return True
 
 

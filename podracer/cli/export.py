@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from podracer.cli.run_options import CheckpointOptions, PolicyName, output_file
+from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, output_file
 
 if TYPE_CHECKING:
     from podracer.export.files import Export
@@ -19,7 +18,7 @@ class ExportOptions(CheckpointOptions):
 
     format: Literal["onnx", "stablehlo", "html"] = "onnx"
     """Format: `onnx` for onnxruntime, `stablehlo` for JAX, `html` for a page that plays."""
-    out: Path | None = None
+    output: OutputFile = None
     """Path of the file. By default policy.onnx, .stablehlo or .html in the run."""
     policy: PolicyName = "greedy"
     """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
@@ -33,12 +32,12 @@ def export(options: ExportOptions) -> int:
     from podracer.export.files import SUFFIXES, export_policy
 
     suffix = SUFFIXES[options.format]
-    out = output_file(options.out, options.run / f"policy{suffix}", (suffix,))
+    path = output_file(options.output, options.run / f"policy{suffix}", (suffix,))
     use_compilation_cache()
     experiment = options.reopen()
     result = export_policy(
         options.run,
-        out,
+        path,
         format=options.format,
         sampled=options.policy == "sampled",
         recipe=experiment,
@@ -56,7 +55,7 @@ def _figures(result: Export) -> dict[str, Any]:
     return {
         "file": str(result.path),
         "bytes": result.size,
-        **result.about,
+        **result.metadata,
         **dataclasses.asdict(result.proof),
     }
 
@@ -67,8 +66,8 @@ def _table(result: Export) -> list[str]:
     rows = [
         ("file", str(result.path)),
         ("size", f"{result.size / 1000:,.0f} kB"),
-        *_arrays("input", result.about["inputs"]),
-        *_arrays("output", result.about["outputs"]),
+        *_arrays("input", result.metadata["inputs"]),
+        *_arrays("output", result.metadata["outputs"]),
         (
             "proof",
             f"{proof.observations:,} observations {origin}: {proof.different_actions} actions "

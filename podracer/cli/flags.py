@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from podracer.cli.arguments import parse
+from podracer.cli.arguments import check_limits, parse
 from podracer.errors import ConfigError
-from podracer.fields import NO_FLAG, Flag
+from podracer.fields import NO_FLAG
 from podracer.io.names import OTHER_NAMES
 from podracer.schedules import Linear
 
@@ -39,16 +39,16 @@ class Field(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Name of the flag: the field's, or the longer one that a marker gives."""
+        """Name of the flag: the field's, or the one that a marker gives."""
         markers = getattr(self.hint, "__metadata__", ())
-        names = [marker.name for marker in markers if isinstance(marker, Flag)]
-        return "".join(names[:1]) or self.name.strip("_").replace("_", "-")
+        names = filter(None, (getattr(marker, "name", None) for marker in markers))
+        return next(names, "") or self.name.strip("_").replace("_", "-")
 
 
 class Group(NamedTuple):
     """Fields with a title of their own in a help page."""
 
-    about: str | None
+    description: str | None
     fields: Sequence[Field]
 
 
@@ -83,7 +83,7 @@ def field_texts(kind: type) -> dict[str, str]:
     texts = {}
     for base in reversed(kind.__mro__):
         body: list[ast.stmt] = []
-        with contextlib.suppress(OSError, TypeError, SyntaxError):  # of a class without a file
+        with contextlib.suppress(OSError, TypeError, SyntaxError):  # a class without a file
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
             body = definition.body if isinstance(definition, ast.ClassDef) else []
         for field, text in itertools.pairwise(body):
@@ -98,8 +98,8 @@ def field_texts(kind: type) -> dict[str, str]:
 def flag_names(fields: Sequence[Field], path: Path = ()) -> dict[Path, str]:
     """Return the name of each flag, without hyphens in front, by the path of its field.
 
-    A flag is named as its field. Where two parts have flags of the same name, those of the second
-    one begin with the part's: `rnd-network.hidden`.
+    A flag is named as its field. Where two parts have flags of the same name, the second part's
+    begin with its name: `rnd-network.hidden`.
     """
     names = {(*path, field.name): field.flag for field in fields if not field.is_part}
     for part in fields:
@@ -112,7 +112,7 @@ def flag_names(fields: Sequence[Field], path: Path = ()) -> dict[Path, str]:
 
 
 def names_of_command(groups: Mapping[str, Group]) -> dict[Path, str]:
-    """Return the names of all flags of a command; those of an agent yield to the others."""
+    """Return the names of all flags of a command; an agent's yield to the others."""
     names: dict[Path, str] = {}
     for title in sorted(groups, key="agent".__eq__):
         for path, name in flag_names(groups[title].fields, (title,)).items():
@@ -124,7 +124,7 @@ def parse_parts(
     groups: Mapping[str, Group],
     command: str,
     arguments: Sequence[str],
-    about: str = "",
+    description: str = "",
     explain: Callable[[str], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Parse the flags of several groups at once.
@@ -137,8 +137,11 @@ def parse_parts(
         explain = partial(_explain, command, names=names, has_agent="agent" in groups)
     blanks = {title: _blank(group, (title,), names) for title, group in groups.items()}
     default = _dataclass("Command", "", {title: (type(x), x) for title, x in blanks.items()})
-    parsed = parse(type(default), command, arguments, default, about, explain)
-    return {title: _values(group.fields, getattr(parsed, title)) for title, group in groups.items()}
+    parsed = parse(type(default), command, arguments, default, description, explain)
+    values = {title: _values(x.fields, getattr(parsed, title)) for title, x in groups.items()}
+    for title, group in groups.items():
+        check_limits({field.name: field.hint for field in group.fields}, values[title])
+    return values
 
 
 def _blank(group: Group, path: Path, names: Mapping[Path, str]) -> Any:
@@ -154,7 +157,7 @@ def _blank(group: Group, path: Path, names: Mapping[Path, str]) -> Any:
             value = field.value
             hint = Annotated[field.hint, tyro.conf.arg(name=name, help=field.text)]
         items[field.name] = (hint, value)
-    return _dataclass("Blank", group.about, items)
+    return _dataclass("Blank", group.description, items)
 
 
 def _dataclass(name: str, doc: str | None, items: Mapping[str, tuple[Any, Any]]) -> Any:

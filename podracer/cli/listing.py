@@ -23,7 +23,7 @@ _OTHER_NAMES = {
 class ListOptions:
     """Flags of `podracer list`."""
 
-    what: Annotated[Literal["all", "agents", "environments", "recipes"], tyro.conf.Positional] = (
+    kind: Annotated[Literal["all", "agents", "environments", "recipes"], tyro.conf.Positional] = (
         "all"
     )
     """What to list."""
@@ -31,28 +31,28 @@ class ListOptions:
 
 def list_names(arguments: Sequence[str]) -> int:
     """Run `podracer list`: print the agents, environments and recipes."""
-    about = "List the agents, environments and recipes that have a name."
+    description = "List the agents, environments and recipes that have a name."
     names = [_OTHER_NAMES.get(argument, argument) for argument in arguments]
-    what = parse(ListOptions, "list", names, about=about).what
+    kind = parse(ListOptions, "list", names, description=description).kind
     from podracer import envs, recipes
     from podracer.agents import AGENTS
     from podracer.io.entry_points import installed, summary
 
     tables = {
-        "agents": [(kind.__name__, _summary(kind)) for kind in AGENTS.values()],
+        "agents": [(agent.__name__, _summary(agent)) for agent in AGENTS.values()],
         "environments": [
-            (name, about if status == "installed" else f"{about} [{status}]")
-            for name, about, status in envs.names()
+            (name, description if status == "installed" else f"{description} [{status}]")
+            for name, description, status in envs.names()
         ],
         "recipes": [
             *((name, _summary(recipe)) for name, recipe in recipes.RECIPES.items()),
             *((name, summary(entry)) for name, entry in installed("recipes").items()),
         ],
     }
-    for title in tables if what == "all" else (what,):
+    for title in tables if kind == "all" else (kind,):
         print(f"{title}:")
-        for name, about in sorted(tables[title]):
-            print(f"  {name:24} {about}")
+        for name, description in sorted(tables[title]):
+            print(f"  {name:24} {description}")
     return 0
 
 

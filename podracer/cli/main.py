@@ -29,7 +29,7 @@ def usage() -> str:
     """Return the help page of `podracer` itself."""
     lines = ["podracer: scalable reinforcement learning on accelerators", ""]
     for name, command in COMMANDS.items():
-        lines.append(f"  {f'podracer {name} {command.usage}':36} {command.about}")
+        lines.append(f"  {f'podracer {name} {command.usage}':36} {command.summary}")
     for name, entry in installed("commands").items():
         lines.append(f"  {f'podracer {name} ...':36} {summary(entry)}")
     lines += [
@@ -43,8 +43,9 @@ def usage() -> str:
 
 def version() -> str:
     """Return one line with the versions of podracer, Python and JAX; JAX is not imported."""
-    own, jax = (importlib.metadata.version(package) for package in ("podracer", "jax"))
-    return f"podracer {own} (Python {platform.python_version()}, JAX {jax})"
+    versions = {name: importlib.metadata.version(name) for name in ("podracer", "jax")}
+    python = platform.python_version()
+    return f"podracer {versions['podracer']} (Python {python}, JAX {versions['jax']})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print_stderr("stopped by Ctrl-C.")
         code = STOPPED
-    except SystemExit as error:  # of the parser of flags
+    except SystemExit as error:  # raised by the parser of flags
         code = error.code or 0
-        if not isinstance(code, int):  # of a module of the user
+        if not isinstance(code, int):  # a module of the user raised it
             print_stderr(str(code))
             code = 70
     except Exception as error:
@@ -100,7 +101,7 @@ def _is_of_output(error: Exception) -> bool:
     if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, errno.EIO):
         return False
     poll = select.poll()
-    poll.register(_STDOUT, 0)  # which reports a hangup without being asked to
+    poll.register(_STDOUT, 0)  # a hangup is reported without being asked for
     return bool(poll.poll(0))
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import require_in_range
+from podracer.cli.arguments import Limits, Seed
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
+from podracer.errors import ConfigError
 
 if TYPE_CHECKING:
     from podracer.tournament.matches import MatchResults
@@ -25,11 +26,11 @@ class MatchOptions:
     recipe: str | None = None
     """Recipe that made the runs, if agent or network are your own."""
     checkpoint: AtCheckpoint = "newest"
-    games: int = 256
+    games: Annotated[int, Limits(high=2**20)] = 256
     """Number of games of each pair of players, at least 1; who begins is drawn for each game."""
     policy: PolicyName = "sampled"
     """Policy of the runs: `sampled`, or `greedy`, whose games repeat each other."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the games."""
     json: bool = False
     """Print one JSON object."""
@@ -38,13 +39,10 @@ class MatchOptions:
 def match(options: MatchOptions) -> int:
     """Run `podracer match`: play all pairs of players, and print ratings and results."""
     from podracer.devices.startup import use_compilation_cache
-    from podracer.errors import ConfigError
     from podracer.run.loading import load_run
     from podracer.run.opponents import find_run
     from podracer.tournament import matches
 
-    games = require_in_range("--games", options.games, most=2**20)
-    seed = require_in_range("--seed", options.seed, 0, 2**32 - 1)
     if len(options.players) < 2:
         raise ConfigError("a match needs two players or more.")
     use_compilation_cache()
@@ -70,7 +68,9 @@ def match(options: MatchOptions) -> int:
         players.append(player)
     if not environments:
         raise ConfigError("a match needs at least one run, which knows the game.")
-    table = matches.play_matches(matches.common_game(environments), players, games, seed)
+    table = matches.play_matches(
+        matches.common_game(environments), players, options.games, options.seed
+    )
     if options.json:
         print(json.dumps(_figures(table)))
     else:

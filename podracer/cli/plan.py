@@ -6,34 +6,38 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from podracer.cli.arguments import Arch, require_in_range
+from podracer.cli.arguments import Arch, Limits
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
+from podracer.errors import ConfigError
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
+
+
+Quantity = Annotated[float | None, Limits(0, 1e18)]
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
     """Flags of `podracer plan` that are no part of the experiment."""
 
-    hosts: int = 1
+    hosts: Annotated[int, Limits(high=65_536)] = 1
     """Number of hosts, at least 1. `--devices` is the number of devices of all of them; by default
     as many as such a host has."""
     device: str = "here"
     """Name of a device, such as h200, a100 or v3-8; `here` is this machine."""
-    device_bytes: float | None = None
+    device_bytes: Quantity = None
     """Memory of each device that a program may use, in bytes, for one that `--device` does not
     know."""
-    measure: float = 5.0
-    """Time for measurements on this machine, in seconds besides compilation; 0 measures nothing."""
-    steps_per_second: float | None = None
+    measure: Annotated[float, Limits(0, 3600)] = 5.0
+    """Time for a measurement on this machine, in seconds after compilation; 0 measures nothing."""
+    steps_per_second: Quantity = None
     """Speed of this run that was recorded on such a machine, in steps a second; it takes the place
     of measurements."""
-    price: float | None = None
+    price: Quantity = None
     """Price of a host for an hour, in dollars."""
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments."""
@@ -55,18 +59,11 @@ def plan(arguments: Sequence[str]) -> int:
         "Say what a run needs before a machine is rented: memory and whether it fits; speed and "
         "hours as measured here or recorded; the price, if that of an hour is given.",
     )
-    require_in_range("--hosts", options.hosts, most=65_536)
-    require_in_range("--measure", options.measure, least=0, most=3600)
-    for name in ("device_bytes", "steps_per_second", "price"):
-        if (value := getattr(options, name)) is not None:
-            require_in_range(f"--{name.replace('_', '-')}", value, least=0, most=1e18)
     return _plan(experiment, options)
 
 
 def _plan(experiment: Experiment, options: PlanOptions) -> int:
-    from podracer.errors import ConfigError
     from podracer.plan.devices import device_of, find_device, machine_here, machine_of
-    from podracer.plan.plan import show
 
     experiment.check()
     if experiment.pods:
@@ -79,7 +76,7 @@ def _plan(experiment: Experiment, options: PlanOptions) -> int:
         disable_async_dispatch()
     initialize_devices(Hosts(), local)
     from podracer.devices.startup import use_compilation_cache
-    from podracer.plan.make import make_plan
+    from podracer.plan.plan import make_plan, show
 
     use_compilation_cache()
     size = (options.hosts, experiment.devices)

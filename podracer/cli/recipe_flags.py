@@ -56,14 +56,14 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     environment = take_flags(flags, "environment")[0].get("environment")
     for recipe in (name, own_recipe(name, flags)):
         find_modules_here(recipe, environment)
-    options, others = take_flags(flags, *recipes.options_of(name))
+    options, remaining = take_flags(flags, *recipes.options_of(name))
     experiment = recipes.find(name, **options)
     if "environment" not in options and environment is not None:
         experiment = experiment.with_environment(environment)
-    torso = take_flags(others, "torso")[0].get("torso")
+    torso = take_flags(remaining, "torso")[0].get("torso")
     if torso in get_args(TorsoKind) and torso_kind(experiment):
         experiment = with_torso(experiment, cast(TorsoKind, torso))
-    return experiment, others
+    return experiment, remaining
 
 
 def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
@@ -94,27 +94,27 @@ def parse_experiment(
     experiment: Experiment,
     options: Any,
     extra: Mapping[str, Any] | None = None,
-    about: str = "",
+    description: str = "",
 ) -> tuple[Any, Experiment, dict[str, Any]]:
     """Parse the flags of a command that trains: its own `options` and those of an experiment.
 
-    The help page has a group for the run, one for the agent and for each of its parts, one for
-    the driver, named by its architecture, and one for each value of `extra`. Returns `options`,
-    `experiment` and `extra` with the values of the flags.
+    The help page has a group for the run, one for the agent and for each of its parts, one for the
+    driver, and one for each value of `extra`. The driver's is named by its architecture. Returns
+    `options`, `experiment` and `extra` with the values of the flags.
     """
     parts = {"agent": experiment.agent, experiment.arch: experiment.driver, **(extra or {})}
     run_group = Group("Length, place and hardware of the run.", _run_fields(options, experiment))
     groups = {"run": run_group} | {title: group_of(part) for title, part in parts.items()}
-    values = parse_parts(groups, command, arguments, about)
+    values = parse_parts(groups, command, arguments, description)
     run = values.pop("run")
-    run.pop("torso", None)  # which `find_recipe` has read
+    run.pop("torso", None)  # `find_recipe` has read it
     settings = run.pop("settings")
-    own = {field.name: run.pop(field.name) for field in dataclasses.fields(options)}
+    option_values = {field.name: run.pop(field.name) for field in dataclasses.fields(options)}
     parts = {title: dataclasses.replace(part, **values[title]) for title, part in parts.items()}
     agent, driver = parts.pop("agent"), parts.pop(experiment.arch)
     experiment = dataclasses.replace(experiment, agent=agent, driver=driver, **run)
     experiment = functools.reduce(with_setting, settings, experiment)
-    return dataclasses.replace(options, **own), experiment, parts
+    return dataclasses.replace(options, **option_values), experiment, parts
 
 
 def _run_fields(options: Any, experiment: Experiment) -> list[Field]:

@@ -13,10 +13,10 @@ from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
 from podracer.cli.running import run
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import FREE_ON_RESUME
 from podracer.devices.startup import Hosts
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
+from podracer.run.resume import FREE_ON_RESUME
 
 _NOT_GIVEN = "unchanged"
 _DEVICES = (
@@ -52,14 +52,14 @@ def resume(arguments: Sequence[str]) -> int:
     """Run `podracer resume`: continue a run, a sweep or a tournament."""
     settings = Group("Settings that may change, as they decide no update.", free_settings())
     groups = {"resume": group_of(ResumeOptions), "settings": settings, "hosts": group_of(Hosts())}
-    about = inspect.cleandoc(ResumeOptions.__doc__ or "")
-    values = parse_parts(groups, "resume", arguments, about, _refuse_other_settings)
+    description = inspect.cleandoc(ResumeOptions.__doc__ or "")
+    values = parse_parts(groups, "resume", arguments, description, _refuse_other_settings)
     options, hosts = ResumeOptions(**values["resume"]), Hosts(**values["hosts"])
     changes = {name: x for name, x in values["settings"].items() if x != _NOT_GIVEN}
     if is_tournament(options.run):
-        given = {"track": options.track, "environment": options.environment}
-        given |= {name: x for name, x in vars(hosts).items() if x != getattr(Hosts, name)}
-        if names := [*changes, *(name for name, value in given.items() if value not in (None, ()))]:
+        flags_of_runs = {"track": options.track, "environment": options.environment}
+        flags_of_runs |= {name: x for name, x in vars(hosts).items() if x != getattr(Hosts, name)}
+        if names := [*changes, *(name for name, x in flags_of_runs.items() if x not in (None, ()))]:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise ConfigError(f"a tournament goes on as it began: leave out {flags}.")
         return resume_tournament(options.run, options.recipe)

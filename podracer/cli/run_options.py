@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from podracer.cli.arguments import RunPath
+from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ AtCheckpoint = Annotated[
         "--seed tells what it is worth.",
     ),
 ]
+
+OutputFile = Annotated[Path | None, tyro.conf.arg(name="out")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,6 @@ class RunOptions:
         """
         from podracer.cli.recipe_flags import find_modules_here, find_recipe
         from podracer.config.serialization import read_config
-        from podracer.errors import ConfigError
         from podracer.run.loading import reopen
 
         directory = self.run if directory is None else directory
@@ -103,23 +105,22 @@ def best_run(tournament: Path) -> Path | None:
     return (tournament / board[0].checkpoint).parents[1] if board else None
 
 
-def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Path:
-    """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
+def output_file(named: Path | None, default: Path, suffixes: Sequence[str]) -> Path:
+    """Return the path of the file that a command writes: `named` by `--out`, or `default`.
 
     Raises `ConfigError` where no file can be written, before anything is computed for it, and
     without one of the suffixes, as a run's own files are.
     """
-    from podracer.errors import ConfigError
     from podracer.io.run_directory import check_room
 
-    path = default if out is None else out
+    path = default if named is None else named
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: name a file in it with --out.")
     if path.exists() and not path.is_file():  # such as a device, which would be replaced
         raise ConfigError(f"{path} is not a regular file: name another one with --out.")
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
-    if out is None and not path.parent.is_dir():
+    if named is None and not path.parent.is_dir():
         raise ConfigError(f"{path.parent} holds no run: there is no such directory.")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")

@@ -14,6 +14,7 @@ from podracer.devices.startup import (
     initialize_devices,
     warn_if_alone,
 )
+from podracer.errors import PodracerError
 from podracer.io.text import redact_settings
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ def _reason(experiment: Experiment, result: Result) -> str:
 
 def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
     from podracer.envs.catalog import imported_module
-    from podracer.errors import PodracerError
     from podracer.reports.console import summarize
     from podracer.reports.recording import is_drawable
     from podracer.run.setup import build

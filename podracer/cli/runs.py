@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import RunPath, require_in_range
-from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
+from podracer.cli.arguments import Count, Limits, RunPath
+from podracer.cli.run_options import (
+    AtCheckpoint,
+    CheckpointOptions,
+    OutputFile,
+    PolicyName,
+    output_file,
+)
+from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -28,10 +35,10 @@ class EpisodeOptions(CheckpointOptions):
     """Flags of the commands that run episodes: who acts in them, and which they are."""
 
     policy: PolicyName | None = None
-    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
+    """Policy that acts: `greedy` or `sampled`. By default the policy of the run's evaluations."""
     epsilon: float | None = None
-    """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
-    seed: int | None = None
+    """Probability, in [0, 1], of a random action. By default as in the run's evaluations."""
+    seed: Annotated[int | None, Limits(0, 2**32 - 1)] = None
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
     this checkpoint."""
 
@@ -43,15 +50,10 @@ class EpisodeOptions(CheckpointOptions):
             "epsilon": epsilon if self.epsilon is None else self.epsilon,
         }
 
-    def check_seed(self) -> None:
-        """Raise `ConfigError` if the seed is out of range."""
-        if self.seed is not None:
-            require_in_range("--seed", self.seed, 0, 2**32 - 1)
-
     def key_and_update(
         self, experiment: Experiment, state: TrainState
     ) -> tuple[jax.Array, int | jax.Array]:
-        """Return what determines the episodes: those of the seed, or of the run's evaluation."""
+        """Return what determines the episodes: the seed, or the run's evaluation."""
         import jax
 
         if self.seed is not None:
@@ -63,7 +65,7 @@ class EpisodeOptions(CheckpointOptions):
 class EvalOptions(EpisodeOptions):
     """Evaluate a run at a checkpoint."""
 
-    episodes: int = 100
+    episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""
     json: bool = False
     """Print one JSON object."""
@@ -73,12 +75,10 @@ def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
     from podracer.agent import policy_params
     from podracer.devices.startup import use_compilation_cache
-    from podracer.evaluate import MAX_EPISODES, make_evaluator
+    from podracer.evaluate import make_evaluator
 
     use_compilation_cache()
     experiment = options.reopen()
-    require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
-    options.check_seed()
     run = options.load(experiment)
     acting = options.acting(experiment)
     evaluator = make_evaluator(run.agent, run.env, options.episodes, **acting)
@@ -116,13 +116,13 @@ def evaluate(options: EvalOptions) -> int:
 class PlayOptions(EpisodeOptions):
     """Film a run at a checkpoint."""
 
-    out: Path | None = None
+    output: OutputFile = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
-    episodes: int = 3
+    episodes: Count = 3
     """Number of episodes to show; at least 1."""
-    max_steps: int = 500
+    max_steps: Annotated[int, Limits(high=100_000)] = 500
     """Largest number of environment steps to show, from 1 to 100,000."""
-    fps: int = 0
+    fps: Annotated[int, Limits(0, 1000)] = 0
     """Frames per second of the film, up to 1,000; 0 chooses by its length."""
 
 
@@ -136,11 +136,7 @@ def play(options: PlayOptions) -> int:
 
     use_compilation_cache()
     experiment = options.reopen()
-    out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
-    require_in_range("--fps", options.fps, 0, 1000)
-    require_in_range("--episodes", options.episodes)
-    require_in_range("--max-steps", options.max_steps, most=100_000)
-    options.check_seed()
+    path = output_file(options.output, options.run / "play.gif", (".gif", ".mp4"))
     run = options.load(experiment)
     acting = options.acting(experiment)
     frames, returns = record_frames(
@@ -152,10 +148,10 @@ def play(options: PlayOptions) -> int:
         episodes=options.episodes,
         max_steps=options.max_steps,
     )
-    write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
+    write_video(frames, path, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
     of_pod = "" if run.pod is None else f" of pod {run.pod}"
-    print(f"{out}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
+    print(f"{path}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
     return 0
 
 
@@ -165,7 +161,7 @@ class ReportOptions:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Directories of one or more runs, or of one tournament."""
-    out: Path | None = None
+    output: OutputFile = None
     """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
     the folder that they share."""
 
@@ -180,7 +176,6 @@ def default_page(runs: Sequence[Path]) -> Path:
 
 def report(options: ReportOptions) -> int:
     """Run `podracer report`: write an HTML page about runs or a tournament."""
-    from podracer.errors import ConfigError
     from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
 
@@ -189,15 +184,15 @@ def report(options: ReportOptions) -> int:
     for run in options.runs:
         if not is_tournament(run):
             check_is_run(run)
-    out = output_file(options.out, default_page(options.runs), (".html", ".htm"))
+    path = output_file(options.output, default_page(options.runs), (".html", ".htm"))
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
         if len(options.runs) > 1:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
-        print(write_tournament_report(tournaments[0], out))
+        print(write_tournament_report(tournaments[0], path))
         return 0
-    print(write_report(options.runs, out))
+    print(write_report(options.runs, path))
     return 0
 
 
@@ -227,21 +222,20 @@ def fingerprint(options: FingerprintOptions) -> int:
 class RuleOptions(CheckpointOptions):
     """Write the update rule that a run learned to a file."""
 
-    out: Path | None = None
+    output: OutputFile = None
     """Path of the file. By default rule.npz in the run."""
 
 
 def rule(options: RuleOptions) -> int:
     """Run `podracer rule`: write the update rule of a checkpoint to a file."""
-    from podracer.errors import ConfigError
     from podracer.io.run_directory import write_bytes
 
     experiment = options.reopen()
     run = options.load(experiment)
     if (learned := run.agent.rule) is None:
         raise ConfigError(f"{options.run} learned no update rule: its agent is {run.agent.name}.")
-    out = output_file(options.out, options.run / "rule.npz", (".npz",))
-    about = {"environment": run.env.spec.name, "updates": int(run.state.update)}
-    write_bytes(out, learned.export(run.state.learner, about))
-    print(f"{out}  use it: podracer train catch --update-rule {out}")
+    path = output_file(options.output, options.run / "rule.npz", (".npz",))
+    origin = {"environment": run.env.spec.name, "updates": int(run.state.update)}
+    write_bytes(path, learned.export(run.state.learner, origin))
+    print(f"{path}  use it: podracer train catch --update-rule {path}")
     return 0

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
-from podracer.cli.arguments import RunPath, explained_address, require_in_range
+from podracer.cli.arguments import Port, RunPath, explained_address
 from podracer.cli.run_options import CheckpointOptions, PolicyName
+from podracer.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class ServeOptions(CheckpointOptions):
     also after it was replaced."""
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen at, up to 65,535; 0 takes any that is free."""
     host: str = "127.0.0.1"
     """Address to listen at. By default only programs of this machine can ask; at 0.0.0.0 everybody
@@ -28,11 +29,7 @@ class ServeOptions(CheckpointOptions):
 
 def serve(options: ServeOptions) -> int:
     """Run `podracer serve`: answer observations with actions until Ctrl-C."""
-    from podracer.errors import ConfigError
 
-    if not options.host:  # which would listen at every address
-        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
-    port = require_in_range("--port", options.port, 0, 65_535)
     try:
         from podracer.serve import server
     except ImportError as error:
@@ -48,8 +45,8 @@ def serve(options: ServeOptions) -> int:
         return load_model(directory, experiment, options.policy, options.checkpoint, options.pod)
 
     use_compilation_cache()
-    with explained_address(options.host, port):
-        listener = server.listen(options.host, port)
+    with explained_address(options.host, options.port):
+        listener = server.listen(options.host, options.port)
     with listener, contextlib.suppress(KeyboardInterrupt):
         service = Service(options.run, load)
         address = url_of(options.host, listener.getsockname()[1])

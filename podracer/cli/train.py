@@ -38,16 +38,16 @@ class TrainOptions:
 def train(arguments: Sequence[str]) -> int:
     """Run `podracer train`: train an agent."""
     recipe, experiment, flags = find_experiment(arguments)
-    about = "Train an agent. `podracer list recipes` names the recipes."
+    description = "Train an agent. `podracer list recipes` names the recipes."
     if names := [f"--{name.replace('_', '-')}" for name in options_of(recipe)]:
-        about += f" Flags of {recipe} itself: {', '.join(names)}."
+        description += f" Flags of {recipe} itself: {', '.join(names)}."
     options, experiment, extra = parse_experiment(
         f"train {recipe}",
         flags,
         experiment,
         TrainOptions(arch=experiment.arch),
         {"hosts": Hosts()},
-        about,
+        description,
     )
     return run(
         experiment,

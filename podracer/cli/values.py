@@ -1,16 +1,20 @@
-"""Values of flags as text: whole numbers, tuples of them, and schedules."""
+"""Values of flags as text: whole numbers, tuples of them, schedules, and what varies."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import tyro
 
+from podracer.errors import ConfigError
 from podracer.io.paths import user_path
 
 if TYPE_CHECKING:
+    from podracer.run.sweep import Space
     from podracer.schedules import Linear
 
 REGISTRY = tyro.constructors.ConstructorRegistry()
@@ -118,3 +122,44 @@ def format_schedule(schedule: float | Linear) -> str:
         return str(schedule)
     text = f"{schedule.start:g}:{schedule.end:g}"
     return text if schedule.frames is None else f"{text}:{schedule.frames:g}"
+
+
+def read_spaces(variations: Sequence[Sequence[str]]) -> dict[str, Space]:
+    """Return the values or the range of each hyperparameter that `--vary` names.
+
+    It is given once or several times. Raises `ConfigError` for what cannot be read.
+    """
+    if not all(texts and all(texts) for texts in variations):
+        raise ConfigError("--vary needs a value: write it behind the flag, or leave it out.")
+    spaces: dict[str, Space] = {}
+    for text in (text for texts in variations for text in texts):
+        name = text.partition("=")[0].replace("-", "_")
+        if name in spaces:
+            raise ConfigError("--vary names a hyperparameter twice: give each its values once.")
+        spaces[name] = _read_space(name, text)
+    return spaces
+
+
+def _read_space(name: str, text: str) -> Space:
+    """Return the space of `NAME=VALUE,VALUE` or `NAME=LOW:HIGH`."""
+    from podracer.drivers.selection import Range
+
+    values = text.partition("=")[2]
+    if values.count(":") > 1:
+        raise ConfigError(
+            f"--vary {text!r} cannot be read: of a schedule only the start varies, as in "
+            f"{name}=1e-4,3e-4."
+        )
+    try:
+        if ":" in values:
+            return Range(name, *map(float, values.split(":")))
+        numbers = tuple(float(value) for value in values.split(","))
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+    except (ValueError, ConfigError):
+        raise ConfigError(
+            f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
+        ) from None
+    if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
+        raise ConfigError(f"--vary {text!r} names a value twice: give each value once.")
+    return numbers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from podracer.cli.arguments import RunPath, explained_address, require_in_range
+from podracer.cli.arguments import Port, RunPath, explained_address
+from podracer.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +15,7 @@ class WatchOptions:
 
     directory: RunPath
     """Directory of a run, a sweep or a tournament, or one that holds runs, even future ones."""
-    port: int = 7007
+    port: Port = 7007
     """Port of the page, up to 65,535; 0 takes any that is free."""
     host: str = "127.0.0.1"
     """Address to listen at. By default only this machine can open the page; at 0.0.0.0 everybody
@@ -23,18 +24,14 @@ class WatchOptions:
 
 def watch(options: WatchOptions) -> int:
     """Run `podracer watch`: serve a live page until Ctrl-C."""
-    from podracer.errors import ConfigError
 
-    if not options.host:  # which would listen at every address
-        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
-    port = require_in_range("--port", options.port, 0, 65_535)
     if not options.directory.is_dir():
         raise ConfigError(f"there is no directory {options.directory}.")
     from podracer.reports.watch.server import LiveServer
     from podracer.reports.watch.watcher import Watcher
 
-    with explained_address(options.host, port):
-        server = LiveServer(Watcher(options.directory), options.host, port)
+    with explained_address(options.host, options.port):
+        server = LiveServer(Watcher(options.directory), options.host, options.port)
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"{server.address}  Ctrl-C ends it", flush=True)
         server.serve_forever()

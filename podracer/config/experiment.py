@@ -22,10 +22,10 @@ from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.fields import NO_FLAG, bounded, check_ranges
 from podracer.io.names import OTHER_NAMES, nearest
 
-_MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
+_MAX_STEPS = 2**31 - 1  # an update counts them in an int32
 # Half of what an uint32 counts, since every second step may only reset an environment.
-_MAX_UPDATES = 2**31 - 1  # of a run
-_MAX_STEPS_OF_ONE = 2**31 - 1  # of an environment
+_MAX_UPDATES = 2**31 - 1
+_MAX_STEPS_OF_ONE = 2**31 - 1  # environment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class Experiment:
     fixed_evaluation: bool = False
     """Whether all evaluations play the same episodes; otherwise each plays new ones."""
     target_return: float | None = bounded(None, low=-math.inf)
-    """Mean return of an evaluation at which the run stops early; that of a recipe is for its own
-    environment alone."""
+    """Mean return of an evaluation at which the run stops early; a recipe's own counts
+    in its environment alone."""
     max_seconds: float | None = bounded(None, low=0.001)
     """Time limit in seconds; the run stops at the end of the chunk, under Sebulba of the update, in
     which it is reached."""
@@ -74,8 +74,8 @@ class Experiment:
     """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
     may add; 0 saves after every chunk."""
     keep_best: bool = True
-    """Whether to save at each evaluation with a higher mean return than all before, and to keep the
-    checkpoint of the best one, of equal ones the newest that is saved, besides the newest ones."""
+    """Whether to save at each evaluation with a higher mean return than all before. The checkpoint
+    of the best one is then kept besides the newest ones; of equal ones it is the newest."""
     stall_seconds: float = bounded(1800.0, low=0.001)
     """Time in seconds after which a chunk, an evaluation or a save that has not finished ends the
     run (exit code 76)."""
@@ -127,7 +127,7 @@ class Experiment:
 
     @property
     def num_steps(self) -> int:
-        """Number of environment steps in `num_updates`, those of one pod of a population.
+        """Number of environment steps in `num_updates`, in a population of one pod.
 
         Schedules over the whole run last for as many frames.
         """
@@ -136,7 +136,7 @@ class Experiment:
     def expected_updates(self, updates: int, frames: int) -> int:
         """Return the number of updates in the whole run, if all are as the first ones.
 
-        The first `updates` had this many frames, those of all pods.
+        The first `updates` had this many frames, counted over all pods.
         """
         frames //= max(1, len(self.pods))
         if not frames:
@@ -147,7 +147,7 @@ class Experiment:
     def evaluation_updates(self) -> frozenset[int]:
         """Numbers of updates after which to evaluate: ends of chunks, evenly spread, and the end.
 
-        They are those of a run where every step is a frame; see `evaluation_frames`.
+        They are exact where every step is a frame; see `evaluation_frames`.
         """
         chunk, last = self.run_driver.updates_per_chunk, self.num_updates
         chunks = math.ceil(last / chunk)
@@ -200,21 +200,21 @@ class Experiment:
                     self.of_pod(Pod(0, (Hyperparameter(bound.name, value),))).check()
 
 
-def _replace_fields(config: Any, values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Any:
+def _replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
     names, changes = [field.name for field in dataclasses.fields(config)], {}
     for name, value in values.items():
         if name not in names:
             kind = type(config).__name__
             paths = (_path_of(x, config) for x in (name, *OTHER_NAMES.get(name, ())))
-            path = next(filter(None, paths), ())
+            place = next(filter(None, paths), ())
             remedy = nearest(name, names)
-            if len(path) > 1:
-                remedy = f"it is one of its {'.'.join(path[:-1])}: {_keyword(above + path)}."
+            if len(place) > 1:
+                remedy = f"it is one of its {'.'.join(place[:-1])}: {_keyword(path + place)}."
             raise ConfigError(f"{kind} has no field {name!r}: {remedy}")
         part = getattr(config, name)
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
         if is_part:
-            changes[name] = _replace_fields(part, value, (*above, name))
+            changes[name] = _replace_fields(part, value, (*path, name))
         else:
             changes[name] = _as_plain(value, part)
     return dataclasses.replace(config, **changes)

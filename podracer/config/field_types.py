@@ -48,7 +48,7 @@ def check_types(config: Any) -> None:
         value, hint = getattr(config, field.name), hints[field.name]
         is_plain = isinstance(value, bool | int | float | str | tuple | list | dict | None)
         is_plain |= isinstance(value, type) and field.name != "environment"
-        if field.name in ("agent", "environment") and not is_plain:  # which have their own checks
+        if field.name in ("agent", "environment") and not is_plain:  # they have their own checks
             if field.name == "agent" and dataclasses.is_dataclass(value):
                 check_types(value)
             continue
@@ -120,7 +120,7 @@ def _check_optimizer(kind: str, optimizer: Any) -> None:
         )
     params, gradient = jnp.zeros((2, 2)), jnp.ones((2, 2))
     descends = False
-    with contextlib.suppress(Exception):  # which the agent's check explains
+    with contextlib.suppress(Exception):  # the agent's check explains them
         method = optimizer.build(1.0)
         state = method.init(params)
         for _ in range(3):  # the first one may be 0, as of a learning rate that warms up

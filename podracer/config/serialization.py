@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import typing
 from collections.abc import Mapping
@@ -25,11 +24,8 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import imported_module
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io.differences import differences
-from podracer.io.edits import encode_json
 from podracer.io.reading import read_limited
-from podracer.io.seal import CONFIG, check_is_run, read_sealed_json, seal_json
-from podracer.io.text import redact_settings
+from podracer.io.seal import CONFIG, check_is_run, read_sealed_json
 from podracer.networks import Table, TorsoNetwork
 
 
@@ -86,14 +82,14 @@ def to_json(value: Any) -> Any:
     return getattr(value, "__qualname__", type(value).__name__)
 
 
-def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) -> Any:
+def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None) -> Any:
     """Return a configuration of these kinds from its JSON.
 
-    Where the JSON describes a part of `like`, that part itself is taken, so that objects that
+    Where the JSON describes a part of `original`, that part itself is taken, so that objects that
     JSON cannot hold are restored. Raises `ConfigError` that names what is unknown or missing.
     """
-    if like is not None and to_json(like) == data:
-        return like
+    if original is not None and to_json(original) == data:
+        return original
     if isinstance(data, list):
         return tuple(from_json(item, kinds) for item in data)
     if not isinstance(data, dict):
@@ -112,7 +108,7 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
             continue
         if name not in hints:
             raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
-        part = getattr(like, name, None) if type(like) is kind else None
+        part = getattr(original, name, None) if type(original) is kind else None
         values[name] = from_json(value, kinds, part)
         if name == "environment" and part is not values[name]:
             _refuse_import(values[name])
@@ -134,23 +130,6 @@ def _refuse_import(environment: Any) -> None:
         )
 
 
-# These decide when and where things happen, not what is computed, so a resumed run may change them.
-FREE_ON_RESUME = {
-    "frames",
-    "devices",
-    "evaluations",
-    "evaluation_episodes",
-    "evaluation_policy",
-    "evaluation_epsilon",
-    "fixed_evaluation",
-    "target_return",
-    "max_seconds",
-    "save_seconds",
-    "keep_best",
-    "stall_seconds",
-}
-
-
 def read_experiment(
     directory: Path,
     recipe: Experiment | None = None,
@@ -164,14 +143,6 @@ def read_experiment(
     """
     check_is_run(directory)
     return experiment_of(directory / CONFIG, recipe, environment)
-
-
-def experiment_digest(experiment: Experiment) -> str:
-    """Return the SHA-256 of what an experiment computes, which a resumed run cannot change."""
-    settings = to_json(experiment)
-    return hashlib.sha256(
-        encode_json({k: v for k, v in settings.items() if k not in FREE_ON_RESUME})
-    ).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -193,14 +164,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("experiment"), dict):
         raise ConfigError(f"{path} is not a run's configuration: it has no experiment.")
     return config
-
-
-def update_config(directory: Path, experiment: Experiment) -> None:
-    """Write the settings with which a run goes on into its `config.json`."""
-    path = directory / "config.json"
-    config, settings = read_config(path), to_json(experiment)
-    if config["experiment"] != settings:
-        seal_json(path, {**config, "experiment": settings})
 
 
 def saved_devices(directory: Path) -> int:
@@ -228,7 +191,7 @@ def experiment_of(
 ) -> Experiment:
     """Return the experiment in a file: a run's `config.json`, or a sweep's `best.json`.
 
-    The other arguments are those of `read_experiment`. Raises `ConfigError` if it cannot be read.
+    The other arguments are as in `read_experiment`. Raises `ConfigError` if it cannot be read.
     """
     kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
     try:
@@ -244,21 +207,3 @@ def experiment_of(
         experiment = dataclasses.replace(experiment, environment=environment)
     experiment.check()
     return experiment
-
-
-def check_same_experiment(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise `ConfigError` with the differences if a checkpoint is of another computation.
-
-    Secrets are no part of it, as checkpoints hold none.
-    """
-    saved, current = redact_settings(saved), redact_settings(current)
-    changed = [
-        f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(saved, current).items()
-        if name not in FREE_ON_RESUME
-    ]
-    if changed:
-        raise ConfigError(
-            f"the run was saved with another configuration: {'; '.join(changed)}. A new run can go "
-            "on from what it has learned: train with `weights=RUN`."
-        )

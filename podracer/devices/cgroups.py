@@ -46,12 +46,12 @@ def _free_of(group: Path) -> Iterator[int]:
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            most = int((group / limit).read_text())
-            if most >= _NO_LIMIT:
+            max_bytes = int((group / limit).read_text())
+            if max_bytes >= _NO_LIMIT:
                 continue
             used = int((group / usage).read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            yield max(0, most - used + int(stat.get(files, 0)))
+            yield max(0, max_bytes - used + int(stat.get(files, 0)))
 
 
 def _quota_of(group: Path) -> Iterator[float]:

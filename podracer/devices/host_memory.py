@@ -37,13 +37,13 @@ def is_host_memory(node: Any) -> bool:
     return isinstance(node, HostMemory)
 
 
-def map_host_memory(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+def map_host_memory(function: Callable[..., Any], tree: PyTree, *trees: PyTree) -> PyTree:
     """Map a function over the `HostMemory` nodes of a tree; keep its other leaves."""
 
     def apply(node: Any, *nodes: Any) -> Any:
         return function(node, *nodes) if is_host_memory(node) else node
 
-    return jax.tree.map(apply, tree, *others, is_leaf=is_host_memory)
+    return jax.tree.map(apply, tree, *trees, is_leaf=is_host_memory)
 
 
 def host_leaves(tree: PyTree) -> list[Any]:
@@ -57,8 +57,8 @@ def without_host_memory(tree: PyTree) -> PyTree:
     return map_host_memory(lambda _: HostMemory(()), tree)
 
 
-def zeros_in_host_memory(tree: PyTree, like: PyTree) -> PyTree:
-    """Return a tree with zeros in its `HostMemory` nodes, of the shapes and shardings of `like`.
+def zeros_in_host_memory(tree: PyTree, shapes: PyTree) -> PyTree:
+    """Return a tree with zeros in its `HostMemory` nodes, of these shapes and shardings.
 
     They never are on a device.
     """
@@ -68,11 +68,11 @@ def zeros_in_host_memory(tree: PyTree, like: PyTree) -> PyTree:
         shard = x.sharding.shard_shape(x.shape)
         return jax.make_array_from_callback(x.shape, x.sharding, lambda _: np.zeros(shard, x.dtype))
 
-    return map_host_memory(lambda _, node: jax.tree.map(zeros, node), tree, like)
+    return map_host_memory(lambda _, node: jax.tree.map(zeros, node), tree, shapes)
 
 
 def pin(shardings: PyTree) -> PyTree:
-    """Return shardings of a state, those of `HostMemory` nodes with the memory of the host."""
+    """Return shardings of a state, in `HostMemory` nodes with the memory of the host."""
     return map_host_memory(
         lambda node: jax.tree.map(lambda x: x.with_memory_kind(PINNED), node), shardings
     )

@@ -1,8 +1,4 @@
-"""Devices, partition specs, and means over shards: all collectives but those of the drivers.
-
-Agents use `global_grad`, `global_grad_in_blocks`, `global_mean` and `num_shards`. Each takes the
-name of a mesh axis; with `axis=None` there is one shard and nothing is reduced.
-"""
+"""Devices and their meshes, and what the processes of a run tell each other."""
 
 from __future__ import annotations
 
@@ -72,10 +68,10 @@ def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
     )
 
 
-def wait_for_all_processes(where: str) -> None:
-    """Block until every process of the run has called this with the same name `where`."""
+def wait_for_all_processes(place: str) -> None:
+    """Block until every process of the run has called this with the same name `place`."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(where)
+        multihost_utils.sync_global_devices(place)
 
 
 def any_process(*flags: bool) -> tuple[bool, ...]:
@@ -114,7 +110,7 @@ def fetch(tree: PyTree) -> Any:
     is_ready = threading.Event()
 
     def wait() -> None:
-        with contextlib.suppress(Exception):  # which the copy below raises
+        with contextlib.suppress(Exception):  # the copy below raises it
             jax.block_until_ready(tree)
         is_ready.set()
 
@@ -123,11 +119,16 @@ def fetch(tree: PyTree) -> Any:
     return jax.device_get(tree)
 
 
-def check_divisible(what: str, count: int, num_parts: int, parts: str = "devices") -> None:
+def check_divisible(name: str, count: int, num_parts: int, parts: str = "devices") -> None:
     """Raise `ConfigError` where `count` items cannot be split evenly over devices, or hosts."""
     if count < 1 or count % num_parts:
-        down = count // num_parts * num_parts
-        near = " or ".join(str(n) for n in (down, down + num_parts) if n > 0)
         raise ConfigError(
-            f"{what} is {count}, which {num_parts} {parts} cannot share evenly: take {near}."
+            f"{name} is {count}, which {num_parts} {parts} cannot share evenly: take "
+            f"{nearest_multiples(count, num_parts)}."
         )
+
+
+def nearest_multiples(number: int, factor: int) -> str:
+    """Return the positive multiples of a factor around a number, `8 or 16`, for a message."""
+    lower = number // factor * factor
+    return " or ".join(str(n) for n in (lower, lower + factor) if n > 0)

@@ -92,9 +92,9 @@ def join(
     exit code 77. Raises `ConfigError` if process 0 cannot listen on the coordinator's address, or
     if this machine has a process of this number already.
     """
-    place = "those that the launcher started" if coordinator is None else coordinator
-    others = f"all {num_processes or ''} processes of the run to join at {place}".replace("  ", " ")
-    _on_abort.error = PeerLostError(f"waited {seconds:g} s for {others}: start them all.")
+    place = "" if coordinator is None else f" at {coordinator}"
+    event = f"all {num_processes or ''} processes of the run to join{place}".replace("  ", " ")
+    _on_abort.error = PeerLostError(f"waited {seconds:g} s for {event}: start them all.")
     _on_abort.install()
     # By default JAX listens on all interfaces.
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator)
@@ -113,7 +113,7 @@ def join(
         _check_can_listen(bind_address, seconds)
     if coordinator is not None:
         _claim_number(coordinator, process_id)
-    _call_in_thread(initialize, f"waits for {others}, for at most {seconds:g} s.")
+    _call_in_thread(initialize, f"waits for {event}, for at most {seconds:g} s.")
     _on_abort.error = PeerLostError(LOST)
 
 
@@ -229,10 +229,10 @@ def _leave(code: int) -> None:
 
 def check_same_configuration(configuration: Mapping[str, Any]) -> None:
     """Raise `ConfigError`, in every process, if two have different configurations or code."""
-    own = {**configuration, "started": None, "code": _digest_of_code()}
-    first, *others = map(json.loads, gather_texts(json.dumps(own, default=str)))
-    for number, other in enumerate(others, 1):
-        if changed := differences(first, other):
+    text = json.dumps({**configuration, "started": None, "code": _digest_of_code()}, default=str)
+    first, *later = map(json.loads, gather_texts(text))
+    for number, later_configuration in enumerate(later, 1):
+        if changed := differences(first, later_configuration):
             name, (expected, actual) = next(iter(changed.items()))
             raise ConfigError(
                 f"{name} is {expected} in process 0 and {actual} in process {number}: start all "

@@ -1,7 +1,7 @@
 """Means and gradients over devices, and over blocks of a batch that stay in a processor's cache.
 
 Each function takes the name of a mesh axis; with `axis=None` there is one shard and nothing is
-reduced. All collectives but those of the drivers are here.
+reduced. Only the drivers have other collectives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from podracer.devices.mesh import HOST
 from podracer.means import Mean, divide
 from podracer.types import PyTree
 
-Axis = str | tuple[str, ...] | None  # of a mesh, one or several
+Axis = str | tuple[str, ...] | None  # one axis of a mesh, or several
 
 
 _TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
@@ -88,7 +88,7 @@ def _grad_of_total(
 ) -> Callable[..., tuple[PyTree, Any]]:
     """Return the gradient of a loss, or of a `Mean`'s total, with `(share or None, aux)`.
 
-    Where `is_all`, and nothing more is averaged, it is that of a `Mean`, without a share.
+    Where `is_all`, and nothing more is averaged, it is a `Mean`'s own gradient, without a share.
     """
 
     def total(*args: Any) -> tuple[jax.Array, Any]:
@@ -132,7 +132,7 @@ def global_grad_in_blocks(
 
 
 def _divided(grads: PyTree, share: jax.Array | None) -> PyTree:
-    """Return the gradient of a `Mean` from that of its total."""
+    """Return the gradient of a `Mean` from the gradient of its total."""
     return grads if share is None else jax.tree.map(lambda x: divide(x, share), grads)
 
 

@@ -170,15 +170,15 @@ def compilation_cache() -> Iterator[None]:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
-    if before["jax_compilation_cache_dir"] is not None:
+    settings = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    if settings["jax_compilation_cache_dir"] is not None:
         yield
         return
     try:
         use_compilation_cache()
         yield
     finally:
-        for name, value in before.items():
+        for name, value in settings.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()  # or JAX would go on with the folder that it has opened
 

@@ -45,13 +45,7 @@ from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
 from podracer.means import pack, unpack
-from podracer.rollout import (
-    ActorState,
-    Purpose,
-    environment_keys,
-    purpose_key,
-    rollout,
-)
+from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
 from podracer.types import Metrics, Params, Trajectory
 
 Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
@@ -182,10 +176,10 @@ def chunk(
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
     state = keep_on_host(state)
-    like = jax.eval_shape(update, state)[1]
-    zeros = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(like)))
+    structure = jax.tree.structure(jax.eval_shape(update, state)[1])
+    zeros = jnp.int32(0), jnp.zeros(structure.num_leaves)
     state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
-    metrics = {**unpack(sums, jax.tree.structure(like)), "frames": frames}
+    metrics = {**unpack(sums, structure), "frames": frames}
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
@@ -243,7 +237,7 @@ def run_chunks(
     start = time.perf_counter()
     compiled = compile()
     compile_seconds = time.perf_counter() - start
-    pending: tuple[int, Metrics] | None = None  # of the chunk that may still run
+    pending: tuple[int, Metrics] | None = None  # the chunk that may still run
     agreed_request = Request.NONE.value
     while updates < (target := updates_of_run(num_updates, updates)):
         chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk

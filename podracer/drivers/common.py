@@ -39,7 +39,7 @@ from podracer.types import NO_ACTION, EnvironmentSpec, LearnerState, Metrics, Py
 class Request(enum.IntEnum):
     """Request of a host for a boundary, to save or to stop; the largest over all hosts counts.
 
-    A chunk of Anakin is one program, so there the end of the update is that of the chunk.
+    A chunk of Anakin is one program, so there an update ends for a host when its chunk does.
     """
 
     NONE = 0
@@ -58,7 +58,7 @@ class Fault(enum.IntFlag):
     ACTION_MASK = 32
 
 
-_LEAF_SHIFT = 8  # bits below are those of `Fault`
+_LEAF_SHIFT = 8  # the bits below are for `Fault`
 
 
 @struct
@@ -103,12 +103,12 @@ def init_state(
 
     Without an environment its `actor` is (): acting then begins with a reset.
     """
-    like = without_host_memory(placed := abstract_state(blueprint, env, mesh, config))
+    shapes = abstract_state(blueprint, env, mesh, config)
     program = jax.jit(
         lambda key: without_host_memory(make_initial_state(blueprint, env, config, key)),
-        out_shardings=jax.tree.map(lambda x: x.sharding, like),
+        out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes)),
     )
-    return zeros_in_host_memory(program(key), placed)
+    return zeros_in_host_memory(program(key), shapes)
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:
@@ -256,11 +256,7 @@ def apply_unless_fault(
 
 
 def _fault_bits(
-    agent: Agent,
-    trajectory: Trajectory,
-    learner: LearnerState,
-    metrics: Metrics,
-    axis: Axis,
+    agent: Agent, trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: Axis
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard.
 

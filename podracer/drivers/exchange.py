@@ -56,10 +56,10 @@ def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates:
             f"chunk's {updates_per_chunk}."
         )
     if every % updates_per_chunk:
-        near = max(1, round(every / updates_per_chunk)) * updates_per_chunk
+        nearest = max(1, round(every / updates_per_chunk)) * updates_per_chunk
         raise ConfigError(
             f"`exchange.every` counts updates and must be a multiple of a chunk's "
-            f"{updates_per_chunk}, but it is {every}: take {near}, or another "
+            f"{updates_per_chunk}, but it is {every}: take {nearest}, or another "
             "`driver.updates_per_chunk`."
         )
     if every >= num_updates:

@@ -25,6 +25,7 @@ from podracer.agent import Blueprint
 from podracer.devices.host_memory import host_leaves
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, Device, make_mesh
+from podracer.devices.reductions import platform_of
 from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
@@ -53,7 +54,7 @@ from podracer.types import EnvironmentSpec, Metrics, PyTree
 
 PODS = PartitionSpec(POD)
 
-Exchange = Selection | Averaging  # of pods, before the chunks at which one is due
+Exchange = Selection | Averaging  # between pods, before the chunks at which one is due
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _make_initial_states(
     # One after another on a CPU, where batched QR decompositions (orthogonal weights) of a network
     # that is not built in could deadlock, see `networks.layers.orthogonal`. An accelerator would
     # wait for thousands of small ones.
-    at_once = keys.shape[0] if _is_accelerator(mesh) else None
+    at_once = keys.shape[0] if platform_of(mesh) != "cpu" else None
     states = jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
     if not isinstance(exchange, Selection):
         return states
@@ -256,10 +257,7 @@ def lower_chunk(
 
 
 def make_chunk(
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    exchange: Exchange | None = None,
+    env: Environment, mesh: Mesh, config: AnakinConfig, exchange: Exchange | None = None
 ) -> Any:
     """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
 
@@ -313,8 +311,8 @@ def _run_batches(
         new, metrics = run(jax.tree.map(read, (split[0], states)))
         return jax.tree.map(write, states, new), metrics
 
-    done = jax.lax.scan(body, split[1], jnp.arange(num_batches))
-    return jax.tree.map(lambda x: x.reshape(math.prod(axes), *x.shape[len(axes) :]), done)
+    results = jax.lax.scan(body, split[1], jnp.arange(num_batches))
+    return jax.tree.map(lambda x: x.reshape(math.prod(axes), *x.shape[len(axes) :]), results)
 
 
 def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
@@ -323,14 +321,10 @@ def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
     On an accelerator all of them. On a CPU as many as make a batch of 128 environments: larger
     batches exceed its cache and were up to twice as slow.
     """
-    if _is_accelerator(mesh):
+    if platform_of(mesh) != "cpu":
         return num_pods
     limit = max(1, 128 // config.num_envs)
     return max(n for n in range(1, min(num_pods, limit) + 1) if num_pods % n == 0)
-
-
-def _is_accelerator(mesh: Mesh) -> bool:
-    return mesh.devices.flat[0].platform != "cpu"
 
 
 def make_evaluator(

@@ -2,7 +2,7 @@
 
     jit(cond(select), shard_map(map(vmap(chunk))))
 
-The rules are those of a tournament, which decides on the host, for one pod at a time: what both
+A tournament has the same rules, and decides on the host, for one pod at a time: what both
 share is written here once, on arrays of NumPy or of JAX (`xp`). A pod's score is the mean return of
 the episodes that ended in the last chunk in which any did.
 """
@@ -74,7 +74,7 @@ class Range:
 
 
 def num_replaced(num_pods: int, fraction: float) -> int:
-    """Return the number of pods at the bottom, which is also that of pods at the top."""
+    """Return the number of pods at the bottom, of which there are as many at the top."""
     return min(max(1, round(fraction * num_pods)), num_pods // 2)
 
 
@@ -361,17 +361,17 @@ def _rows(tree: PyTree, numbers: jax.Array, mesh: Mesh) -> PyTree:
 
 def _fused(first: PyTree, states: PyTree, parents: jax.Array, mesh: Mesh) -> PyTree:
     """Return `mean_of_floats` over the parents `[P, K]`, of which `first` has the first ones."""
-    others = [_rows(states, numbers, mesh) for numbers in parents.T[1:]]
-    return jax.tree.map(mean_of_floats, first, *others)
+    later = [_rows(states, numbers, mesh) for numbers in parents.T[1:]]
+    return jax.tree.map(mean_of_floats, first, *later)
 
 
-def mean_of_floats(first: jax.Array, *others: jax.Array) -> jax.Array:
-    """Return the mean of arrays of floats, of others the first array.
+def mean_of_floats(first: jax.Array, *later: jax.Array) -> jax.Array:
+    """Return the mean of arrays of floats; of arrays of integers, the first one.
 
     FinRL-Podracer's fusion (Li et al. 2021, arXiv 2111.05188, section 3.2). What is equal in all
     arrays stays as it is to the bit, so that constants stay constant.
     """
-    if not others or not jnp.issubdtype(first.dtype, jnp.floating):
+    if not later or not jnp.issubdtype(first.dtype, jnp.floating):
         return first
-    are_equal = jnp.stack([x == first for x in others]).all(axis=0)
-    return jnp.where(are_equal, first, sum(others, first) / (1 + len(others)))
+    are_equal = jnp.stack([x == first for x in later]).all(axis=0)
+    return jnp.where(are_equal, first, sum(later, first) / (1 + len(later)))

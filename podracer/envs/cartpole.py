@@ -50,7 +50,7 @@ class CartPole:
 
     def reset(self, key: jax.Array) -> tuple[CartPoleState, TimeStep]:
         # 8 bits of one random word for each coordinate, because four words would cost as much as
-        # the whole step (decision 0013).
+        # the whole step (decision 0008).
         levels = random_word(key) >> jnp.arange(0, 32, 8, dtype=jnp.uint32) & 255
         motion = 0.05 * (levels.astype(jnp.float32) / 127.5 - 1)
         return CartPoleState(motion, jnp.int32(0)), restart(motion)

@@ -37,23 +37,28 @@ class Adapter(NamedTuple):
     make: Callable[..., Environment | HostEnvironments]
     """Function of the name without the prefix, and of options."""
     description: str
-    packages: tuple[str, ...] = ()
-    """Packages that must be installed."""
-    install: str = ""
-    """Command that installs them."""
+    extra: str = ""
+    """Extra of this package that installs what the adapter imports."""
+    imports: tuple[str, ...] = ()
+    """Packages that it imports, by default the one named like the extra."""
     on_host: bool = False
     """Whether its environments run on the host alone, so that Anakin cannot train in them."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages that must be installed."""
+        return self.imports or tuple(filter(None, (self.extra,)))
 
-def _lazy(module: str, function: str) -> Callable[..., Any]:
-    """Return a function of a file in this folder that is imported at the first call.
 
-    The packages that adapters import are slow to import.
+def _lazy(module: str, function: str = "") -> Callable[..., Any]:
+    """Return a function of a file in this folder, by default the one named like the file.
+
+    The file is imported at the first call, as the packages of adapters are slow to import.
     """
 
     def make_environment(name: str, **options: Any) -> Any:
         adapter = importlib.import_module(f"podracer.envs.{module}")
-        return getattr(adapter, function)(name, **options)
+        return getattr(adapter, function or module.rpartition(".")[2])(name, **options)
 
     return make_environment
 
@@ -103,102 +108,75 @@ ADAPTERS = {
         "another device environment without components of its observation: partial:pendulum,hide=2",
     ),
     "worlds": Adapter(
-        _worlds,
-        "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
+        _worlds, "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all"
     ),
     "lifetimes": Adapter(
         _lifetimes,
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
     "gymnax": Adapter(
-        _lazy("gymnax", "gymnax"),
+        _lazy("gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
+        "gymnax",
         ("gymnax", "six"),
-        'pip install -e ".[gymnax]"',
     ),
     "pgx": Adapter(
-        _lazy("pgx", "pgx"),
+        _lazy("pgx"),
         "MinAtar, 2048 and board games of pgx, such as pgx:minatar-breakout or pgx:connect_four",
-        ("pgx",),
-        'pip install -e ".[pgx]"',
+        "pgx",
     ),
     "jumanji": Adapter(
-        _lazy("jumanji", "jumanji"),
-        "environments of jumanji, such as jumanji:Snake-v1",
-        ("jumanji",),
-        'pip install -e ".[jumanji]"',
+        _lazy("jumanji"), "environments of jumanji, such as jumanji:Snake-v1", "jumanji"
     ),
-    "brax": Adapter(
-        _lazy("brax", "brax"),
-        "continuous control of brax, such as brax:ant",
-        ("brax",),
-        'pip install -e ".[brax]"',
-    ),
+    "brax": Adapter(_lazy("brax"), "continuous control of brax, such as brax:ant", "brax"),
     "playground": Adapter(
-        _lazy("playground", "playground"),
+        _lazy("playground"),
         "MuJoCo Playground, such as playground:CartpoleBalance",
+        "playground",
         ("mujoco_playground",),
-        'pip install -e ".[playground]"',
     ),
     "craftax": Adapter(
-        _lazy("craftax", "craftax"),
-        "Craftax, such as craftax:Craftax-Classic-Symbolic-v1",
-        ("craftax",),
-        'pip install -e ".[craftax]"',
+        _lazy("craftax"), "Craftax, such as craftax:Craftax-Classic-Symbolic-v1", "craftax"
     ),
     "xminigrid": Adapter(
-        _lazy("xminigrid", "xminigrid"),
-        "XLand-MiniGrid, such as xminigrid:MiniGrid-Empty-8x8",
-        ("xminigrid",),
-        'pip install -e ".[xminigrid]"',
+        _lazy("xminigrid"), "XLand-MiniGrid, such as xminigrid:MiniGrid-Empty-8x8", "xminigrid"
     ),
     "octax": Adapter(
-        _lazy("octax", "octax"),
+        _lazy("octax"),
         "CHIP-8 games of octax, black and white pixels, such as octax:brix",
+        "octax",
         ("octax", "cv2"),
-        'pip install -e ".[octax]"',
     ),
     "jaxtari": Adapter(
-        _lazy("jaxtari", "jaxtari"),
+        _lazy("jaxtari"),
         "Atari games of JAXtari, such as jaxtari:pong (pixels) or jaxtari:pong,objects=true",
-        ("jaxtari",),
-        'pip install -e ".[jaxtari]"',
+        "jaxtari",
     ),
     "gymnasium": Adapter(
-        _lazy("host.gymnasium", "gymnasium"),
+        _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
-        ("gymnasium",),
-        'pip install -e ".[gymnasium]"',
-        on_host=True,
-    ),
-    "atari": Adapter(
-        _lazy("host.atari", "impala"),
-        "host: an Atari game under IMPALA's protocol, such as atari:pong",
-        ("ale_py", "gymnasium"),
-        'pip install -e ".[atari]"',
-        on_host=True,
-    ),
-    "atari-sticky": Adapter(
-        _lazy("host.atari", "sticky"),
-        "host: an Atari game with sticky actions, as in Cleanba, such as atari-sticky:pong",
-        ("ale_py", "gymnasium"),
-        'pip install -e ".[atari]"',
-        on_host=True,
-    ),
-    "atari-machado": Adapter(
-        _lazy("host.atari", "machado"),
-        "host: an Atari game under Machado et al. 2018's protocol, such as atari-machado:pong",
-        ("ale_py", "gymnasium"),
-        'pip install -e ".[atari]"',
+        "gymnasium",
         on_host=True,
     ),
     "envpool": Adapter(
-        _lazy("host.envpool", "envpool"),
+        _lazy("host.envpool"),
         "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
-        ("envpool",),
-        'pip install -e ".[envpool]"',
+        "envpool",
         on_host=True,
     ),
+} | {
+    prefix: Adapter(
+        _lazy("host.atari", protocol),
+        f"host: an Atari game {description}, such as {prefix}:pong",
+        "atari",
+        ("ale_py", "gymnasium"),
+        on_host=True,
+    )
+    for prefix, protocol, description in (
+        ("atari", "impala", "under IMPALA's protocol"),
+        ("atari-sticky", "sticky", "with sticky actions, as in Cleanba"),
+        ("atari-machado", "machado", "under Machado et al. 2018's protocol"),
+    )
 }
 
 _ADDRESS = re.compile(r"=(?:https?|wss?|tcp)://[^,]*")
@@ -297,16 +275,14 @@ def names() -> list[tuple[str, str, str]]:
     """Return (name, description, "installed" or the command that installs it) for each."""
     builtins = [(name, entry.description, "installed") for name, entry in ENVIRONMENTS.items()]
     adapters = [
-        (
-            f"{prefix}:NAME",
-            adapter.description,
-            "installed" if _is_installed(adapter) else adapter.install,
-        )
+        (f"{prefix}:NAME", adapter.description, _state_of(adapter))
         for prefix, adapter in ADAPTERS.items()
     ]
-    others = [(x.name, summary(x), "installed") for x in installed("environments").values()]
-    return builtins + adapters + others
+    extensions = [(x.name, summary(x), "installed") for x in installed("environments").values()]
+    return builtins + adapters + extensions
 
 
-def _is_installed(adapter: Adapter) -> bool:
-    return all(importlib.util.find_spec(package) for package in adapter.packages)
+def _state_of(adapter: Adapter) -> str:
+    if all(importlib.util.find_spec(package) for package in adapter.packages):
+        return "installed"
+    return f'pip install -e ".[{adapter.extra}]"'

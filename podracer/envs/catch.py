@@ -73,7 +73,7 @@ class Catch:
 
 
 def _initial_state(key: jax.Array) -> CatchState:
-    # A mixed word of the key: another block of Threefry costs as much as the step (decision 0013).
+    # A mixed word of the key: another block of Threefry costs as much as the step (decision 0008).
     column = (random_word(key) % COLUMNS).astype(jnp.int32)
     return CatchState(row=jnp.int32(0), column=column, paddle=jnp.int32(COLUMNS // 2))
 

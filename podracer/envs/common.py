@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +14,38 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError
-from podracer.types import ArraySpec, Continuous, PyTree
+from podracer.io.names import nearest
+from podracer.types import ArraySpec, Continuous, EnvironmentSpec, EnvState, PyTree, TimeStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """One environment of another package, without restarts, as an adapter's functions.
+
+    Adapters cache it, so that equal names and options give the same object and one program.
+    """
+
+    spec: EnvironmentSpec
+    reset: Callable[[jax.Array], tuple[EnvState, TimeStep]]
+    step: Callable[[jax.Array, EnvState, jax.Array], tuple[EnvState, TimeStep]]
+    render: Callable[[EnvState], np.ndarray] | None = None
+    """Function that draws a state, uint8 `[H, W, 3]`, see `Renderable`."""
+
+
+def check_known(name: str, names: Iterable[str], problem: str) -> None:
+    """Raise `ConfigError` unless a name is known; `problem` is such as "brax has no backend"."""
+    if name not in names:
+        raise ConfigError(f"{problem} {name!r}: {nearest(name, names)}")
+
+
+@contextlib.contextmanager
+def refusing(problem: str, *errors: type[Exception]) -> Iterator[None]:
+    """Make a `ConfigError` of errors in the context, such as "gymnax cannot make 'Pong': ..."."""
+    try:
+        yield
+    except errors as error:
+        reason = str(error).partition("\n")[0].rstrip(".:")
+        raise ConfigError(f"{problem}: {reason}.") from error
 
 
 def strongly_typed(tree: PyTree) -> PyTree:

@@ -1,8 +1,8 @@
 """The Atari games of JAXtari (Delfosse et al. 2025), reimplemented in JAX.
 
 JAXtari draws its games with sprites that its user installs: nothing is downloaded or asked here.
-Rules and pictures are near those of the Atari 2600, not equal, so that scores are not comparable
-with those of `envs/host/atari.py`, whose names the settings have.
+Rules and pictures differ a little from the Atari 2600, so scores are not comparable with
+`envs/host/atari.py`. Settings have the names that they have there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import cast_like, import_optional, strongly_typed
+from podracer.envs.common import cast_like, check_known, import_optional, refusing, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges, struct
-from podracer.io.names import nearest
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 SIZE = (84, 84)  # height and width of observations
-LUMA = (0.299, 0.587, 0.114)  # of red, green and blue
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue
 
 
 def jaxtari(name: str, *, resets_per_step: int = 4, **settings: Any) -> AutoReset:
@@ -104,28 +103,29 @@ class Jaxtari:
         env = _load(self.name)
 
         def play(carry: Any, repeats: jax.Array) -> tuple[Any, None]:
-            game, _, previous_action, reward, over = carry
+            game, _, previous_action, reward, is_over = carry
             frame_action = jnp.where(repeats, previous_action, action)
-            _, next_game, frame_reward, done, _ = env.step(game, frame_action)
+            _, next_game, frame_reward, ends, _ = env.step(game, frame_action)
             next_carry = (
                 cast_like(next_game, game),
                 game,
                 frame_action,
                 reward + jnp.asarray(frame_reward, jnp.float32),
-                jnp.asarray(done, bool),
+                jnp.asarray(ends, bool),
             )
-            return jax.tree.map(lambda old, new: jnp.where(over, old, new), carry, next_carry), None
+            frozen = jax.tree.map(lambda x, y: jnp.where(is_over, x, y), carry, next_carry)
+            return frozen, None
 
         repeats = jax.random.bernoulli(key, self.repeat_action_probability, (self.frame_skip,))
         carry = (state.game, state.game, state.action, jnp.float32(0), jnp.bool_(False))
-        (game, previous_game, last_action, reward, over), _ = jax.lax.scan(play, carry, repeats)
+        (game, previous_game, last_action, reward, is_over), _ = jax.lax.scan(play, carry, repeats)
         newest = self._frame(game, previous_game if self.frame_skip > 1 else None)
         observation = jnp.concatenate([state.observation[..., 1:], newest[..., None]], axis=-1)
         frame = state.frame + self.frame_skip
         timestep = transition(
             observation,
             jnp.clip(reward, -1, 1) if self.clip_rewards else reward,
-            terminal=over,
+            terminal=is_over,
             timeout=frame >= self.max_frames,
         )
         return JaxtariState(game, frame, last_action, observation), timestep
@@ -150,9 +150,7 @@ class Jaxtari:
 @functools.cache
 def _load(name: str) -> Any:
     library = import_optional("jaxtari", f"jaxtari:{name}", "jaxtari")
-    games = library.list_available_games()
-    if name not in games:
-        raise ConfigError(f"jaxtari has no game {name!r}: {nearest(name, games)}")
+    check_known(name, library.list_available_games(), "jaxtari has no game")
     # Otherwise `make` would ask at the terminal whether to download.
     if not library.ownership_or_alt_markers_present() or (
         library.sprite_update_needed()
@@ -163,8 +161,8 @@ def _load(name: str) -> Any:
             f"jaxtari:{name} needs the sprites of JAXtari, which are missing or old: "
             "run `python -m jaxtari.install_sprites`, which asks for your consent."
         )
-    with jax.ensure_compile_time_eval():
-        try:
-            return library.make(name)
-        except (ImportError, OSError) as error:
-            raise ConfigError(f"jaxtari cannot make {name!r}: {error}.") from error
+    with (
+        jax.ensure_compile_time_eval(),
+        refusing(f"jaxtari cannot make {name!r}", ImportError, OSError),
+    ):
+        return library.make(name)

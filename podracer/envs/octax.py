@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pkgutil
 import re
@@ -11,59 +10,55 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import array_specs, import_optional, strongly_typed
-from podracer.errors import ConfigError
-from podracer.io.names import nearest
+from podracer.envs.common import (
+    Adapted,
+    array_specs,
+    check_known,
+    import_optional,
+    refusing,
+    strongly_typed,
+)
 from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def octax(name: str, **options: Any) -> AutoReset:
     """Return the game `name`, such as `brix` or `space_flight1`, restarting by itself.
 
+    Observations are the frames of a step, bool `[32, 64, frame_skip]`, the newest one last. The
+    last action presses no key. A time-out cuts a game after `max_num_steps_per_episodes` steps.
     `options` are those of `octax.env.OctaxEnv`, such as `frame_skip`. Raises `ConfigError` where
     octax or OpenCV, which it imports, is not installed, and for an unknown game or option.
     """
-    return auto_reset(Octax(name, tuple(sorted(options.items()))))
+    return auto_reset(_load(name, tuple(sorted(options.items()))))
 
 
-@dataclasses.dataclass(frozen=True)
-class Octax:
-    """One game, without restarts.
+@functools.cache
+def _load(name: str, options: tuple[tuple[str, Any], ...]) -> Adapted:
+    library = import_optional("octax.environments", f"octax:{name}", "octax")
+    check_known(name, _games(library), "octax has no game")
+    with (
+        jax.ensure_compile_time_eval(),
+        refusing(f"octax cannot make {name!r}", OSError, TypeError, ValueError),
+    ):
+        env, _ = library.create_environment(name, render_mode="rgb_array", **dict(options))
+        _, initial, _ = jax.eval_shape(env.reset, jax.random.key(0))
 
-    Observations are the frames of a step, bool `[32, 64, frame_skip]`, the newest one last. The
-    last action presses no key. A time-out cuts a game after `max_num_steps_per_episodes` steps.
-    """
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __post_init__(self) -> None:
-        _load(self.name, self.options)
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        return _load(self.name, self.options)[1]
-
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        env, _ = _load(self.name, self.options)
+    def reset(key: jax.Array) -> tuple[PyTree, TimeStep]:
         state, frames, _ = strongly_typed(env.reset(key))
         return state.replace(rng=()), restart(_channels_last(frames))
 
-    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
-        env, _ = _load(self.name, self.options)
+    def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         state, frames, reward, terminal, timeout, _ = strongly_typed(
             env.step(state.replace(rng=key), action)
         )
         timestep = transition(_channels_last(frames), reward, terminal=terminal, timeout=timeout)
         return state.replace(rng=()), timestep
 
-    def render(self, state: PyTree) -> np.ndarray:
-        """Return octax's own picture of a state, uint8 `[256, 512, 3]`."""
-        env, _ = _load(self.name, self.options)
-        return env.render(state)
+    observation = array_specs(jax.eval_shape(_channels_last, initial))
+    spec = EnvironmentSpec(f"octax:{name}", observation, Discrete(env.num_actions))
+    return Adapted(spec, reset, step, env.render)
 
 
 def _channels_last(frames: jax.Array) -> jax.Array:
@@ -78,19 +73,3 @@ def _games(library: Any) -> list[str]:
     levels = [rom for rom in roms if re.sub(r"\d+$", "", rom) in games and rom not in games]
     with_levels = {re.sub(r"\d+$", "", level) for level in levels}
     return sorted({*games, *levels} - with_levels)
-
-
-@functools.cache
-def _load(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, EnvironmentSpec]:
-    library = import_optional("octax.environments", f"octax:{name}", "octax")
-    games = _games(library)
-    if name not in games:
-        raise ConfigError(f"octax has no game {name!r}: {nearest(name, games)}")
-    with jax.ensure_compile_time_eval():
-        try:
-            env, _ = library.create_environment(name, render_mode="rgb_array", **dict(options))
-            _, frames, _ = jax.eval_shape(env.reset, jax.random.key(0))
-        except (OSError, TypeError, ValueError) as error:
-            raise ConfigError(f"octax cannot make {name!r}: {error}.") from error
-    observation = array_specs(jax.eval_shape(_channels_last, frames))
-    return env, EnvironmentSpec(f"octax:{name}", observation, Discrete(env.num_actions))

@@ -78,17 +78,17 @@ def action_values(game: Any, state: PyTree, plies: int) -> jax.Array:
     hidden cards.
     """
     _require_no_chance(game.id)
-    key = jax.random.key(0)  # of a deterministic game, which draws nothing
+    key = jax.random.key(0)  # unused: a deterministic game draws nothing
     mover = state.current_player
 
     def value(action: jax.Array) -> jax.Array:
-        after = game.step(state, action, key)
-        reward = after.rewards[mover]
+        next_state = game.step(state, action, key)
+        reward = next_state.rewards[mover]
         if plies == 1:
             return reward
-        best = jnp.max(action_values(game, after, plies - 1))
-        turn = jnp.where(after.current_player == mover, 1.0, -1.0)
-        return reward + jnp.where(after.terminated | after.truncated, 0.0, turn * best)
+        best = jnp.max(action_values(game, next_state, plies - 1))
+        turn = jnp.where(next_state.current_player == mover, 1.0, -1.0)
+        return reward + jnp.where(next_state.terminated | next_state.truncated, 0.0, turn * best)
 
     values = jax.vmap(value)(jnp.arange(game.num_actions))
     return jnp.where(state.legal_action_mask, values, -jnp.inf)

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import array_specs, import_optional, strongly_typed
+from podracer.envs.common import array_specs, check_known, import_optional, strongly_typed
 from podracer.envs.opponents import Opponent, find_opponent, find_opponents, random_move
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.io.names import nearest
 from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
@@ -109,9 +108,9 @@ class Pgx:
 class SelfPlay:
     """One game of two players in which the agent moves for both, without restarts.
 
-    Every timestep is seen by the player who is to move, and a reward is that of the player who has
+    Every timestep is seen by the player who is to move, and a reward belongs to the player who has
     just moved. Where the turn passes to the other player the discount is -1: what is good for one
-    is as bad for the other, so that every agent's returns, advantages and searches are those of the
+    is as bad for the other, so that every agent's returns, advantages and searches belong to the
     player who moves. The sum of a whole game's rewards mixes both players and means nothing.
     `for_evaluation` is the game against an opponent.
 
@@ -151,9 +150,10 @@ class SelfPlay:
 
         def move(i: jax.Array, state: PyTree) -> PyTree:
             choose_key, step_key = jax.random.split(jax.random.fold_in(moves_key, i))
-            after = strongly_typed(env.step(state, random_move(choose_key, env, state), step_key))
-            goes_on = (i < number) & ~(after.terminated | after.truncated)
-            return jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), after, state)
+            action = random_move(choose_key, env, state)
+            next_state = strongly_typed(env.step(state, action, step_key))
+            goes_on = (i < number) & ~(next_state.terminated | next_state.truncated)
+            return jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), next_state, state)
 
         return jax.lax.fori_loop(0, self.opening_moves, move, state)
 
@@ -240,8 +240,7 @@ def observe(name: str, state: PyTree) -> PyTree:
 def load_game(name: str) -> tuple[Any, EnvironmentSpec]:
     """Return a game of pgx by name and its specification; `ConfigError` if there is none."""
     library = import_optional("pgx", f"pgx:{name}", "pgx")
-    if name not in library.available_envs():
-        raise ConfigError(f"pgx has no game {name!r}: {nearest(name, library.available_envs())}")
+    check_known(name, library.available_envs(), "pgx has no game")
     with jax.ensure_compile_time_eval():
         env = library.make(name)
     if env.num_players > 2:

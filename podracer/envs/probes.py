@@ -44,7 +44,7 @@ class Probe:
     name: str
     description: str
     observe: Callable[[ProbeState], jax.Array]  # f32 [n]
-    reward: Callable[[ProbeState, jax.Array], jax.Array | float]  # of a state and an action in it
+    reward: Callable[[ProbeState, jax.Array], jax.Array | float]  # for an action in a state
     values: tuple[tuple[tuple[float, ...], float], ...]  # (observation, value) of early states
     best_return: float  # mean, undiscounted
     best_actions: tuple[int | float, ...] = ()  # in the states of `values`, if not any

@@ -1,7 +1,7 @@
 """The worlds in which update rules are discovered: tabular and random grid worlds, delayed chains.
 
 Oh et al. 2020, "Discovering Reinforcement Learning Algorithms" (arXiv 2007.08794, appendix), with
-the parameters, and the worlds drawn at random, of GROOVE (Jackson et al. 2023, arXiv 2310.02782).
+parameters, and kinds drawn at random, of GROOVE (Jackson et al. 2023, arXiv 2310.02782).
 A world is a tuple of arrays of the same shapes, whatever its kind, so one program holds many.
 """
 
@@ -16,14 +16,73 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart
-from podracer.envs.world_kinds import FAMILIES, KINDS, Interval, Kind
+from podracer.envs.common import check_known
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.io.names import nearest
 from podracer.ops.random import random_words, unit
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 ACTIONS = 5  # up, down, left, right, stay
+FOREVER = 2**30  # steps, the limit of chains, whose episodes end earlier
+
+Interval = float | tuple[float, float]  # a number, or the bounds to draw one between, inclusive
+# Reward, probability of a terminal when collected, probability to come back at each step.
+ObjectKind = tuple[Interval, Interval, Interval]
+
+
+class Kind(NamedTuple):
+    """Parameters of the worlds of one name: a grid has objects and a limit, a chain a length."""
+
+    size: Interval = 1
+    limit: Interval = FOREVER  # drawn log-uniformly
+    objects: tuple[ObjectKind, ...] = ()
+    num_objects: Interval | None = None  # only the first ones; None for all
+    walls: Interval = 0  # number of cells, drawn for each world
+    blocked: tuple[tuple[int, int], ...] = ()  # walls of every world, (row, column)
+    roams: bool = False  # objects and start move at random; observed as a picture
+    length: Interval = 0
+    noisy: bool = False
+
+
+def _random_objects(number: int) -> tuple[ObjectKind, ...]:
+    """Return objects with random parameters, of which the first has a positive reward."""
+    probabilities: tuple[Interval, Interval] = ((0.01, 1), (0.001, 0.1))
+    return (((0, 1), *probabilities), *(number - 1) * [((-1, 1), *probabilities)])
+
+
+_DENSE: tuple[ObjectKind, ...] = ((1, 0, 0.05), (1, 0, 0.05), (-1, 0.5, 0.1), (-1, 0, 0.5))
+_LONG: tuple[ObjectKind, ...] = (*2 * [(1, 0, 0.01)], *2 * [(-1, 0.5, 1)])
+_COLUMN_4 = tuple((row, 4) for row in range(9) if row not in (1, 7))
+_COLUMN_5 = tuple((row, 5) for row in range(11) if row not in (0, 7))
+_ROW_4 = tuple((4, column) for column in range(11) if column not in (2, 8))
+
+KINDS = {
+    "dense": Kind(11, 500, _DENSE),
+    "sparse": Kind(13, 50, ((1, 1, 0), (-1, 1, 0))),
+    "long": Kind(11, 1000, _LONG),
+    "longer": Kind(9, 2000, (*2 * [(1, 0.1, 0.01)], *5 * [(-1, 0.8, 1)]), blocked=_COLUMN_4),
+    "long_dense": Kind(11, 2000, tuple(4 * [(1, 0, 0.005)]), blocked=_COLUMN_5 + _ROW_4),
+    "small": Kind((4, 6), (20, 100), _random_objects(3), (1, 3), walls=(0, 7)),
+    "medium": Kind((6, 8), (100, 250), _random_objects(4), (2, 4), walls=10),
+    "large": Kind((8, 10), (250, 750), _random_objects(5), (2, 5), walls=15),
+    "rand_dense": Kind(11, 500, _DENSE, roams=True),
+    "rand_long": Kind(11, 1000, _LONG, roams=True),
+    "rand_small": Kind(7, 500, (*2 * [(1, 0, 0.05)], *2 * [(-1, 0.5, 0.1)]), walls=2, roams=True),
+    "rand_sparse": Kind(7, 50, ((1, 1, 1), (-1, 1, 1), (-1, 1, 1)), roams=True),
+    "rand_very_dense": Kind(11, 2000, ((1, 0, 1),), roams=True),
+    "chain": Kind(length=(5, 30)),
+    "chain_short": Kind(length=5),
+    "chain_long": Kind(length=30),
+    "chain_noisy": Kind(length=(5, 30), noisy=True),
+}
+_TABULAR = ("dense", "sparse", "long", "longer", "long_dense")
+_CHAINS = tuple(name for name in KINDS if name.startswith("chain"))
+FAMILIES = {
+    "tabular": _TABULAR,
+    "random": tuple(name for name in KINDS if name.startswith("rand_")),
+    "chains": _CHAINS,
+    "all": (*_TABULAR, "small", "medium", "large", *_CHAINS),
+}
 
 
 @struct
@@ -85,8 +144,7 @@ class Worlds:
     def __post_init__(self) -> None:
         valid = [*KINDS, *FAMILIES]
         for name in self.names:
-            if name not in valid:
-                raise ConfigError(f"There is no world {name!r}: {nearest(name, valid)}")
+            check_known(name, valid, "There is no world")
         if not self.names:
             raise ConfigError("Worlds needs the name of one kind at least.")
         if not isinstance(self.layout, int) or not 0 <= self.layout < 2**32:
@@ -113,7 +171,9 @@ class Worlds:
         words = random_words(key, table.side**2 + 7 + 3 * table.objects)
         u = unit(words[table.side**2 :])
         kind = (u[0] * len(self.kinds)).astype(jnp.int32)
-        bounds, limit, objects, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
+        bounds, limit, objects, blocked, roams, noisy = (
+            jnp.asarray(x)[kind] for x in table.parameters
+        )
         low, high = bounds.T
         # The product can round up to the number after the highest.
         samples = jnp.minimum(low + u[2:7] * (high - low + 1), high)
@@ -178,8 +238,8 @@ class Worlds:
         begins = terminal | cut
         occupied = jnp.append(state.objects, cell)
         start, homes = self._places(words[number + 2 :], world, jnp.where(begins, -1, occupied))
-        back = (state.objects < 0) & (chance[:number] < world.returns)
-        objects = jnp.where(is_collected, -1, jnp.where(back, homes, state.objects))
+        reappears = (state.objects < 0) & (chance[:number] < world.returns)
+        objects = jnp.where(is_collected, -1, jnp.where(reappears, homes, state.objects))
         state = WorldState(
             world,
             time=jnp.where(begins, 0, time),
@@ -268,9 +328,9 @@ class _Table(NamedTuple):
     objects: int
     drawn_cells: int  # start, objects and walls
     states: int  # indices
-    types: int  # of objects in random grids, the channels of their pictures; 0 without any
+    types: int  # kinds of objects in random grids, the channels of their pictures; 0 without any
     channels: np.ndarray  # i32 [kinds, K], the type of each object
-    drawn: tuple[np.ndarray, ...]  # [kinds, ...], see `Worlds.draw`
+    parameters: tuple[np.ndarray, ...]  # [kinds, ...], see `Worlds.draw`
 
 
 @functools.cache
@@ -301,7 +361,7 @@ def _table(names: tuple[str, ...]) -> _Table:
         states=max(map(_states, kinds)),
         types=1 + int(channels[roams].max()) if roams.any() else 0,
         channels=channels.astype(np.int32),
-        drawn=(*bounds, blocked.reshape(len(kinds), -1) > 0, roams, noisy),
+        parameters=(*bounds, blocked.reshape(len(kinds), -1) > 0, roams, noisy),
     )
 
 
@@ -339,11 +399,11 @@ def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
     scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
 
     def next_one(left: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        found = jnp.min(left)
-        return jnp.where(left == found, ~jnp.uint32(0), left), found
+        least = jnp.min(left)
+        return jnp.where(left == least, ~jnp.uint32(0), left), least
 
-    _, found = jax.lax.scan(next_one, scores, length=count)
-    return (found & 255).astype(jnp.int32)
+    _, lowest_scores = jax.lax.scan(next_one, scores, length=count)
+    return (lowest_scores & 255).astype(jnp.int32)
 
 
 def _packed(flags: jax.Array) -> jax.Array:

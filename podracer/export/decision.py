@@ -15,15 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from podracer.agent import Agent, policy_params
 from podracer.export.inline import Inliner
 from podracer.policy import add_start, from_start
-from podracer.types import (
-    ArraySpec,
-    Carry,
-    Discrete,
-    LearnerState,
-    Params,
-    PyTree,
-    TimeStep,
-)
+from podracer.types import ArraySpec, Carry, Discrete, LearnerState, Params, PyTree, TimeStep
 
 Arrays = Mapping[str, Any]
 
@@ -90,7 +82,7 @@ def make_decision(agent: Agent, state: LearnerState, *, sampled: bool = False) -
 
     row, shapes = jax.make_jaxpr(act, return_shape=True)(*arguments.values())
     results = {name: ArraySpec(x.shape, x.dtype) for name, x in shapes.items()}
-    results = dict(sorted(results.items()))  # as JAX orders them
+    results = dict(sorted(results.items()))  # the order in which JAX has them
     decision = Decision(structs, results, {}, sampled, row, arguments, tuple(results))
     live = _live_inputs(decision, {"action"}, initial_memory) - constant_memory
     outputs = {"action": results["action"]}
@@ -98,7 +90,7 @@ def make_decision(agent: Agent, state: LearnerState, *, sampled: bool = False) -
         outputs |= _scores(decision, spec.action)
     live_memory = {name: x for name, x in initial_memory.items() if name in live}
     outputs |= {f"next_{name}": results[f"next_{name}"] for name in live_memory}
-    inputs = {name: _spec(x) for name, x in structs.items() if name in live}
+    inputs = {n: ArraySpec(x.shape, x.dtype) for n, x in structs.items() if n in live}
     return dataclasses.replace(decision, inputs=inputs, outputs=outputs, initial_memory=live_memory)
 
 
@@ -125,13 +117,11 @@ def _act(
     # The best action ignores its key.
     words = arrays["key"][None] if sampled else jnp.zeros((1, 2), jnp.uint32)
     keys = jax.random.wrap_key_data(words, impl="threefry2x32")
-    before = named_leaves("memory", carry)
-    action, _, carry = agent.act(params, carry, timestep, keys, sampled)
-    after = named_leaves("memory", carry)
-    constant_memory.update(name for name in before if before[name] is after[name])
-    carry = jax.tree.map(lambda x: x[0], carry)
-    action = add_start(spec.action, action[0])
-    return {"action": action, **named_leaves("next_memory", carry)}
+    action, _, new_carry = agent.act(params, carry, timestep, keys, sampled)
+    old, new = (named_leaves("memory", x) for x in (carry, new_carry))
+    constant_memory.update(name for name in old if old[name] is new[name])
+    row = jax.tree.map(lambda x: x[0], new_carry)
+    return {"action": add_start(spec.action, action[0]), **named_leaves("next_memory", row)}
 
 
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, Any]:
@@ -142,14 +132,10 @@ def named_leaves(prefix: str, tree: PyTree) -> dict[str, Any]:
     return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
 
 
-def _from_names(prefix: str, like: PyTree, arrays: Arrays) -> PyTree:
-    return jax.tree.unflatten(
-        jax.tree.structure(like), [arrays[n] for n in named_leaves(prefix, like)]
-    )
-
-
-def _spec(x: Any) -> ArraySpec:
-    return ArraySpec(x.shape, x.dtype)
+def _from_names(prefix: str, tree: PyTree, arrays: Arrays) -> PyTree:
+    """Return the named arrays of a prefix with the structure of a tree."""
+    leaves = [arrays[name] for name in named_leaves(prefix, tree)]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def _scores(decision: Decision, space: Discrete) -> dict[str, ArraySpec]:
@@ -175,10 +161,10 @@ def _live_inputs(decision: Decision, wanted: Iterable[str], memory: Arrays) -> s
     while True:
         needed = needed_variables(row, [results[name] for name in names])
         live = {name for name, x in variables.items() if x in needed}
-        more = {f"next_{name}" for name in live if name in memory}
-        if more <= names:
+        next_memory = {f"next_{name}" for name in live if name in memory}
+        if next_memory <= names:
             return live
-        names |= more
+        names |= next_memory
 
 
 def needed_variables(jaxpr: Any, results: Iterable[Any]) -> set[Any]:

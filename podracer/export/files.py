@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import experiment_digest
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
 from podracer.errors import ConfigError, PodracerError
@@ -20,7 +19,6 @@ from podracer.export.decision import Arrays, Decision, make_decision
 from podracer.export.html import check_page, to_html
 from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
-from podracer.export.stablehlo import PLATFORMS, to_stablehlo
 from podracer.io.checkpoint import Choice
 from podracer.io.edits import encode_json
 from podracer.io.paths import user_path
@@ -28,9 +26,11 @@ from podracer.io.run_directory import check_room, write_bytes
 from podracer.io.steps import identity_of
 from podracer.io.text import redact_settings
 from podracer.run.loading import load_run, reopen
+from podracer.run.resume import experiment_digest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 Format = Literal["onnx", "stablehlo", "html"]
+PLATFORMS = ("cpu", "cuda", "tpu")  # where a StableHLO file runs
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo", "html": ".html"}
 
 
@@ -46,7 +46,7 @@ class Export:
     """Inputs by name, each with a leading axis B."""
     outputs: dict[str, ArraySpec]
     """Outputs by name, each with a leading axis B."""
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     """What the file says of itself."""
     proof: Proof
     """Comparison with the agent."""
@@ -54,7 +54,7 @@ class Export:
 
 def export_policy(
     run_dir: str | Path,
-    out: str | Path | None = None,
+    file: str | Path | None = None,
     *,
     format: Format = "onnx",
     sampled: bool = False,
@@ -65,10 +65,10 @@ def export_policy(
 ) -> Export:
     """Write the policy of a run, at a checkpoint, as a file for programs without podracer.
 
-    The file is `policy.onnx`, `policy.stablehlo` or `policy.html` in the run, or `out`; beside a
-    StableHLO file stands `about` as JSON. The other arguments are those of `load_policy`. Before
-    it is written, the file is compared with the agent on 1,000 observations; of a page, which
-    plays in the environment, it is the ONNX file that it runs.
+    The file is `policy.onnx`, `policy.stablehlo` or `policy.html` in the run, or `file`; beside a
+    StableHLO file stands its `metadata` as JSON. `load_policy` explains the other arguments. Before
+    it is written, the file is compared with the agent on 1,000 observations. A page, which plays in
+    the environment, is compared by the ONNX file that it runs.
 
     Raises `ConfigError` as `load` does, where a package is missing and for a policy that the format
     cannot hold; `PodracerError` if the file decides otherwise than the agent.
@@ -76,10 +76,10 @@ def export_policy(
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
     directory = user_path(run_dir)
-    path = directory / f"policy{SUFFIXES[format]}" if out is None else user_path(out)
+    path = directory / f"policy{SUFFIXES[format]}" if file is None else user_path(file)
     if path.suffix.lower() != SUFFIXES[format]:
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
-    if out is not None:
+    if file is not None:
         check_room(path.parent)
     if format != "stablehlo":
         for package in ("onnx", "onnxruntime"):
@@ -92,11 +92,10 @@ def export_policy(
     )
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
-    about = describe(decision, env.spec) | _origin(
-        directory, experiment, int(run.state.update), run.pod
-    )
+    metadata = describe(decision, env.spec)
+    metadata |= _origin(directory, experiment, int(run.state.update), run.pod)
     is_jax = format == "stablehlo"
-    data = to_stablehlo(decision) if is_jax else to_onnx(decision, about)
+    data = to_stablehlo(decision) if is_jax else to_onnx(decision, metadata)
     runner = stablehlo_runner(data) if is_jax else onnx_runner(data)
     proof = prove(decision, runner, run.agent, env, learner)
     if not proof.holds:
@@ -106,11 +105,11 @@ def export_policy(
             f"{proof.largest_difference:.1e}, so none was written."
         )
     if format == "html":
-        data = to_html(data, decision, runner, env.spec, about)
+        data = to_html(data, decision, runner, env.spec, metadata)
     write_bytes(path, data)
     if is_jax:
-        write_bytes(path.with_name(f"{path.name}.json"), encode_json(about))
-    return Export(path, len(data), decision.inputs, decision.outputs, about, proof)
+        write_bytes(path.with_name(f"{path.name}.json"), encode_json(metadata))
+    return Export(path, len(data), decision.inputs, decision.outputs, metadata, proof)
 
 
 def describe(decision: Decision, spec: EnvironmentSpec) -> dict[str, Any]:
@@ -139,7 +138,7 @@ def _origin(
 ) -> dict[str, Any]:
     """Return where a policy came from, as plain JSON."""
     environment = experiment.environment
-    about = {
+    origin = {
         "run": str((identity_of(directory) or {}).get("id", "")),
         "experiment": experiment_digest(experiment),
         "recipe": experiment.recipe,
@@ -153,7 +152,14 @@ def _origin(
         "onnx_opset": OPSET,
         "platforms": PLATFORMS,
     }
-    return redact_settings(about)
+    return redact_settings(origin)
+
+
+def to_stablehlo(decision: Decision) -> bytes:
+    """Return a decision as bytes for `jax.export.deserialize`, which holds for any batch size."""
+    (batch,) = jax.export.symbolic_shape("B")
+    exported = jax.export.export(jax.jit(decision), platforms=PLATFORMS)(decision.structs(batch))
+    return bytes(exported.serialize())
 
 
 def onnx_runner(data: bytes) -> Runner:

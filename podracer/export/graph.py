@@ -10,7 +10,7 @@ from jax.extend.core import Literal
 
 from podracer.errors import ConfigError
 
-SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # which runtimes store, but do not compute with
+SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # runtimes only store them
 WORD = 0xFFFFFFFF
 _GROWING = {
     "add", "sub", "mul", "neg", "not", "square", "integer_pow", "shift_left", "cumsum",
@@ -118,12 +118,12 @@ class Graph:
 
     def remove_unneeded(self, outputs: Iterable[str]) -> None:
         """Remove nodes and constants that no output depends on."""
-        needed, kept = set(outputs), []
+        needed, nodes = set(outputs), []
         for node in reversed(self.nodes):
             if not needed.isdisjoint(node.output):
                 needed |= set(node.input)
-                kept.append(node)
-        self.nodes = kept[::-1]
+                nodes.append(node)
+        self.nodes = nodes[::-1]
         self.initializers = {k: x for k, x in self.initializers.items() if x.name in needed}
 
 

@@ -17,7 +17,7 @@ from podracer.export.proof import Runner, draw_timesteps
 from podracer.types import EnvironmentSpec
 
 ENVIRONMENTS = ("catch", "cartpole", "pendulum", "gymnax:Breakout-MinAtar")
-NUM_EXAMPLES = 20  # that the page itself compares
+NUM_EXAMPLES = 20  # the page compares its own actions on these
 
 
 def check_page(environment: Any, sampled: bool) -> None:
@@ -34,7 +34,7 @@ def to_html(
     decision: Decision,
     runner: Runner,
     spec: EnvironmentSpec,
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> bytes:
     """Return a page without outside resources that runs an ONNX file in its environment.
 
@@ -49,7 +49,7 @@ def to_html(
     if unknown := sorted({node.op_type for node in graph.node} - set(operators)):
         raise ConfigError(f"a page cannot compute {', '.join(unknown)}: take `format=onnx`.")
     content = {
-        "about": about,
+        "about": metadata,
         "environment": spec.name,
         "nodes": [
             [
@@ -73,9 +73,9 @@ def _encode(array: np.ndarray) -> list[Any]:
 
 def _examples(decision: Decision, runner: Runner, spec: EnvironmentSpec) -> list[dict[str, Any]]:
     """Return observations at the beginning of an episode, and the actions of the file."""
-    drawn = draw_timesteps(spec, np.random.default_rng(0))
+    timesteps = draw_timesteps(spec, np.random.default_rng(0))
     examples = []
-    for observation in np.asarray(drawn.observation)[0, :NUM_EXAMPLES]:
+    for observation in np.asarray(timesteps.observation)[0, :NUM_EXAMPLES]:
         inputs = {
             "observation": observation,
             "first": np.array(True),

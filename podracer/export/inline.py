@@ -32,7 +32,7 @@ class Inliner:
         self.argmax_inputs: list[jax.Array] = []
         """What the argmaxima were taken of, in the order of their evaluation."""
         self.has_loop = False
-        """Whether there is a loop that is not evaluated step by step, as that of a search."""
+        """Whether there is a loop that is not evaluated step by step, such as a search."""
 
     def __call__(self, function: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a function for arguments, of which some may be constants."""
@@ -56,7 +56,7 @@ class Inliner:
         if name == "optimization_barrier":
             return inputs
         if name == "platform_index":
-            return [np.int32(0)]  # that of the only branch taken below
+            return [np.int32(0)]  # the only branch taken below
         if name == "cond" and (platforms := params.get("branches_platforms")):
             default = params["branches"][platforms.index(None)]
             return self(default, inputs[1:])
@@ -90,7 +90,7 @@ class Inliner:
     def _draw(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Evaluate a primitive of random keys on their words."""
         params, words = equation.params, inputs[0]
-        axes = len(equation.invars[0].aval.shape)  # of keys
+        num_key_axes = len(equation.invars[0].aval.shape)
         match equation.primitive.name:
             case "random_wrap" | "random_unwrap":
                 return [words]
@@ -101,7 +101,7 @@ class Inliner:
                 draw = _THREEFRY.fold_in
             case _:  # such as a reshape, of each word
                 return jax.vmap(lambda word: _bind(equation, [word]), -1, -1)(words)
-        for depth in range(axes, 0, -1):
+        for depth in range(num_key_axes, 0, -1):
             draw = jax.vmap(draw, (0, *(0 if np.ndim(x) >= depth else None for x in inputs[1:])))
         return self(jax.make_jaxpr(draw)(*inputs), inputs)
 
@@ -159,9 +159,9 @@ def _takes_keys(equation: Any) -> bool:
     return any(jnp.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes)
 
 
-def _constant_case(which: Any) -> int | None:
+def _constant_case(index: Any) -> int | None:
     """Return the case that a selection always takes, None if it depends on its inputs."""
-    if _is_traced(which):
+    if _is_traced(index):
         return None
-    cases = np.unique(np.asarray(which))
+    cases = np.unique(np.asarray(index))
     return int(cases[0]) if len(cases) == 1 else None

@@ -16,19 +16,17 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from podracer.errors import ConfigError
-from podracer.export.arrays import ARRAYS
 from podracer.export.decision import Decision, needed_variables
-from podracer.export.elementwise import ELEMENTWISE
 from podracer.export.graph import Graph
+from podracer.export.operators import OPERATORS
 from podracer.types import ArraySpec
 
 OPSET, IR_VERSION = 18, 8
 _HALF = (jnp.bfloat16, jnp.float16)
-OPERATORS = ELEMENTWISE | ARRAYS  # of lax primitives, by name
 
 
-def to_onnx(decision: Decision, about: Mapping[str, Any]) -> bytes:
-    """Return a decision as the content of an ONNX file, with `about` as its metadata.
+def to_onnx(decision: Decision, metadata: Mapping[str, Any]) -> bytes:
+    """Return a decision as the content of an ONNX file.
 
     Raises `ConfigError` for a policy whose computation ONNX cannot express, such as a search.
     """
@@ -47,7 +45,7 @@ def to_onnx(decision: Decision, about: Mapping[str, Any]) -> bytes:
         ir_version=IR_VERSION,
         producer_name="podracer",
     )
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
     onnx.helper.set_model_props(model, texts)
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()

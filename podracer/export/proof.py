@@ -29,14 +29,14 @@ from podracer.types import (
 )
 
 STEPS, ROWS = 50, 20
-CALLS = 1000  # that are timed
+CALLS = 1000  # calls that are timed
 TOLERANCE = 1e-5
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """Comparison of a file's decisions with those of the agent."""
+    """Comparison of a file's decisions with the agent's."""
 
     observations: int
     """Number of observations."""
@@ -48,7 +48,7 @@ class Proof:
     largest_difference: float
     """Largest difference of other outputs and continuous actions; relative where above 1."""
     microseconds: float
-    """Median time of a decision for one observation; that of onnxruntime is on one thread."""
+    """Median time of a decision for one observation; onnxruntime has one thread."""
 
     @property
     def holds(self) -> bool:
@@ -65,8 +65,8 @@ def prove(
 ) -> Proof:
     """Compare a file, run by `runner`, with the agent's own `act`.
 
-    The file has its own memory from the first step on. Observations are those of the agent in a
-    device environment; those of other environments are drawn from their specification.
+    The file has its own memory from the first step on. In a device environment observations are
+    what the agent meets there; for other environments they are drawn from the specification.
     """
     is_device = not isinstance(env, HostEnvironments)
     inputs, actions, memories = _reference(decision, agent, env if is_device else None, state)
@@ -100,7 +100,7 @@ def prove(
 def _difference(x: np.ndarray, expected: Any) -> np.ndarray:
     x, y = np.asarray(x, np.float64), np.asarray(expected, np.float64)
     assert x.shape == y.shape
-    with np.errstate(invalid="ignore"):  # of infinities
+    with np.errstate(invalid="ignore"):  # differences of infinities
         difference = np.where(x == y, 0.0, np.abs(x - y) / np.maximum(1.0, np.abs(y)))
     return np.where(np.isnan(difference), np.inf, difference)
 
@@ -190,8 +190,8 @@ def draw_timesteps(spec: EnvironmentSpec, rng: np.random.Generator) -> TimeStep:
             return rng.normal(size=size).astype(leaf.dtype)
         if leaf.dtype == bool:
             return rng.random(size) < 0.5
-        most = leaf.num_values or min(256, np.iinfo(leaf.dtype).max)
-        return rng.integers(0, most, size).astype(leaf.dtype)
+        end = leaf.num_values or min(256, np.iinfo(leaf.dtype).max)
+        return rng.integers(0, end, size).astype(leaf.dtype)
 
     observation: PyTree = jax.tree.map(draw, spec.observation)
     if (mask := action_mask(observation)) is not None:

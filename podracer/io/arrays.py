@@ -25,7 +25,7 @@ def read_arrays(
 ) -> dict[str, Any]:
     """Read the arrays of `shardings` by path: onto devices, or onto the host where it is None.
 
-    `entries` are those of the whole checkpoint.
+    `entries` is the schema of the whole checkpoint.
     """
     import orbax.checkpoint as ocp  # takes long, see `Checkpointer`
 
@@ -83,7 +83,7 @@ def sharding_of(leaf: Any) -> jax.sharding.Sharding | None:
 
 
 def place(leaf: Any, value: Any, impl: str | None) -> Any:
-    """Return a stored array as the kind of leaf that `leaf` is; `impl` is that of its keys."""
+    """Return a stored array as a leaf like `leaf`; `impl` is the implementation of its keys."""
     if isinstance(leaf, np.ndarray | np.generic):
         return value
     if not isinstance(value, jax.Array):

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-_CHECKED = ".checked"  # its time is that of the last look
+_CHECKED = ".checked"  # its time is the time of the last look
 _WRITING = 60.0  # seconds in which another process may still write an entry
 _ZSTD = b"\x28\xb5\x2f\xfd"  # with which a frame begins
 
@@ -55,7 +55,7 @@ def _is_whole(entry: Path) -> bool:
         decompressor.decompress(data)
     except ImportError:
         return True  # nobody knows
-    except Exception:  # of its kind
+    except Exception:  # each decompressor has its own
         return False
     return decompressor.eof
 

@@ -61,7 +61,7 @@ class Restored:
     """A restored checkpoint, its arrays on their devices."""
 
     step: int
-    state: PyTree  # structure, shapes, dtypes and shardings of `like`
+    state: PyTree  # structure, shapes, dtypes and shardings of the target
     metadata: dict[str, Any]
 
 
@@ -91,17 +91,17 @@ class Checkpointer:
         self.directory = self.run / CHECKPOINTS
         self._keep = keep
         self._report = report
-        self._inode: int | None = None  # of `directory`, on process 0
+        self._inode: int | None = None  # inode of `directory`, on process 0
         if jax.process_index() == 0:
             self._inode = own_directory(self.directory)
             for path in paths_in(self.directory):
                 if _REMAINS.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
-            for path in self.run.glob(f".{SAVED}.*"):  # of a process killed while it wrote
+            for path in self.run.glob(f".{SAVED}.*"):  # a process was killed while it wrote
                 path.unlink(missing_ok=True)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
-        self._resources = contextlib.ExitStack()  # of Orbax
+        self._resources = contextlib.ExitStack()  # what Orbax holds
 
     def has_saved(self) -> bool:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
@@ -165,15 +165,15 @@ class Checkpointer:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def restore(self, like: PyTree, step: int | None = None) -> Restored:
-        """Restore the newest valid checkpoint, or exactly `step`, in the structure of `like`.
+    def restore(self, target: PyTree, step: int | None = None) -> Restored:
+        """Restore the newest valid checkpoint, or exactly `step`, in the structure of `target`.
 
-        Each leaf of `like` is an array or a `ShapeDtypeStruct`, and its sharding is that of the
+        Each leaf of `target` is an array or a `ShapeDtypeStruct`, and its sharding is that of the
         restored leaf (host for numpy arrays, default device if there is none). A step that is
         damaged or belongs to another run is reported and moved to `quarantine/`, and the previous
         one is used, unless `step` is given. Raises `StorageError` if a file cannot be read, which
         moves nothing; `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths
-        differ from `like`: nothing is ever cast, padded or left out.
+        differ from `target`: nothing is ever cast, padded or left out.
         """
         self.wait()
         aside = self.directory / QUARANTINE
@@ -183,7 +183,7 @@ class Checkpointer:
                 return valid_step(self.run, self._report, aside)
             return verified_step(self.run, step)
 
-        return _read(self.directory / step_name(_from_first_process(decide)), like)
+        return _read(self.directory / step_name(_from_first_process(decide)), target)
 
     def steps(self) -> list[int]:
         """Return the sealed steps, oldest first, without verifying their bytes."""
@@ -196,7 +196,7 @@ class Checkpointer:
             self.wait()
         finally:
             self._worker.shutdown()
-            with contextlib.suppress(OSError):  # of metadata that nobody reads
+            with contextlib.suppress(OSError):  # metadata that nobody reads
                 self._resources.close()
 
     def __enter__(self) -> Checkpointer:
@@ -243,9 +243,9 @@ class Checkpointer:
 
     def _retire(self, step: int) -> None:
         """Delete the oldest steps of this run that none names best, once this one was read back."""
-        own = [path for path in step_directories(self.directory) if self._is_own(path)]
-        old = [path for path in own if int(path.name) <= step][: -self._keep]
-        best = {path: best_step(read_meta(path)["metadata"]) for path in own if path not in old}
+        steps = [path for path in step_directories(self.directory) if self._is_own(path)]
+        old = [path for path in steps if int(path.name) <= step][: -self._keep]
+        best = {path: best_step(read_meta(path)["metadata"]) for path in steps if path not in old}
         old = [path for path in old if int(path.name) not in best.values()]
         path = self.directory / step_name(step)
         if old or best.get(path) == step:
@@ -277,17 +277,19 @@ class Checkpointer:
 
 def load(
     run: Path,
-    like: PyTree,
+    target: PyTree,
     step: Choice = "newest",
     *,
-    without: tuple[str, ...] = (),
+    excluded: tuple[str, ...] = (),
     report: Report = print_stderr,
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running.
 
-    Arrays whose paths begin with one of `without` are not read: `like` has none of them.
+    Arrays whose paths begin with one of `excluded` are not read: `target` has none of them.
     """
-    return read_chosen(Path(run).absolute(), step, report, lambda path: _read(path, like, without))
+    return read_chosen(
+        Path(run).absolute(), step, report, lambda path: _read(path, target, excluded)
+    )
 
 
 def load_part(
@@ -346,15 +348,15 @@ def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, like: PyTree, without: tuple[str, ...] = ()) -> Restored:
-    meta, leaves, expected = read_meta(path), leaves_by_path(like), schema(like)
-    stored = {name: x for name, x in meta["schema"].items() if not name.startswith(without)}
+def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restored:
+    meta, leaves, expected = read_meta(path), leaves_by_path(target), schema(target)
+    stored = {name: x for name, x in meta["schema"].items() if not name.startswith(excluded)}
     if stored != expected:
         raise CheckpointError(f"{path} does not fit: {schema_difference(stored, expected)}")
     shardings = {name: sharding_of(leaf) for name, leaf in leaves.items()}
     arrays = read_arrays(path, meta["schema"], shardings)
     placed = [place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
-    state = jax.tree.unflatten(jax.tree.structure(like), placed)
+    state = jax.tree.unflatten(jax.tree.structure(target), placed)
     if schema(state) != expected:
         raise CheckpointError(
             f"{path} cannot be represented here: {schema_difference(expected, schema(state))}"

@@ -16,9 +16,9 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield name, value
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted names of leaves that differ with both values, None for a missing leaf."""
-    old, new = dict(leaves(before)), dict(leaves(after))
+    old, new = dict(leaves(first)), dict(leaves(second))
     pairs = {name: (old.get(name), new.get(name)) for name in old | new}
     # A value that does not equal itself is NaN, which equals another NaN here.
     return {name: (x, y) for name, (x, y) in pairs.items() if x != y and not (x != x and y != y)}

@@ -35,7 +35,7 @@ UNSEALED = Sealed()
 
 
 def read_sealed(run: Path) -> Sealed:
-    """Compare `config.json` with its seal, and the records with those of the newest checkpoint.
+    """Compare `config.json` with its seal, and the records with the newest checkpoint's.
 
     A file of more than 64 MiB is not compared.
     """
@@ -62,10 +62,7 @@ def _newest_metadata(checkpoints: Path) -> dict[str, Any]:
     except OSError:
         steps = []
     for step in reversed(steps):
-        try:
-            metadata = json.loads(_read(checkpoints / step / "meta.json") or b"")["metadata"]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            continue
+        metadata = read_object(checkpoints / step / "meta.json").get("metadata")
         if isinstance(metadata, dict):
             return metadata
     return {}
@@ -115,7 +112,7 @@ def encode_sealed(body: dict[str, Any]) -> bytes:
 
 
 def is_sealed(raw: bytes) -> bool:
-    """Return whether these bytes are exactly those of a sealed file."""
+    """Return whether these bytes are exactly a sealed file."""
     try:
         body = json.loads(raw)
         del body["sha256"]

@@ -38,10 +38,10 @@ class JsonlSink:
         sealed: Mapping[str, Any] | None = None,
     ) -> None:
         self._updates: float = -math.inf
-        kept = b""
+        content = b""
         if resume_updates is not None:
-            kept, self._updates = _continued(Path(path), resume_updates, sealed)
-        self._digest, self._size = hashlib.sha256(kept), len(kept)
+            content, self._updates = _continued(Path(path), resume_updates, sealed)
+        self._digest, self._size = hashlib.sha256(content), len(content)
         self._file = open(path, "xb" if resume_updates is None else "ab")  # noqa: SIM115
         fsync_directory(Path(path).parent)
 
@@ -63,7 +63,7 @@ class JsonlSink:
 
     def seal(self) -> dict[str, Any]:
         """Make all records durable; return their size and SHA-256, which a checkpoint keeps."""
-        if not self._file.closed:  # as it is after a record that could not be written
+        if not self._file.closed:  # a record that could not be written closes it
             try:
                 os.fsync(self._file.fileno())
             except OSError as error:
@@ -104,10 +104,10 @@ def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tu
         raise StorageError(f"{path} is a pipe, not a file.")
     data = read_records(path)
     if sealed is None:
-        kept, last, is_whole = _readable(data, updates)
+        records, last, is_whole = _readable(data, updates)
     else:
         is_whole = holds_sealed(data, sealed)
-        kept, last, _ = _readable(data[: sealed["size"]] if is_whole else data, updates)
+        records, last, _ = _readable(data[: sealed["size"]] if is_whole else data, updates)
     if not is_whole:
         copy = unused(path.with_name(f"{path.name}.damaged"))
         write_bytes(copy, data)
@@ -118,19 +118,19 @@ def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tu
             updates,
             copy.name,
         )
-    write_bytes(path, kept)
-    return kept, last
+    write_bytes(path, records)
+    return records, last
 
 
 def _readable(data: bytes, updates: int) -> tuple[bytes, float, bool]:
     """Return the increasing records up to an update, the last one's, and whether all are sound."""
-    kept, last, is_sound = [], -math.inf, True
+    lines, last, is_sound = [], -math.inf, True
     for line in data.splitlines(keepends=True):
         record = parse_record(line)
         count = None if record is None else record.get("updates")
         if isinstance(count, int) and last < count <= updates:
-            kept.append(line.rstrip(b"\n") + b"\n")
+            lines.append(line.rstrip(b"\n") + b"\n")
             last = count
         elif line.endswith(b"\n"):  # not torn
             is_sound = is_sound and isinstance(count, int) and count > updates
-    return b"".join(kept), last, is_sound
+    return b"".join(lines), last, is_sound

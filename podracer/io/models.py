@@ -34,7 +34,7 @@ class Decision:
     model: str  # the current model after the decision
     files: dict[str, str]  # SHA-256 of the files of that model, see `digests`
     run: str = ""  # name of the run that was compared
-    updates: int = 0  # of its checkpoint
+    updates: int = 0  # updates of its checkpoint
     window: tuple[str, ...] = ()  # first and last bar of the validation period
     score: float | None = None  # return of the run's policy in it
     previous_score: float | None = None  # return of the model that was current, on the same bars

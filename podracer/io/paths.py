@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NoReturn
+
+from podracer.errors import ConfigError
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` makes one slash of two
 
@@ -18,27 +19,23 @@ def user_path(path: str | Path) -> Path:
     """
     text = str(path)
     if _ADDRESS.match(text):
-        _refuse(
+        raise ConfigError(
             f"{text!r} is an address, but files are kept in directories of this machine: mount the "
             "store there and name the directory."
         )
     try:
         home = Path(text).expanduser()
     except RuntimeError:
-        _refuse(f"there is no home directory for {text!r}: write the path without '~'.")
+        raise ConfigError(
+            f"there is no home directory for {text!r}: write the path without '~'."
+        ) from None
     full = os.path.abspath(home)
     if not _is_utf8(full):
-        _refuse(
+        raise ConfigError(
             f"{full!r} cannot be used, as its bytes are not UTF-8, or not in this locale: take "
             "another name, or a locale of UTF-8."
         )
     return home
-
-
-def _refuse(message: str) -> NoReturn:
-    from podracer.errors import ConfigError  # imports JAX, for which a mistyped flag need not wait
-
-    raise ConfigError(message)
 
 
 def _is_utf8(path: str) -> bool:

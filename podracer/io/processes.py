@@ -42,8 +42,8 @@ def stop_with_parent() -> None:
 def go_on_guarded() -> None:
     """Go on in a child of this process, which then only guards it; Linux only.
 
-    The guard adopts what the child's descendants leave behind, be it in sessions of their own, and
-    kills all of that when the child has ended, of itself or by a signal, see `end_guarded`. Call
+    The guard adopts what the child's descendants leave behind, be it in sessions of their own. It
+    kills all of them when the child has ended, of itself or by a signal, see `end_guarded`. Call
     it before the first thread.
     """
     if sys.platform != "linux":
@@ -86,12 +86,12 @@ def children() -> set[int]:
 
 def kill_tree(pid: int) -> None:
     """Kill a process and its descendants, be they in sessions of their own; Linux only."""
-    found = [pid]
-    for parent in found:  # which grows
-        found += (
+    processes = [pid]
+    for parent in processes:  # the list grows
+        processes += (
             x for task in Path(f"/proc/{parent}/task").glob("*/children") for x in _listed(task)
         )
-    for process in found:
+    for process in processes:
         _send(process, signal.SIGKILL)
 
 

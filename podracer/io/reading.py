@@ -11,7 +11,8 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import NoReturn
+
+from podracer.errors import CheckpointError
 
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
 _LINE_LIMIT = 16 * 2**20
@@ -24,7 +25,7 @@ def open_regular(path: Path) -> BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        _refuse(f"{path} is not a file")
+        raise CheckpointError(f"{path} is not a file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -36,7 +37,7 @@ def read_limited(path: Path, limit: int = _JSON_LIMIT) -> bytes:
     with naming(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            _refuse(f"{path} is larger than {limit:,} bytes")
+            raise CheckpointError(f"{path} is larger than {limit:,} bytes")
         return file.read(size)
 
 
@@ -49,7 +50,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         size = os.fstat(file.fileno()).st_size
         while line := file.readline(min(size, _LINE_LIMIT + 1)):
             if len(line) > _LINE_LIMIT:
-                _refuse(f"{path} has a line of more than {_LINE_LIMIT:,} bytes")
+                raise CheckpointError(f"{path} has a line of more than {_LINE_LIMIT:,} bytes")
             size -= len(line)
             yield line
 
@@ -62,9 +63,3 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
-
-
-def _refuse(message: str) -> NoReturn:
-    from podracer.errors import CheckpointError  # imports JAX, which not every reader needs
-
-    raise CheckpointError(message)

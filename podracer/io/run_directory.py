@@ -29,9 +29,9 @@ _ROOM = 2**20  # bytes that are free wherever something is to be saved
 def run_directory(root: Path, name: str) -> Path:
     """Return the path of the run `name` directly under `root`; create nothing.
 
-    Raises `ConfigError` for a name that is not 1 to 80 of `A-Z a-z 0-9 . _ -` and spaces between
-    them, that starts with a dot or names a device on some system, and for a path that is a symbolic
-    link or a file.
+    A name has 1 to 80 of `A-Z a-z 0-9 . _ -` and spaces between them, and does not start with a
+    dot. Raises `ConfigError` for any other, for one that names a device on some system, and for a
+    path that is a symbolic link or a file.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise ConfigError(
@@ -161,7 +161,7 @@ def write_json(path: Path, obj: Any, *, mode: int | None = None) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write bytes atomically, as `write_json` does; `mode` is that of the file."""
+    """Write bytes atomically, as `write_json` does, into a file of this mode."""
     path = Path(path)
     _remove_drafts(path)
     # One name per thread: a watchdog may write crash.json while the main thread does.
@@ -177,7 +177,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # not that of the draft
+            error.filename, error.filename2 = str(path), None  # not the draft
         raise
     fsync_directory(path.parent)
 
@@ -196,7 +196,7 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # another user's
         pass
     return True
 

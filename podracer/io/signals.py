@@ -95,7 +95,7 @@ def exit_on_stop() -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         text = f"podracer: ended by {signal.Signals(number).name}; there was nothing to save.\n"
         with contextlib.suppress(Exception):
-            sys.stdout.flush()  # which may be what the signal interrupted
+            sys.stdout.flush()  # the signal may have interrupted it
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
         os._exit(PREEMPTED)

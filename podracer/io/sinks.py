@@ -14,10 +14,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from podracer.errors import StorageError
 from podracer.io.reading import read_lines
 
 Record = Mapping[str, Any]
@@ -74,19 +75,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     numbers and nulls.
     """
     records = []
-    for number, (line, record) in enumerate(_lines(path), 1):
-        if record is not None:
+    for number, line in enumerate(read_lines(path), 1):
+        if (record := parse_record(line)) is not None:
             records.append(record)
         elif line.endswith(b"\n"):
-            from podracer.errors import StorageError
-
             raise StorageError(f"{path}: line {number} is not a record of numbers.")
     return records
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    for line in read_lines(path):
-        yield line, parse_record(line)
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

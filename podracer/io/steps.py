@@ -101,9 +101,9 @@ def verified_step(run: Path, step: int) -> int:
     directory = run / CHECKPOINTS
     path = directory / step_name(step) if 0 <= step < 10**12 else None
     if path is None or not is_there(path):
-        there = ", ".join(str(int(path.name)) for path in step_directories(directory))
+        steps = ", ".join(str(int(path.name)) for path in step_directories(directory))
         raise CheckpointError(
-            f"{run} has no checkpoint of update {step}, but of {there or 'no update'}."
+            f"{run} has no checkpoint of update {step}, but of {steps or 'no update'}."
         )
     _verify(path, identity_of(run))
     return step
@@ -129,13 +129,13 @@ def valid_step(run: Path, report: Report, quarantine: Path | None = None) -> int
     for path, fault in refused.items():
         moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""
         report(f"checkpoint skipped: {fault}{moved}; {outcome}.")
-    lost = None if newest is None else directory / step_name(newest)
-    if valid and lost and lost > valid and lost not in refused:
-        report(f"checkpoint {lost} was saved and is gone; {outcome}.")
+    newest_path = None if newest is None else directory / step_name(newest)
+    if valid and newest_path and newest_path > valid and newest_path not in refused:
+        report(f"checkpoint {newest_path} was saved and is gone; {outcome}.")
     if not valid:
         raise CheckpointError(
             f"{run} has no valid checkpoint"
-            + (", but one was saved: bring it back, or begin a new run." if lost else ".")
+            + (", but one was saved: bring it back, or begin a new run." if newest_path else ".")
         )
     return int(valid.name)
 

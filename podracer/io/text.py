@@ -38,13 +38,13 @@ _AFTER_NAME = re.compile(
 _QUOTED_LINE = re.compile(r'^(?P<place>[ |+]*File "(?P<file>.+)", line \d+.*\n)(?P<code>.+)', re.M)
 _LIBRARIES = re.compile(rf"/site-packages/|/lib/python3|^{re.escape(_PACKAGE)}")
 _LITERAL = re.compile(r"(?P<quote>['\"])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)")
-_TOKEN = re.compile(  # of a known form: private keys, JSON web tokens, GitHub, Hugging Face, ...
+_TOKEN = re.compile(  # known forms: private keys, JSON web tokens, GitHub, Hugging Face, ...
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
     r"|\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|npm_|pypi-|sk-|xox[abprs]-|AIza)[\w-]{16,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
 )
-# Names such as that of a recipe, versions and lists of numbers.
+# Names such as a recipe's, versions and lists of numbers.
 _HARMLESS = re.compile(r"[a-z]+(?:_[a-z]+)*(?:_[a-z\d]{2,4})?|[\d.,:+-]+")
 _WORD_OF_TEXT = re.compile(r"[A-Z]?[a-z]+")
 _WORD_IN_CODE = re.compile(r"[A-Za-z_]*[.,:;!?()]*|%[a-z]|\{\w*\}")

@@ -1,8 +1,8 @@
 """Representations of the value of an action: its mean, or the distribution of its return.
 
 Each class is a setting of value-based agents. `size` is the number Z of network outputs for an
-action, `mean` computes the value from them, `mix` the outputs of a policy's value from those of the
-actions, and `loss` compares outputs with a bootstrapped target:
+action, and `mean` computes the value from them. `mix` computes the outputs of a policy's value from
+the actions' outputs. `loss` compares outputs with a bootstrapped target:
 
     G + γ X(s')        for a return G, a discount γ and the distribution X of the bootstrap value
 
@@ -33,7 +33,7 @@ from podracer.ops.transforms import evenly_spaced
 Outputs = Float[Array, "N Z"]
 ActionOutputs = Float[Array, "N A Z"]
 Batch = Float[Array, "N"]
-Probabilities = Float[Array, "N A"]  # of actions
+Probabilities = Float[Array, "N A"]  # one for each action
 QValues = Float[Array, "N A"]
 
 
@@ -129,10 +129,10 @@ class Atoms:
         return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[:, :, None], axis=1)
 
     def _add_to_two(self, values: Outputs, probabilities: Outputs) -> Outputs:
-        below = jnp.clip(jnp.int32((values - self.low) / self._gap), 0, self.atoms - 2)
+        atom = jnp.clip(jnp.int32((values - self.low) / self._gap), 0, self.atoms - 2)
         # Rounded to the wrong side of an atom, it gets a weight as little below 0 or above 1.
-        weight = (values - self.support[below]) / self._gap
-        index = below + self.atoms * jnp.arange(len(values))[:, None]
+        weight = (values - self.support[atom]) / self._gap
+        index = atom + self.atoms * jnp.arange(len(values))[:, None]
         # Flat: with an index for each axis XLA's scatter takes up to three times as long.
         projected = jnp.zeros(values.size, probabilities.dtype)
         projected = projected.at[index].add((1.0 - weight) * probabilities)
@@ -270,5 +270,5 @@ def _weighted_sum(outputs: ActionOutputs, policy: Probabilities) -> Outputs:
     return jnp.sum(outputs * policy[..., None], axis=-2)
 
 
-def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
-    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
+def _along_last(vector: jax.Array, outputs: jax.Array) -> jax.Array:
+    return vector.reshape((1,) * (outputs.ndim - 1) + vector.shape)

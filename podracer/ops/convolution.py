@@ -138,8 +138,8 @@ def _product_gradients(x: jax.Array, w: jax.Array, g: jax.Array):
 
         dx[i + k] = Σ g[i] w[k]ᵀ        dw[k] = Σ x[i + k]ᵀ g[i]
 
-    The former is one product for all k and shifted sums, the latter a product for each k, with the
-    transpose of `g` made once: XLA is slow at products of transposes.
+    The former is one product for all k and shifted sums. The latter is a product for each k, with
+    the transpose of `g` made once: XLA is slow at products of transposes.
     """
     height, width, channels, outputs = w.shape
     rows, columns = g.shape[1:3]

@@ -31,7 +31,7 @@ class Categorical:
     """Distribution over discrete actions, int32 `[*b]`.
 
     A logit of -inf makes an action impossible for samples and log-probabilities; entropies and
-    divergences need finite ones, such as those of masked actions.
+    divergences need finite ones, as masked actions have.
     """
 
     logits: Float[Array, "*b A"]
@@ -50,8 +50,8 @@ class Categorical:
         cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
         threshold = uniform * jnp.max(cumulative, axis=-1)
         actions = jnp.arange(probs.shape[-1], dtype=jnp.int32)
-        chosen = jnp.where(cumulative > threshold[..., None], actions, probs.shape[-1])
-        return jnp.min(chosen, axis=-1)
+        candidates = jnp.where(cumulative > threshold[..., None], actions, probs.shape[-1])
+        return jnp.min(candidates, axis=-1)
 
     def mode(self) -> jax.Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -59,18 +59,18 @@ class Categorical:
     def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
         log_probs = jax.nn.log_softmax(self.logits)
         # A one-hot product: its gradient is a product too, where a gather's is a slow scatter.
-        chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=log_probs.dtype)
-        return jnp.sum(jnp.where(chosen > 0, log_probs, 0.0), axis=-1)
+        one_hot = jax.nn.one_hot(action, self.logits.shape[-1], dtype=log_probs.dtype)
+        return jnp.sum(jnp.where(one_hot > 0, log_probs, 0.0), axis=-1)
 
     def entropy(self) -> Float[Array, "*b"]:
         log_probs = jax.nn.log_softmax(self.logits)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
-    def divergence(self, other: Categorical) -> Float[Array, "*b"]:
-        """Compute the Kullback-Leibler divergence KL(self || other)."""
+    def divergence(self, reference: Categorical) -> Float[Array, "*b"]:
+        """Compute the Kullback-Leibler divergence KL(self || reference)."""
         log_probs, other_log_probs = (
             jax.nn.log_softmax(self.logits),
-            jax.nn.log_softmax(other.logits),
+            jax.nn.log_softmax(reference.logits),
         )
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other_log_probs), axis=-1)
 
@@ -79,7 +79,7 @@ class Categorical:
 class MultiCategorical:
     """Distribution over several discrete actions at once, int32 `[*b, n]`, which are independent.
 
-    Logits are those of all components, one component after another.
+    Logits are concatenated, one component after another.
     """
 
     logits: Float[Array, "*b A"]
@@ -101,9 +101,9 @@ class MultiCategorical:
         entropies = [part.entropy() for part in self.components()]
         return sum(entropies[1:], entropies[0])
 
-    def divergence(self, other: MultiCategorical) -> Float[Array, "*b"]:
-        """Compute the Kullback-Leibler divergence KL(self || other)."""
-        pairs = zip(self.components(), other.components(), strict=True)
+    def divergence(self, reference: MultiCategorical) -> Float[Array, "*b"]:
+        """Compute the Kullback-Leibler divergence KL(self || reference)."""
+        pairs = zip(self.components(), reference.components(), strict=True)
         divergences = [part.divergence(other_part) for part, other_part in pairs]
         return sum(divergences[1:], divergences[0])
 
@@ -135,10 +135,10 @@ class Normal:
     def entropy(self) -> Float[Array, "*b"]:
         return jnp.sum(self.log_scale + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
-    def divergence(self, other: Normal) -> Float[Array, "*b"]:
-        """Compute the Kullback-Leibler divergence KL(self || other)."""
-        log_ratio = self.log_scale - other.log_scale
-        z = (self.mean - other.mean) * jnp.exp(-other.log_scale)
+    def divergence(self, reference: Normal) -> Float[Array, "*b"]:
+        """Compute the Kullback-Leibler divergence KL(self || reference)."""
+        log_ratio = self.log_scale - reference.log_scale
+        z = (self.mean - reference.mean) * jnp.exp(-reference.log_scale)
         return jnp.sum(0.5 * (jnp.expm1(2 * log_ratio) + z**2) - log_ratio, axis=-1)
 
 

@@ -51,13 +51,13 @@ def _is_quantity(leaf: Any) -> bool:
     return leaf.dtype != bool and getattr(leaf, "num_values", None) is None
 
 
-def _map_quantities(function: Callable[..., jax.Array], mean: PyTree, *others: PyTree) -> PyTree:
+def _map_quantities(function: Callable[..., jax.Array], mean: PyTree, *trees: PyTree) -> PyTree:
     """Map over a tree of moments and others; None where the first tree has None."""
 
-    def apply(mean: Any, *others: Any) -> Any:
-        return None if mean is None else function(mean, *others)
+    def apply(mean: Any, *leaves: Any) -> Any:
+        return None if mean is None else function(mean, *leaves)
 
-    return jax.tree.map(apply, mean, *others, is_leaf=_is_none)
+    return jax.tree.map(apply, mean, *trees, is_leaf=_is_none)
 
 
 def _is_none(x: Any) -> bool:
@@ -107,24 +107,24 @@ def _divide(tree: PyTree, share: jax.Array | None) -> PyTree:
     return jax.tree.map(lambda x: x / jnp.maximum(share, 1e-9), tree)
 
 
-def merge(one: Moments, other: Moments) -> Moments:
+def merge(first: Moments, second: Moments) -> Moments:
     """Combine the moments of two sets of items.
 
     Source: Chan, Golub and LeVeque 1979, the pairwise combination of means and variances.
     """
-    total = one.count + other.count
-    share = other.count / jnp.maximum(total, 1.0)
+    total = first.count + second.count
+    share = second.count / jnp.maximum(total, 1.0)
 
     def combine(
-        mean: jax.Array, variance: jax.Array, other_mean: jax.Array, other_variance: jax.Array
+        mean: jax.Array, variance: jax.Array, second_mean: jax.Array, second_variance: jax.Array
     ) -> jax.Array:
-        between = (other_mean - mean) ** 2 * share * (1 - share)
-        return variance * (1 - share) + other_variance * share + between
+        variance_of_means = (second_mean - mean) ** 2 * share * (1 - share)
+        return variance * (1 - share) + second_variance * share + variance_of_means
 
     return Moments(
         count=total,
-        mean=_map_quantities(lambda m, m2: m + (m2 - m) * share, one.mean, other.mean),
-        variance=_map_quantities(combine, one.mean, one.variance, other.mean, other.variance),
+        mean=_map_quantities(lambda m, m2: m + (m2 - m) * share, first.mean, second.mean),
+        variance=_map_quantities(combine, first.mean, first.variance, second.mean, second.variance),
     )
 
 

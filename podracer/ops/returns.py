@@ -109,7 +109,7 @@ def vtrace(
     delta = _clipped(rho_tm1, clip_rho, alpha_rho) * (r_t + discount_t * v_t - v_tm1)
     decay = discount_t * lambda_ * _clipped(rho_tm1, clip_c, alpha_c)
     targets = v_tm1 + _backward(mask * delta, mask * decay)
-    # Within the rollout the next target is that of the next step: the bootstrap of remark 2.
+    # Within the rollout the next target belongs to the next step: the bootstrap of remark 2.
     next_targets = jnp.concatenate([lambda_ * targets[1:] + (1 - lambda_) * v_t[:-1], v_t[-1:]])
     weight = _clipped(rho_tm1, clip_pg_rho, alpha_rho)
     advantages = weight * (r_t + discount_t * next_targets - v_tm1)
@@ -134,8 +134,9 @@ def retrace(
 
         Gₜ₋₁ = rₜ + γₜ (v(sₜ) + cₜ (Gₜ − q(sₜ, aₜ)))        cₜ = λ min(1, ρₜ)
 
-    `q_tm1` are the values of the actions taken, `v_t` those of the next states under π. Source:
-    Munos et al. 2016, equation 4 (arXiv 1606.02647).
+    `q_tm1` are values of actions taken, `v_t` of next states under π.
+
+    Source: Munos et al. 2016, equation 4 (arXiv 1606.02647).
     """
     mask = valid_tm1.astype(q_tm1.dtype)
     traces = lambda_ * jnp.minimum(1.0, rho_tm1)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-SQUARINGS = 6  # as exact as 2^6 = 64 steps of power iteration
+SQUARINGS = 6  # equal to 2^6 = 64 steps of power iteration
 
 
 def spectral_norm(weight: Float[Array, "*n m"]) -> Float[Array, ""]:

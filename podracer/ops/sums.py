@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from podracer.fields import struct, unchecked
 
-_UNIT = 2.0**-10  # of prices as integers
+_UNIT = 2.0**-10  # prices are integers of it
 
 
 def compensated_sum(
@@ -56,9 +56,9 @@ class TwoFloats:
         total = high + low
         return TwoFloats(total, low - (total - high))
 
-    def minus(self, other: TwoFloats) -> TwoFloats:
+    def minus(self, number: TwoFloats) -> TwoFloats:
         """Return the difference of two numbers."""
-        return self.plus(-other.high, -other.low)
+        return self.plus(-number.high, -number.low)
 
     def times(self, factor: float) -> TwoFloats:
         """Return the product with a constant, which is taken as a float64."""
@@ -107,8 +107,8 @@ def value_of(count: Int[Array, "*b D"], price: Float[Array, "*b D"]) -> TwoFloat
     exact = jnp.sum(count * units.astype(jnp.int32), axis=-1)
     upper = jnp.floor(nearest * 2.0**-24)
     lower = nearest - upper * 2.0**24
-    lost = exact - (upper.astype(jnp.int32) << 24) - lower.astype(jnp.int32)
-    return two_floats(nearest * _UNIT).plus(lost.astype(jnp.float32) * _UNIT, fraction)
+    excess = exact - (upper.astype(jnp.int32) << 24) - lower.astype(jnp.int32)
+    return two_floats(nearest * _UNIT).plus(excess.astype(jnp.float32) * _UNIT, fraction)
 
 
 def exact_products(

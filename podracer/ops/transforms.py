@@ -59,5 +59,5 @@ def two_hot(x: Float[Array, "*b"], support: Float[Array, "Z"]) -> Float[Array, "
     x = jnp.clip(x, support[0], support[-1])
     support = support.reshape((1,) * x.ndim + support.shape)
     # From the neighbors of each atom: one less the distance to it would round small weights away.
-    below, above = x[..., None] - (support - gap), (support + gap) - x[..., None]
-    return jnp.clip(jnp.minimum(below, above) / gap, 0.0, 1.0)
+    from_lower, to_upper = x[..., None] - (support - gap), (support + gap) - x[..., None]
+    return jnp.clip(jnp.minimum(from_lower, to_upper) / gap, 0.0, 1.0)

@@ -12,23 +12,20 @@ from podracer.io.names import nearest
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Memory of a kind of device, and the number of them in a host."""
+    """Kind of device, by what its vendor says or a user gave."""
 
     title: str
     memory_bytes: float
-    memory_share: float  # that a program may use
-    devices_per_host: int
-    source: str  # of the memory, empty where a user gave it
-
-    @property
-    def usable_bytes(self) -> int:
-        """Memory that a program may use."""
-        return int(self.memory_share * self.memory_bytes)
+    memory_share: float = 1.0
+    """Share of the memory that a program may use."""
+    devices_per_host: int = 1
+    source: str = ""
+    """Source of the number of bytes, empty where a user gave it."""
 
 
 _NVIDIA = "NVIDIA's data sheet, quoted at glennklockwood.com/garden/processors"
 _TPU = "cloud.google.com/tpu/docs"
-_GPU_SHARE = 0.75  # of a GPU's memory, which JAX takes when it starts
+_GPU_SHARE = 0.75  # JAX takes this share of a GPU's memory when it starts
 
 DEVICES = {
     "h200": Device("NVIDIA H200", 141e9, _GPU_SHARE, 1, f"{_NVIDIA}/h100"),
@@ -55,20 +52,23 @@ def find_device(name: str) -> Device:
 
 def device_of(usable_bytes: float) -> Device:
     """Return a device of which no more is known than the memory that a program may use."""
-    title = f"device of {format_bytes(int(usable_bytes))}"
-    return Device(title, usable_bytes, 1.0, 1, "")
+    return Device(f"device of {format_bytes(int(usable_bytes))}", usable_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """Equal hosts with equal devices."""
 
-    title: str  # of a device
-    platform: str  # `cpu`, or another for an accelerator
+    title: str
+    """Name of its devices."""
+    platform: str
+    """`cpu`, or another for an accelerator."""
     hosts: int
     devices_per_host: int
     usable_bytes: int | None
-    device: Device | None = None  # None for this machine
+    """Memory of each device that a program may use, None where it is unknown."""
+    device: Device | None = None
+    """Kind of device, None for this machine."""
 
     @property
     def devices(self) -> int:
@@ -78,15 +78,17 @@ class Machine:
 
 def machine_here(hosts: int, devices: int) -> Machine:
     """Return `hosts` machines like this one, with `devices` devices in all; 0 for all of each."""
-    found = find_devices(_per_host(hosts, devices))
-    title = f"{found[0].device_kind} device of this machine"
-    return Machine(title, found[0].platform, hosts, len(found), free_bytes(make_mesh(found)))
+    local_devices = find_devices(_per_host(hosts, devices))
+    first, free = local_devices[0], free_bytes(make_mesh(local_devices))
+    title = f"{first.device_kind} device of this machine"
+    return Machine(title, first.platform, hosts, len(local_devices), free)
 
 
 def machine_of(device: Device, hosts: int, devices: int) -> Machine:
     """Return hosts of a device, with `devices` devices in all; 0 for its own."""
     per_host = _per_host(hosts, devices) or device.devices_per_host
-    return Machine(device.title, "accelerator", hosts, per_host, device.usable_bytes, device)
+    usable_bytes = int(device.memory_share * device.memory_bytes)
+    return Machine(device.title, "accelerator", hosts, per_host, usable_bytes, device)
 
 
 def _per_host(hosts: int, devices: int) -> int:

@@ -15,15 +15,9 @@ from podracer.devices.host_memory import host_leaves
 from podracer.devices.mesh import make_mesh
 from podracer.devices.reductions import traced_for
 from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.common import (
-    TrainState,
-    abstract_request,
-    abstract_state,
-    make_initial_state,
-    place_agent,
-)
+from podracer.drivers.common import TrainState, abstract_request, abstract_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes, infer
+from podracer.drivers.sebulba.trajectory import actor_shapes, infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.environment import Environment
 from podracer.rollout import init_actor, rollout
@@ -36,10 +30,13 @@ _TRIES = 4  # compilations of a proposed batch that may turn out too large
 class Memory:
     """Bytes on one device by part."""
 
-    role: str  # what the device does: `actor`, `learner`, or `device` for everything
-    devices: int  # of each host that do it
+    role: str
+    """What the device does: `actor`, `learner`, or `device` for everything."""
+    devices: int
+    """Number of devices of each host in this role."""
     parts: dict[str, int]
-    host_bytes: int = 0  # of the host's memory that one of its devices uses beside its own
+    host_bytes: int = 0
+    """Bytes of the host's memory that one of its devices uses beside its own."""
 
     @property
     def total(self) -> int:
@@ -63,13 +60,13 @@ def anakin_memory(
     actor = jax.eval_shape(partial(init_actor, built, env), _keys_of(config.num_envs))
     params = jax.eval_shape(built.actor_params, state.learner)
     _, trajectory = jax.eval_shape(partial(rollout, built, env), params, actor, keys, keys)
-    kept, host_bytes = min(size_of(trajectory), temporary), _host_bytes(state, platform)
+    rollout_bytes, host_bytes = min(size_of(trajectory), temporary), _host_bytes(state, platform)
     parts = {
         "parameters and optimizer": size_of(state.learner.shared),
         "replay and other state of environments": size_of(state.learner.local) - host_bytes,
         "environments": size_of(state.actor),
-        "rollout": kept,
-        "activations and temporaries": temporary - kept,
+        "rollout": rollout_bytes,
+        "activations and temporaries": temporary - rollout_bytes,
     }
     return Memory("device", devices, parts, host_bytes)
 
@@ -91,9 +88,16 @@ def sebulba_memory(
     threads = actors * config.threads_per_actor
     mesh = make_mesh(jax.devices()[:1])
     num_envs = config.num_envs // threads
-    shapes = _thread_shapes(agent, spec, config, num_envs, learners)
     rows = dataclasses.replace(config, num_envs=config.num_envs // learners)
     state = abstract_state(agent, None, mesh, rows)
+    shapes = actor_shapes(
+        agent,
+        spec,
+        state.learner,
+        num_envs=num_envs,
+        length=config.rollout_length,
+        num_learners=learners,
+    )
     shards = [abstract_on_mesh(mesh, shapes.shard)] * threads
     with traced_for(platform):
         update = make_update(mesh, threads, config.updates_per_batch).lower(
@@ -120,22 +124,6 @@ def sebulba_memory(
     if shares_device:
         return [Memory("device", 1, {**learner, **actor}, host_bytes)]
     return [Memory("actor", actors, actor), Memory("learner", learners, learner, host_bytes)]
-
-
-def _thread_shapes(
-    agent: Blueprint, spec: EnvironmentSpec, config: SebulbaConfig, num_envs: int, learners: int
-) -> ActorShapes:
-    """Return the shapes of one actor thread with `num_envs` environments."""
-    one = dataclasses.replace(config, num_envs=num_envs)
-    state = jax.eval_shape(partial(make_initial_state, agent, None, one), _keys_of())
-    return actor_shapes(
-        agent,
-        spec,
-        state.learner,
-        num_envs=num_envs,
-        length=config.rollout_length,
-        num_learners=learners,
-    )
 
 
 def _keys_of(*shape: int) -> jax.ShapeDtypeStruct:
@@ -169,27 +157,13 @@ def largest_batch(
     small = max(multiple, num_envs // 4 // multiple * multiple)
     if small >= num_envs:
         return 0
-    sizes = [(float(n), float(memory_of(n))) for n in (small, num_envs)]
-    if sizes[1][1] <= sizes[0][1]:
-        return 0 if sizes[0][1] > limit else small
-    proposed = _largest_multiple(*_line_through(sizes), limit, multiple)
+    small_size, size = memory_of(small), memory_of(num_envs)
+    if size <= small_size:
+        return small if small_size <= limit else 0
+    slope = (size - small_size) / (num_envs - small)
+    proposed = max(0, math.floor((small + (limit - small_size) / slope) / multiple) * multiple)
     for _ in range(_TRIES):
         if proposed == 0 or memory_of(proposed) <= limit:
             return proposed
         proposed = int(0.9 * proposed) // multiple * multiple
     return None
-
-
-def _line_through(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return intercept and slope of the line through two points `(x, y)`."""
-    (x0, y0), (x1, y1) = points
-    slope = (y1 - y0) / (x1 - x0)
-    return y0 - slope * x0, slope
-
-
-def _largest_multiple(intercept: float, slope: float, limit: float, multiple: int) -> int:
-    """Return the largest multiple n with `intercept + slope n` at most the limit, or 0.
-
-    The slope is above 0.
-    """
-    return max(0, math.floor((limit - intercept) / slope / multiple) * multiple)

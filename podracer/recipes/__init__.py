@@ -1,6 +1,6 @@
 """Recipes: named functions, each of which returns a complete `Experiment`.
 
-A module for each family of environments; importing it registers its recipes.
+A module for each family of environments, whose public functions are the recipes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from podracer.errors import ConfigError
 from podracer.io.entry_points import installed
 from podracer.io.names import nearest
 from podracer.io.paths import user_path
-from podracer.recipes import (  # noqa: F401
+from podracer.recipes import (
     arcade,
     atari,
     board_games,
@@ -34,11 +34,19 @@ from podracer.recipes import (  # noqa: F401
     mujoco,
     pendulum,
 )
-from podracer.recipes.registry import RECIPES, recipe, with_name
 from podracer.recipes.update_rules import with_update_rule
 
-__all__ = ["RECIPES", "find", "options_of", "recipe", "with_update_rule"]
+__all__ = ["RECIPES", "find", "options_of", "with_update_rule"]
 
+_FAMILIES = (
+    arcade, atari, board_games, cartpole, catch, disco, lpg, memory, minatar, mujoco, pendulum,
+)  # fmt: skip
+RECIPES: dict[str, Callable[..., Experiment]] = {
+    name: function
+    for family in _FAMILIES
+    for name, function in vars(family).items()
+    if getattr(function, "__module__", "") == family.__name__ and not name.startswith("_")
+}
 
 _CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
 _READERS: dict[Any, Callable[[str], Any]] = {
@@ -52,8 +60,8 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 def find(name: str, **options: Any) -> Experiment:
     """Return the experiment of a recipe.
 
-    The name is that of a recipe of the library or of an installed package (an entry point of the
-    group `podracer.recipes`), or it is `MODULE:FUNCTION`, which is imported. One that ends in .json
+    The name is a recipe of the library or of an installed package (an entry point of the group
+    `podracer.recipes`), or it is `MODULE:FUNCTION`, which is imported. One that ends in .json
     is a file with an experiment: a run's `config.json`, or a sweep's `best.json`. `options` are the
     recipe's own, as text, see `options_of`; the `recipe` of a file may be an experiment, too.
 
@@ -68,7 +76,12 @@ def find(name: str, **options: Any) -> Experiment:
                 f"{name} needs a value of {key!r}, which has no default: add it, or name a "
                 "function that returns an Experiment."
             )
-    return function(**{key: _option(function, key, text) for key, text in options.items()})
+    experiment = function(**{key: _option(function, key, text) for key, text in options.items()})
+    name = name.rpartition(":")[2]
+    if not isinstance(experiment, Experiment):
+        kind = type(experiment).__name__
+        raise ConfigError(f"the recipe {name} must return an Experiment, not {kind}.")
+    return dataclasses.replace(experiment, recipe=name)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -85,7 +98,7 @@ def options_of(name: str) -> tuple[str, ...]:
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
     """Return the parameters of a recipe's function that have a name of their own."""
     function = _function(name)
-    with contextlib.suppress(ValueError):  # of a class or a function in C
+    with contextlib.suppress(ValueError):  # a class or a function in C has none
         parameters = inspect.signature(function).parameters
         if not any(x.kind is x.POSITIONAL_ONLY for x in parameters.values()):
             variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -125,7 +138,7 @@ def _function(name: str) -> Callable[..., Experiment]:
     if ":" in name:
         return _imported(name)
     if name in (of_packages := installed("recipes")):
-        return with_name(of_packages[name].load(), name)
+        return of_packages[name].load()
     if "." in name:
         raise ConfigError(
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
@@ -159,7 +172,7 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
 
 
 def _refuse_environment(name: str) -> None:
-    """Raise `ConfigError` where the name of a recipe is that of an environment."""
+    """Raise `ConfigError` where the name is not a recipe's but an environment's."""
     full_name = full_name_of(name)
     if has_name(full_name):
         raise ConfigError(
@@ -185,4 +198,4 @@ def _imported(name: str) -> Callable[..., Experiment]:
         ) from error
     if not callable(function):
         raise ConfigError(f"There is no function {attribute!r} in the module {module}.")
-    return with_name(cast(Callable[..., Experiment], function), attribute)
+    return cast(Callable[..., Experiment], function)

@@ -6,11 +6,9 @@ from podracer.agents.ppo import PPO
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.recipes.registry import recipe
 from podracer.schedules import Linear
 
 
-@recipe
 def octax_ppo(game: str = "brix") -> Experiment:
     """PPO on the pixels of a CHIP-8 game (`--game NAME`, needs octax)."""
     torso = CNN(channels=(16, 32), kernels=(4, 4), strides=(4, 2), hidden=(128,))
@@ -29,7 +27,6 @@ def octax_ppo(game: str = "brix") -> Experiment:
     )
 
 
-@recipe
 def jaxtari_ppo(game: str = "pong") -> Experiment:
     """PPO on the objects of an Atari game (`--game NAME`, needs jaxtari and its sprites)."""
     return Experiment(

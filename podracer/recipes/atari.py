@@ -13,7 +13,6 @@ from podracer.agents.pqn import PQN
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import CNN, ResNet, TorsoNetwork
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -21,7 +20,6 @@ from podracer.schedules import Linear
 IMPALA_SHALLOW = CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=(256,))
 
 
-@recipe
 def atari_impala(game: str = "pong") -> Experiment:
     """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol.
 
@@ -39,20 +37,17 @@ def atari_impala(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_impala_deep(game: str = "pong") -> Experiment:
     """IMPALA on an Atari game (`--game NAME`), with the paper's deep residual network."""
     agent = Impala(learning_rate=Linear(6e-4, 0.0), network=TorsoNetwork(ResNet()))
     return dataclasses.replace(atari_impala(game), agent=agent)
 
 
-@recipe
 def pong_impala() -> Experiment:
     """IMPALA on Atari Pong."""
     return atari_impala("pong")
 
 
-@recipe
 def atari_ppo(game: str = "pong") -> Experiment:
     """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions."""
     return dataclasses.replace(
@@ -69,7 +64,6 @@ def atari_ppo(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_dqn(game: str = "pong") -> Experiment:
     """Double DQN on an Atari game (`--game NAME`) with the Nature network: a replay of 7 GiB."""
     return dataclasses.replace(
@@ -87,7 +81,6 @@ def atari_dqn(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_pqn(game: str = "pong") -> Experiment:
     """PQN on an Atari game (`--game NAME`) with the Nature network, layer-normalized."""
     return dataclasses.replace(
@@ -102,7 +95,6 @@ def atari_pqn(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_rainbow(game: str = "pong") -> Experiment:
     """Rainbow on an Atari game (`--game NAME`): a replay of 7 GiB."""
     return dataclasses.replace(
@@ -125,7 +117,6 @@ def atari_rainbow(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_btr(game: str = "pong") -> Experiment:
     """Beyond The Rainbow on an Atari game (`--game NAME`), under sticky actions: a replay of 7 GiB.
 
@@ -165,7 +156,6 @@ def atari_btr(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_apex(game: str = "pong") -> Experiment:
     """Ape-X DQN on an Atari game (`--game NAME`): 14 GiB of replay in the memory of the host.
 
@@ -204,13 +194,12 @@ def atari_apex(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def atari_muzero(game: str = "pong") -> Experiment:
     """Gumbel MuZero Reanalyze on an Atari game (`--game NAME`), for accelerators.
 
-    As in Schrittwieser et al. 2020, appendices F to H: planes of 6 x 6 x 256 and 16 blocks of the
-    dynamics, atoms, simulations, steps, costs, priorities, samples of 1024, two for each frame, and
-    the share of them that is searched anew. Adam's learning rate is ours.
+    Schrittwieser et al. 2020, appendices F to H, has the same planes of 6 x 6 x 256, 16 blocks of
+    the dynamics, atoms, simulations, steps, costs and priorities. Samples are 1024, two for each
+    frame, and the paper's share of them is searched anew. Adam's learning rate is ours.
     """
     return dataclasses.replace(
         atari_dqn(game),
@@ -238,7 +227,6 @@ def atari_muzero(game: str = "pong") -> Experiment:
     )
 
 
-@recipe
 def pong_ppo() -> Experiment:
     """PPO on Atari Pong, small network, few epochs: 1.2 to 2.2 hours on two cores, not solved."""
     return dataclasses.replace(

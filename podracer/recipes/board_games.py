@@ -7,11 +7,9 @@ from podracer.agents.ppo import PPO
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes.registry import recipe
 from podracer.schedules import Linear
 
 
-@recipe
 def tic_tac_toe_ppo() -> Experiment:
     """PPO by self-play in tic-tac-toe, evaluated against minimax over four moves (needs pgx).
 
@@ -32,7 +30,6 @@ def tic_tac_toe_ppo() -> Experiment:
     )
 
 
-@recipe
 def connect_four_alphazero() -> Experiment:
     """AlphaZero by self-play in connect four, evaluated against minimax over two moves (needs pgx).
 

@@ -18,7 +18,6 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -33,7 +32,6 @@ V_TRACE: dict[str, Any] = {
 }
 
 
-@recipe
 def cartpole_ppo() -> Experiment:
     """PPO on CartPole."""
     return Experiment(
@@ -47,7 +45,6 @@ def cartpole_ppo() -> Experiment:
     )
 
 
-@recipe
 def cartpole_impala() -> Experiment:
     """IMPALA on CartPole, with Adam instead of RMSProp."""
     return Experiment(
@@ -60,7 +57,6 @@ def cartpole_impala() -> Experiment:
     )
 
 
-@recipe
 def cartpole_stacx() -> Experiment:
     """STACX on CartPole: `cartpole_impala` that tunes itself."""
     return dataclasses.replace(
@@ -69,7 +65,6 @@ def cartpole_stacx() -> Experiment:
     )
 
 
-@recipe
 def cartpole_sebulba() -> Experiment:
     """PPO on Gymnasium's CartPole, stepped by processes of the host."""
     return Experiment(
@@ -85,7 +80,6 @@ def cartpole_sebulba() -> Experiment:
     )
 
 
-@recipe
 def cartpole_dqn() -> Experiment:
     """Double DQN on CartPole."""
     return Experiment(
@@ -103,7 +97,6 @@ def cartpole_dqn() -> Experiment:
     )
 
 
-@recipe
 def cartpole_rainbow() -> Experiment:
     """Rainbow on CartPole: everything that DQN can be extended with, at once."""
     return dataclasses.replace(
@@ -122,7 +115,6 @@ def cartpole_rainbow() -> Experiment:
     )
 
 
-@recipe
 def cartpole_pqn() -> Experiment:
     """PQN on CartPole."""
     return Experiment(
@@ -143,7 +135,6 @@ def cartpole_pqn() -> Experiment:
     )
 
 
-@recipe
 def cartpole_muzero() -> Experiment:
     """Gumbel MuZero on CartPole."""
     return Experiment(
@@ -158,7 +149,6 @@ def cartpole_muzero() -> Experiment:
     )
 
 
-@recipe
 def cartpole_alphazero() -> Experiment:
     """Gumbel AlphaZero on CartPole, planning in CartPole itself.
 

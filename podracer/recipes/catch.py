@@ -17,13 +17,11 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 
 NETWORK = TorsoNetwork(MLP((256,)))
 
 
-@recipe
 def catch() -> Experiment:
     """Greedy Q(λ) on Catch: the experiment of the published Anakin notebook, fused under Anakin."""
     return Experiment(
@@ -34,7 +32,6 @@ def catch() -> Experiment:
     )
 
 
-@recipe
 def catch_a2c() -> Experiment:
     """A2C on Catch, fused under Anakin."""
     return Experiment(
@@ -45,7 +42,6 @@ def catch_a2c() -> Experiment:
     )
 
 
-@recipe
 def catch_impala() -> Experiment:
     """IMPALA on Catch, with Adam instead of RMSProp."""
     return Experiment(
@@ -58,7 +54,6 @@ def catch_impala() -> Experiment:
     )
 
 
-@recipe
 def catch_frodo() -> Experiment:
     """FRODO on Catch: `catch_impala` that learns what its values should predict."""
     agent = Frodo(
@@ -67,7 +62,6 @@ def catch_frodo() -> Experiment:
     return dataclasses.replace(catch_impala(), agent=agent)
 
 
-@recipe
 def catch_stacx() -> Experiment:
     """STACX on Catch: `catch_impala` that tunes itself."""
     agent = Stacx(
@@ -80,7 +74,6 @@ def catch_stacx() -> Experiment:
     return dataclasses.replace(catch_impala(), agent=agent)
 
 
-@recipe
 def catch_apex() -> Experiment:
     """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay in host memory.
 
@@ -113,7 +106,6 @@ def catch_apex() -> Experiment:
     )
 
 
-@recipe
 def catch_muzero() -> Experiment:
     """Gumbel MuZero on Catch."""
     return Experiment(
@@ -129,7 +121,6 @@ def catch_muzero() -> Experiment:
     )
 
 
-@recipe
 def catch_alphazero() -> Experiment:
     """Gumbel AlphaZero on Catch, planning in Catch itself."""
     return Experiment(

@@ -7,11 +7,9 @@ import dataclasses
 from podracer.agents.rules.disco import Disco, DiscoDiscovery
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 
 
-@recipe
 def catch_disco() -> Experiment:
     """Disco103 on Catch: the experiment of DiscoRL's notebook (needs --update-rule FILE)."""
     return Experiment(
@@ -24,7 +22,6 @@ def catch_disco() -> Experiment:
     )
 
 
-@recipe
 def cartpole_disco() -> Experiment:
     """Disco103 on CartPole, as `catch_disco` at a lower rate (needs --update-rule FILE)."""
     return dataclasses.replace(
@@ -36,7 +33,6 @@ def cartpole_disco() -> Experiment:
     )
 
 
-@recipe
 def breakout_disco() -> Experiment:
     """Disco103 on MinAtar Breakout (needs gymnax and --update-rule FILE), fully connected."""
     return dataclasses.replace(
@@ -53,7 +49,6 @@ def breakout_disco() -> Experiment:
     )
 
 
-@recipe
 def disco_discovery() -> Experiment:
     """Discovery of a small rule with the inputs and outputs of Disco103, in the worlds of `lpg`."""
     return Experiment(

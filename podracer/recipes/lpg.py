@@ -9,10 +9,8 @@ from podracer.agents.rules.lpg import LPG, UpdateRule
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import Table
-from podracer.recipes.registry import recipe
 
 
-@recipe
 def lpg() -> Experiment:
     """LPG: an update rule discovered in small grid worlds and chains, on a laptop."""
     return Experiment(
@@ -24,7 +22,6 @@ def lpg() -> Experiment:
     )
 
 
-@recipe
 def lpg_paper() -> Experiment:
     """LPG at the size of the Podracer paper: 61,440 environments, 960 students, tabular worlds."""
     return dataclasses.replace(
@@ -36,7 +33,6 @@ def lpg_paper() -> Experiment:
     )
 
 
-@recipe
 def worlds_a2c() -> Experiment:
     """Tabular A2C in one of the grid worlds that update rules are discovered in."""
     return Experiment(

@@ -11,12 +11,10 @@ from podracer.agents.r2d2 import R2D2
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
 
-@recipe
 def memory_ppo() -> Experiment:
     """Recurrent PPO on a task that needs memory."""
     return Experiment(
@@ -30,7 +28,6 @@ def memory_ppo() -> Experiment:
     )
 
 
-@recipe
 def memory_pqn() -> Experiment:
     """Recurrent PQN on a task that needs memory."""
     return Experiment(
@@ -46,7 +43,6 @@ def memory_pqn() -> Experiment:
     )
 
 
-@recipe
 def memory_r2d2() -> Experiment:
     """R2D2 on a task that needs memory."""
     return Experiment(
@@ -63,7 +59,6 @@ def memory_r2d2() -> Experiment:
     )
 
 
-@recipe
 def memorychain_r2d2() -> Experiment:
     """R2D2 on bsuite's memory chain: recall the first observation after 15 steps (gymnax)."""
     return Experiment(
@@ -81,7 +76,6 @@ def memorychain_r2d2() -> Experiment:
     )
 
 
-@recipe
 def memorychain_pqn() -> Experiment:
     """Recurrent PQN on the memory chain (gymnax)."""
     return dataclasses.replace(
@@ -97,7 +91,6 @@ def memorychain_pqn() -> Experiment:
     )
 
 
-@recipe
 def memorychain_dqn() -> Experiment:
     """Feed-forward DQN on the memory chain: without a memory its mean return stays 0 (gymnax)."""
     return dataclasses.replace(

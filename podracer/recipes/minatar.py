@@ -12,15 +12,13 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
-# As in MinAtar: one convolution and one fully connected layer.
+# MinAtar's network: one convolution and one fully connected layer.
 MINATAR = CNN(channels=(16,), kernels=(3,), strides=(1,), hidden=(128,))
 
 
-@recipe
 def breakout_ppo() -> Experiment:
     """PPO on MinAtar Breakout (needs gymnax), fully connected as in the peers' benchmarks."""
     return Experiment(
@@ -38,7 +36,6 @@ def breakout_ppo() -> Experiment:
     )
 
 
-@recipe
 def breakout_cnn_ppo() -> Experiment:
     """PPO with a convolutional network on MinAtar Breakout (needs gymnax).
 
@@ -54,7 +51,6 @@ def breakout_cnn_ppo() -> Experiment:
     )
 
 
-@recipe
 def breakout_resnet_ppo() -> Experiment:
     """PPO with a residual network of any width and depth (`--channels`, `--blocks`)."""
     torso = ResNet(channels=(16,), blocks=1)
@@ -68,7 +64,6 @@ def breakout_resnet_ppo() -> Experiment:
     )
 
 
-@recipe
 def breakout_dqn() -> Experiment:
     """Double DQN on MinAtar Breakout (needs gymnax), fully connected as `breakout_ppo`."""
     return Experiment(
@@ -86,7 +81,6 @@ def breakout_dqn() -> Experiment:
     )
 
 
-@recipe
 def breakout_pqn() -> Experiment:
     """PQN on MinAtar Breakout (needs gymnax), with half the frames of its authors' settings."""
     return Experiment(
@@ -104,7 +98,6 @@ def breakout_pqn() -> Experiment:
     )
 
 
-@recipe
 def breakout_rainbow() -> Experiment:
     """Rainbow on MinAtar Breakout (needs gymnax).
 
@@ -132,7 +125,6 @@ def breakout_rainbow() -> Experiment:
     )
 
 
-@recipe
 def breakout_btr() -> Experiment:
     """Beyond The Rainbow on MinAtar Breakout (needs gymnax): an update for each 64 frames.
 
@@ -160,7 +152,6 @@ def breakout_btr() -> Experiment:
     )
 
 
-@recipe
 def breakout_muzero() -> Experiment:
     """Gumbel MuZero on MinAtar Breakout (needs gymnax), with a small convolutional model."""
     return Experiment(

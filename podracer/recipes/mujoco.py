@@ -10,7 +10,6 @@ from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -19,7 +18,6 @@ from podracer.schedules import Linear
 REPLAY = Replay(capacity=1_000_000, batch_size=256, updates_per_rollout=16, warmup=10_000)
 
 
-@recipe
 def halfcheetah_ppo() -> Experiment:
     """PPO on MuJoCo's HalfCheetah (needs the extra `mujoco`), everything normalized."""
     return Experiment(
@@ -42,7 +40,6 @@ def halfcheetah_ppo() -> Experiment:
     )
 
 
-@recipe
 def halfcheetah_sac() -> Experiment:
     """SAC on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(
@@ -54,7 +51,6 @@ def halfcheetah_sac() -> Experiment:
     )
 
 
-@recipe
 def halfcheetah_td3() -> Experiment:
     """TD3 on MuJoCo's HalfCheetah (needs the extra `mujoco`).
 
@@ -65,7 +61,6 @@ def halfcheetah_td3() -> Experiment:
     return dataclasses.replace(halfcheetah_sac(), agent=agent)
 
 
-@recipe
 def halfcheetah_ddpg() -> Experiment:
     """DDPG on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=10_000, replay=REPLAY))

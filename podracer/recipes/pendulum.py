@@ -15,7 +15,6 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
-from podracer.recipes.registry import recipe
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -24,7 +23,6 @@ REPLAY = Replay(capacity=100_000, updates_per_rollout=4, warmup=2_000)
 NETWORK = TorsoNetwork(MLP((64, 64)))
 
 
-@recipe
 def pendulum_ppo() -> Experiment:
     """PPO with continuous actions on Pendulum, observations and rewards normalized."""
     return Experiment(
@@ -43,7 +41,6 @@ def pendulum_ppo() -> Experiment:
     )
 
 
-@recipe
 def pendulum_sac() -> Experiment:
     """SAC on Pendulum."""
     return Experiment(
@@ -54,7 +51,6 @@ def pendulum_sac() -> Experiment:
     )
 
 
-@recipe
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
     return dataclasses.replace(
@@ -63,7 +59,6 @@ def pendulum_td3() -> Experiment:
     )
 
 
-@recipe
 def pendulum_fast_td3() -> Experiment:
     """FastTD3 on Pendulum: many environments, large batches, categorical critics, weight decay.
 
@@ -102,7 +97,6 @@ RECURRENT: dict[str, Any] = {
 }
 
 
-@recipe
 def pendulum_recurrent_sac() -> Experiment:
     """SAC with memory on Pendulum without its velocity."""
     return Experiment(
@@ -113,13 +107,11 @@ def pendulum_recurrent_sac() -> Experiment:
     )
 
 
-@recipe
 def pendulum_recurrent_td3() -> Experiment:
     """TD3 with memory on Pendulum without its velocity."""
     return dataclasses.replace(pendulum_recurrent_sac(), agent=td3(**RECURRENT))
 
 
-@recipe
 def pendulum_ddpg() -> Experiment:
     """DDPG on Pendulum."""
     return dataclasses.replace(
@@ -128,7 +120,6 @@ def pendulum_ddpg() -> Experiment:
     )
 
 
-@recipe
 def pendulum_qt_opt() -> Experiment:
     """QT-Opt on Pendulum."""
     return dataclasses.replace(
@@ -137,7 +128,6 @@ def pendulum_qt_opt() -> Experiment:
     )
 
 
-@recipe
 def pendulum_muzero() -> Experiment:
     """MuZero on Pendulum: Gumbel search among 16 actions sampled at each node (Sampled MuZero)."""
     return Experiment(

@@ -1,7 +1,7 @@
-"""Frames of a run: when it evaluates, and when it ends.
+"""Budget of a run: when it evaluates, and when and why it ends.
 
-How many of the steps of an update are frames is known when it was made. So a run goes as far as it
-may if all of them are, and looks there.
+How many steps of an update are frames is known once it was computed. So a run goes as far as it may
+if all of them are, and looks there.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import math
 from bisect import bisect
 
 from podracer.config.experiment import Experiment
-from podracer.run.records import Totals
+from podracer.errors import ConfigError
+from podracer.run.resume import Totals
 
 
 class Budget:
     """Frames of a run and of its evaluations; those of a population are of each pod, on average."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._marks = experiment.evaluation_frames
-        self._frames = experiment.frames
+        self.evaluates, self._marks = experiment.evaluations > 0, experiment.evaluation_frames
+        self._frames, self._num_steps = experiment.frames, experiment.num_steps
+        self._target_return = experiment.target_return
+        self._max_seconds = experiment.max_seconds
         self._steps_per_update = experiment.driver.steps_per_update
         self._num_pods = max(1, len(experiment.pods))
         self._last_mark = 0  # number of marks at the newest evaluation, or where the run began
@@ -27,13 +30,29 @@ class Budget:
         """Begin at these totals, or evaluate there: no earlier evaluation is due any more."""
         self._last_mark = bisect(self._marks, self.frames(totals))
 
+    def check_left(self, saved_frames: int, totals: Totals) -> None:
+        """Raise `ConfigError` if a run that goes on with fewer frames has made them already."""
+        num_frames = self.frames(totals)
+        if self._frames < saved_frames and self._num_steps < num_frames:
+            raise ConfigError(
+                f"frames is {self._frames:,}, but the run has made {num_frames:,} already."
+            )
+
     def frames(self, totals: Totals) -> int:
         """Return the frames of the run so far."""
         return totals.frames // self._num_pods
 
-    def is_spent(self, totals: Totals) -> bool:
-        """Return whether the run has all its frames."""
-        return self.frames(totals) >= self._frames
+    def reason_to_end(self, totals: Totals, unrecorded_seconds: float = 0.0) -> str:
+        """Return the field of the experiment by which the run is done, "" if it is not."""
+        if self.frames(totals) >= self._frames:
+            return "frames"
+        target, reached = self._target_return, totals.evaluation_return
+        if target is not None and reached is not None and reached >= target:
+            return "target_return"
+        limit = self._max_seconds
+        if limit is not None and totals.seconds + unrecorded_seconds >= limit:
+            return "max_seconds"
+        return ""
 
     def is_due(self, frames: int) -> bool:
         """Return whether an evaluation is due after as many frames, as it is at the end."""

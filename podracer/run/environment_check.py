@@ -23,9 +23,9 @@ from podracer.envs.host.gymnasium import Gymnasium
 from podracer.errors import ConfigError, PodracerError
 from podracer.types import EnvironmentSpec, TimeStep
 
-STEPS, SECONDS = 200, 5.0  # of random play, whichever ends first
+STEPS, SECONDS = 200, 5.0  # random play ends with the first of them
 REPEATED_STEPS = 50
-ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # that play at once
+ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # they play at once
 
 
 def check_environment(environment: Any) -> EnvironmentReport:
@@ -137,9 +137,9 @@ def _timesteps(
         yield jax.tree.map(np.array, timestep), 0.0
         for step in range(most_steps):
             actions = random_actions(generator, spec, timestep.observation, num_envs)
-            began = time.perf_counter()
+            start = time.perf_counter()
             timestep = batch.step(actions)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             yield jax.tree.map(np.array, timestep), seconds if step else 0.0  # the first compiles
             end = end if step else time.monotonic() + SECONDS
             if time.monotonic() > end:

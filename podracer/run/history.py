@@ -13,6 +13,7 @@ from typing import Any
 
 from podracer.config.serialization import read_config
 from podracer.io.seal import CONFIG
+from podracer.run.resume import is_of_versions
 
 # Packages that compute, by which results may be rounded otherwise.
 _COMPUTING = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax")
@@ -39,9 +40,9 @@ class History:
     def restore(self, metadata: Mapping[str, Any], directory: Path) -> None:
         """Put those of a checkpoint of the run in `directory` before the present ones."""
         versions = metadata.get("versions")
-        if versions is None:  # of an older version of podracer
-            began = read_config(directory / CONFIG).get("versions")
-            versions = [_computing(began)] if began is not None and is_history([began]) else []
+        if versions is None:  # an older version of podracer saved none
+            first: Any = read_config(directory / CONFIG).get("versions")
+            versions = [_computing(first)] if is_of_versions(first) else []
         self.topologies = _joined(metadata["topologies"], self.topologies)
         self.versions = _joined(versions, self.versions)
 
@@ -73,12 +74,3 @@ def _computing(versions: Mapping[str, Any]) -> dict[str, str]:
 def _joined(earlier: list[Any], present: list[Any]) -> list[Any]:
     """Return both, without the present one where the last one is the same."""
     return earlier if earlier[-1:] == present else [*earlier, *present]
-
-
-def is_history(versions: Any) -> bool:
-    """Return whether these can be the versions that a checkpoint has."""
-    return isinstance(versions, list) and all(
-        isinstance(attempt, dict)
-        and all(isinstance(text, str) and text.isprintable() for text in attempt.values())
-        for attempt in versions
-    )

@@ -29,14 +29,14 @@ def load(
 ) -> tuple[Agent, LearnerState]:
     """Return the agent of a run and its state at a checkpoint, on one device.
 
-    `checkpoint` is `"newest"`, the newest valid one, or `"best"`, that of the evaluation with the
+    `checkpoint` is `"newest"`, the newest valid one, or `"best"`, saved at the evaluation with the
     highest mean return, or a number of updates. The best of many evaluations is biased upward:
     evaluate its checkpoint in other episodes before you report a number.
 
     A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
     as an `Experiment` or by name. `environment` replaces the run's own. For a
-    population the agent is that of one pod: `pod`, or the best one in the last evaluation before
-    the checkpoint, and the best checkpoint is that of the best evaluation of any pod.
+    population the agent is one pod's: `pod`, or the best one in the last evaluation before the
+    checkpoint, and the best checkpoint is from the best evaluation of any pod.
 
     Raises `ConfigError` if there is no run, `CheckpointError` if there is no such
     checkpoint that is valid.
@@ -66,7 +66,7 @@ def load_policy(
     """Return the policy of a run at a checkpoint: `action = policy(observation)`.
 
     It takes the best actions, or with `sampled` those that the agent explores with, drawn with
-    `seed`. The other arguments and what is raised are those of `load`.
+    `seed`. The other arguments and what is raised are as in `load`.
     """
     run = load_run(
         run_dir,
@@ -91,8 +91,8 @@ def load_run(
 ) -> LoadedRun:
     """Return the agent, the environment and the state of a run, see `load`.
 
-    `opponents` are the other runs that the environment has as opponents: all of them, those of
-    `evaluation` and of a game that the agent plans in, the latter alone (`planned`), or none.
+    `opponents` are the other runs that the environment has as opponents: all of them, the ones in
+    `evaluation` and in a game that the agent plans in, the latter alone (`planned`), or none.
     Random ones are in the places of the others, which may be gone since. The state of environments
     is not read, and the `local` part of the learner's, such as a replay, only if asked for: no
     policy depends on either.

@@ -60,8 +60,9 @@ def trained_move(name: str, blueprint: Blueprint, env: Any, *, sampled: bool) ->
         no = jnp.zeros(1, bool)
         timestep = TimeStep(rows, jnp.zeros(1), jnp.ones(1), no, no)
         memory = agent.carry(1)
-        action, _, after = agent.act(params, memory, timestep, key[None], sampled)
-        if any(x is not y for x, y in zip(*map(jax.tree.leaves, (memory, after)), strict=True)):
+        action, _, new_memory = agent.act(params, memory, timestep, key[None], sampled)
+        leaves = map(jax.tree.leaves, (memory, new_memory))
+        if any(x is not y for x, y in zip(*leaves, strict=True)):
             raise ConfigError(
                 f"{name} remembers the game: take an agent whose network has no memory."
             )
@@ -92,8 +93,9 @@ class TrainedOpponent:
     directory: str
     pod: int | None
     updates: int
-    digest: str  # of the checkpoint's manifest
-    recipe: Any = dataclasses.field(metadata={"derived": True}, compare=False)  # as in `build`
+    digest: str  # SHA-256 of the checkpoint's manifest
+    recipe: Any = dataclasses.field(metadata={"derived": True}, compare=False)
+    """Experiment that lends its classes, see `make_environment`."""
 
     def __call__(self, key: jax.Array, game: Any, state: PyTree) -> jax.Array:
         policy = _read(self)
@@ -112,10 +114,10 @@ def _read(opponent: TrainedOpponent) -> _Policy:
     if recipe is not None and recipe.recipe != recipe_name(directory):
         recipe = None
     experiment = reopen(directory, recipe)
-    without = dataclasses.replace(experiment, environment=without_runs(experiment.environment))
+    stand_in = without_runs(experiment.environment)
     run = restore_run(
         directory,
-        without,
+        dataclasses.replace(experiment, environment=stand_in),
         lambda name, _: envs.make(name),  # no run among its opponents
         pod=opponent.pod,
         checkpoint=opponent.updates,
@@ -157,8 +159,8 @@ def without_runs(
     """Return the name of an environment with random opponents in the place of runs.
 
     Its states have the same structure. With `keep_planned` the opponents of training stay where the
-    agent plans in the game (`model:`), with `keep_evaluation` those of evaluation: without
-    `evaluate_against` they are those of training. An environment that is no name is returned as it
+    agent plans in the game (`model:`). With `keep_evaluation` the opponents of evaluation stay,
+    which without `evaluate_against` are the same. An environment that is no name is returned as it
     is.
     """
     if not isinstance(environment, str):
@@ -170,8 +172,8 @@ def without_runs(
             continue
         if keep_evaluation and option == of_evaluation:
             continue
-        known = (part if part == "self" or _is_named(part) else "random" for part in names)
-        parts[parts.index(f"{option}={'+'.join(names)}")] = f"{option}={'+'.join(known)}"
+        opponent_names = (part if part == "self" or _is_named(part) else "random" for part in names)
+        parts[parts.index(f"{option}={'+'.join(names)}")] = f"{option}={'+'.join(opponent_names)}"
     return ",".join(parts)
 
 
@@ -228,7 +230,7 @@ def _find(name: str, game: str, recipe: Any) -> TrainedOpponent:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a checkpoint's manifest, which contains that of every file."""
+    """Return the SHA-256 of a checkpoint's manifest, which contains each file's."""
     try:
         return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
     except OSError as error:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,105 +13,14 @@ import numpy as np
 from podracer.config.experiment import Experiment
 from podracer.drivers.common import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
-from podracer.errors import CheckpointError, PodracerError
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.io.signals import Stopwatch
-from podracer.io.sinks import group, read_metrics
-from podracer.run.history import is_history
+from podracer.io.sinks import group
+from podracer.run.resume import Best, Totals
 from podracer.schedules import current_values, over_run
 from podracer.scores.score import whole_return
 
 _LOG = logging.getLogger("podracer")
-
-
-@dataclasses.dataclass
-class Totals:
-    """Counters of the whole run, over all processes; part of every checkpoint."""
-
-    updates: int = 0
-    frames: int = 0
-    seconds: float = 0.0
-    evaluation_return: float | None = None  # the last one, None where it is no `whole_return`
-    collected: int = 0  # steps that actors finished, learned from or not
-    dropped: int = 0  # of these, lost when the run stopped
-
-
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """Evaluation with the highest mean return, the newest of equal ones; part of every checkpoint.
-
-    Of a population it is that of the best pod.
-    """
-
-    updates: int
-    mean_return: float
-
-
-def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
-
-    A seal tells that it was not changed since, but not who wrote it.
-    """
-    totals, records = metadata.get("totals"), metadata.get("records")
-    topologies = metadata.get("topologies")
-    is_sound = {
-        "experiment": isinstance(metadata.get("experiment"), dict),
-        "totals": isinstance(totals, dict) and _are_totals(totals),
-        "records": isinstance(records, dict) and all(map(_is_seal, records.values())),
-        "topologies": isinstance(topologies, list)
-        and all(isinstance(text, str) and text.isprintable() for text in topologies),
-        "versions": metadata.get("versions") is None or is_history(metadata["versions"]),
-        "best": metadata.get("best") is None or _is_best(metadata["best"]),
-    }
-    if unsound := [name for name, value in is_sound.items() if not value]:
-        raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
-
-
-def _are_totals(values: dict[str, Any]) -> bool:
-    names = {field.name for field in dataclasses.fields(Totals)}
-    score = values.get("evaluation_return")
-    counts = [
-        value for name, value in values.items() if name not in ("evaluation_return", "seconds")
-    ]
-    return (
-        values.keys() == names
-        and all(type(count) is int and 0 <= count < 2**63 for count in counts)
-        and isinstance(values["seconds"], int | float)
-        and 0 <= values["seconds"] < math.inf
-        and (score is None or isinstance(score, int | float))
-    )
-
-
-def _is_best(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"updates", "mean_return"}
-        and type(value["updates"]) is int
-        and 0 <= value["updates"] < 2**63
-        and isinstance(value["mean_return"], int | float)
-        and -math.inf < value["mean_return"] < math.inf
-    )
-
-
-def _is_seal(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and type(value.get("size")) is int
-        and value["size"] >= 0
-        and isinstance(value.get("sha256"), str)
-    )
-
-
-def shows_saves(path: Path) -> bool:
-    """Return whether the records in a file show that the run has sealed a checkpoint.
-
-    The second save waited for the first one's seal.
-    """
-    try:
-        saves = [record for record in read_metrics(path) if (record.get("time_save") or 0) > 0]
-    except (OSError, PodracerError, TypeError):
-        return False
-    return len(saves) > 1
 
 
 class Recorder:
@@ -123,13 +30,13 @@ class Recorder:
         self.totals = Totals()
         self.best: Best | None = None
         self._equal: Best | None = None  # the newest evaluation, if it equals the best
-        self.chunk_seconds = 0.0  # that the driver took for the last record
+        self.chunk_seconds = 0.0  # the driver's for the last record
         self._env, self._keeps_best = env, experiment.keep_best
         # Each pod of a population has its own.
         self._agent = None if experiment.pods else over_run(experiment.agent, experiment.num_steps)
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
-        self._num_faults = 0  # of environments
+        self._num_faults = 0  # environments' faults so far
         self._warnings = set[str]()  # subjects of which it has warned
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:

@@ -35,7 +35,7 @@ class LoadedRun:
     blueprint: Blueprint
     env: Environment | HostEnvironments
     state: TrainState  # `actor` is (), and `learner.local` where it was not asked for
-    pod: int | None  # of a population, whose agent and state these are
+    pod: int | None  # the member of a population whose agent and state these are
 
     @functools.cached_property
     def agent(self) -> Agent:
@@ -61,13 +61,13 @@ def restore_run(
     if not experiment.pods:
         if pod is not None:
             raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
-        like = abstract_state(agent, None, make_mesh(device), experiment.run_driver)
-        return LoadedRun(agent, env, _restore(directory, like, checkpoint, local).state, None)
+        abstract = abstract_state(agent, None, make_mesh(device), experiment.run_driver)
+        return LoadedRun(agent, env, _restore(directory, abstract, checkpoint, local).state, None)
     mesh = population.population_mesh(device, len(experiment.pods))
-    like = population.abstract_states(
+    abstract = population.abstract_states(
         agent, experiment.pods, None, mesh, experiment.run_driver, experiment.exchange
     )
-    restored = _restore(directory, like, checkpoint, local)
+    restored = _restore(directory, abstract, checkpoint, local)
     pod = sweep.best_pod(directory, restored) if pod is None else pod
     if type(pod) is not int or not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
@@ -79,11 +79,11 @@ def restore_run(
     return LoadedRun(agent, env, state, pod)
 
 
-def _restore(directory: Path, like: TrainState, checkpoint: Choice, local: bool) -> Restored:
-    without = (".actor",) if local else (".actor", ".learner.local")
+def _restore(directory: Path, abstract: TrainState, checkpoint: Choice, local: bool) -> Restored:
+    excluded = (".actor",) if local else (".actor", ".learner.local")
     if not local:
-        like = dataclasses.replace(like, learner=LearnerState(like.learner.shared))
-    return checkpoints.load(directory, like, checkpoint, without=without)
+        abstract = dataclasses.replace(abstract, learner=LearnerState(abstract.learner.shared))
+    return checkpoints.load(directory, abstract, checkpoint, excluded=excluded)
 
 
 def reopen(
@@ -91,9 +91,9 @@ def reopen(
     recipe: Experiment | str | None = None,
     environment: str | Environment | HostEnvironments | None = None,
 ) -> Experiment:
-    """Return the experiment of a run; `recipe` and `environment` are those of `load`.
+    """Return the experiment of a run; `recipe` and `environment` are as in `load`.
 
-    Without `recipe` it is that of an installed package under the name that the run has.
+    Without `recipe` an installed package's is taken, if it has the name of the run's.
     """
     if recipe is None:
         name = recipe_name(directory)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from podracer.agent import Agent
 from podracer.config.experiment import Experiment
+from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
 from podracer.io.sinks import Sink
 from podracer.types import LearnerState
@@ -50,8 +51,17 @@ class RunInfo:
     experiment: Experiment
     run_dir: Path
     devices: str  # number and kind, such as "8 x TPU v4"
-    state_bytes: int  # of the training state, on each device
+    state_bytes: int  # size of the training state on each device
     resumed_from: int | None = None  # updates at the checkpoint, 0 without one; None for a new run
 
 
 MakeSink = Callable[[RunInfo], Sink]
+
+
+def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
+    """Raise `ConfigError` for what would fail only at the first boundary."""
+    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
+        if not isinstance(functions, Sequence) or isinstance(functions, str):
+            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
+    if wrong := [callback for callback in callbacks if not callable(callback)]:
+        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")

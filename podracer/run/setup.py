@@ -9,11 +9,10 @@ import functools
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -21,11 +20,7 @@ from jax.sharding import Mesh
 from podracer.agent import Blueprint, check_policy, policy_params
 from podracer.checks import check_environment, check_spec
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import (
-    experiment_digest,
-    read_config,
-    to_json,
-)
+from podracer.config.serialization import to_json
 from podracer.devices.host_memory import host_leaves
 from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes, free_host_bytes
@@ -38,10 +33,11 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
-from podracer.io.differences import differences
 from podracer.run.blueprint import build_with
+from podracer.run.budget import Budget
 from podracer.run.history import installed_versions
 from podracer.run.opponents import make_environment
+from podracer.run.resume import experiment_digest
 from podracer.types import EnvironmentSpec
 
 T = TypeVar("T")
@@ -85,21 +81,39 @@ class Drive(Protocol):
     ) -> Iterator[Progress]: ...
 
 
+class Program(NamedTuple):
+    """Program of a driver that has been checked but not traced, and its part of the machine."""
+
+    mesh: Mesh  # the learners' devices
+    split: sebulba.DeviceSplit | None  # under Sebulba
+    abstract_state: TrainState  # shape, dtype and sharding of every leaf
+    init: Callable[[], TrainState]
+    lower: Callable[[], Callable[[], Any]]
+    drive: Callable[..., Iterator[Progress]]
+    evaluate: Callable[[TrainState], Evaluation]
+    continues_episodes: Callable[[TrainState], bool] = lambda state: True
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-    """Everything that a run needs on this machine, checked."""
+    """Everything that a run needs on this machine, checked: the experiment's place is taken."""
 
     blueprint: Blueprint
     env: Environment | HostEnvironments
-    mesh: Mesh  # the learners
-    num_devices: int  # of the learners, and under Sebulba of the actors
+    mesh: Mesh  # the learners' devices
+    num_devices: int  # all devices, under Sebulba also those of the actors
     split: sebulba.DeviceSplit | None  # under Sebulba
+    num_pods: int  # 0 if it is no population
+    budget: Budget
+    save_seconds: float
+    stall_seconds: float
     abstract_state: TrainState  # shape, dtype and sharding of every leaf
-    state_bytes: int  # of the training state, on each device of the mesh
+    state_bytes: int  # size of the training state on each device of the mesh
     init: Callable[[], TrainState]
-    start_compile: CompileInThread[Any]  # of the program that `drive` waits for
+    start_compile: CompileInThread[Any]  # compiles the program that `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
+    continues_episodes: Callable[[TrainState], bool]
 
     @property
     def saved_bytes(self) -> int:
@@ -130,39 +144,121 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     """
     check_not_in_worker()
     blueprint, env = build(experiment)
-    devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver
+    devices = _find_devices(experiment.devices, saved_devices)
     if experiment.pods:
-        return _population_setup(experiment, blueprint, env, devices)
-    if isinstance(config, anakin.AnakinConfig):
-        env = _on_device(env)
-        anakin.check(blueprint, env, config, len(devices))
-        if experiment.evaluations:
-            check_policy(blueprint.build(), "take `evaluations=0`")
-        saved_env, split, mesh = env, None, make_mesh(devices)
-        like = abstract_state(blueprint, env, mesh, config)
-        program = CompileInThread(partial(anakin.lower_chunk, blueprint, env, mesh, config, like))
-        drive = partial(
-            anakin.anakin, blueprint, env, mesh, config, compile=lambda: program().result()
-        )
+        program = _population(experiment, blueprint, env, devices)
+    elif isinstance(experiment.driver, anakin.AnakinConfig):
+        program = _anakin(experiment, blueprint, env, devices)
     else:
-        checked_spec(env)
-        host = to_host_environments(env)
-        split = sebulba.split_devices(devices, config)
-        sebulba.check(blueprint, host, config, split, experiment.num_updates)
-        saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
-        like = abstract_state(blueprint, saved_env, mesh, config)
-        program = CompileInThread(
-            partial(sebulba.lower_update, blueprint, host.spec, split, config, like)
+        program = _sebulba(experiment, blueprint, env, devices)
+    compiled = CompileInThread(program.lower)
+    return RunSetup(
+        blueprint=blueprint,
+        env=env,
+        mesh=program.mesh,
+        num_devices=program.mesh.size if experiment.pods else len(devices),
+        split=program.split,
+        num_pods=len(experiment.pods),
+        budget=Budget(experiment),
+        save_seconds=experiment.save_seconds,
+        stall_seconds=experiment.stall_seconds,
+        abstract_state=program.abstract_state,
+        state_bytes=_checked_size(program.abstract_state, program.mesh),
+        init=program.init,
+        start_compile=compiled,
+        drive=partial(program.drive, compile=lambda: compiled().result()),
+        evaluate=program.evaluate,
+        continues_episodes=program.continues_episodes,
+    )
+
+
+def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+    config, env = experiment.run_driver, _on_device(env)
+    assert isinstance(config, anakin.AnakinConfig)
+    anakin.check(blueprint, env, config, len(devices))
+    if experiment.evaluations:
+        check_policy(blueprint.build(), "take `evaluations=0`")
+    parts = (blueprint, env, make_mesh(devices), config)
+    abstract = abstract_state(*parts)
+    return Program(
+        mesh=parts[2],
+        split=None,
+        abstract_state=abstract,
+        init=lambda: init_state(*parts, jax.random.key(experiment.seed)),
+        lower=partial(anakin.lower_chunk, *parts, abstract),
+        drive=partial(anakin.anakin, *parts),
+        evaluate=_evaluator(experiment, blueprint, env),
+    )
+
+
+def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+    config = experiment.run_driver
+    assert isinstance(config, sebulba.SebulbaConfig)
+    checked_spec(env)
+    host, split = to_host_environments(env), sebulba.split_devices(devices, config)
+    sebulba.check(blueprint, host, config, split, experiment.num_updates)
+    saved_env = checkpointed_environment(experiment, env)
+    abstract = abstract_state(blueprint, saved_env, split.mesh, config)
+    return Program(
+        mesh=split.mesh,
+        split=split,
+        abstract_state=abstract,
+        init=lambda: init_state(
+            blueprint, saved_env, split.mesh, config, jax.random.key(experiment.seed)
+        ),
+        lower=partial(sebulba.lower_update, blueprint, host.spec, split, config, abstract),
+        drive=partial(sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed),
+        evaluate=_evaluator(experiment, blueprint, env),
+        continues_episodes=partial(sebulba.continues_episodes, config),
+    )
+
+
+def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+    pods, config = experiment.pods, experiment.run_driver
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"a population is one program on the device, and {env.spec.name} runs on the host, "
+            f"where each seed is a run of its own: train {experiment.recipe} once for each `seed`."
         )
-        drive = partial(
-            sebulba.sebulba,
+    if not isinstance(config, anakin.AnakinConfig):
+        raise ConfigError(
+            "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
+        )
+    env = _on_device(env)
+    for pod in pods:
+        experiment.of_pod(pod).check()
+    anakin.check(blueprint, env, config, 1)
+    check_policy(blueprint.build(), "train it alone, not in a population")
+    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
+        raise ConfigError(
+            "selection ranks pods by their training returns, which in self-play say nothing of "
+            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
+        )
+    mesh = population.population_mesh(devices, len(pods))
+    parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
+    abstract = population.abstract_states(*parts, exchange)
+    return Program(
+        mesh=mesh,
+        split=None,
+        abstract_state=abstract,
+        init=lambda: population.init_states(*parts, exchange),
+        lower=partial(population.lower_chunk, *parts, abstract, exchange),
+        drive=partial(population.population, *parts, exchange=exchange),
+        evaluate=population.make_evaluator(
             blueprint,
-            host,
-            split,
-            config,
-            seed=experiment.seed,
-            compile=lambda: program().result(),
-        )
+            pods,
+            env,
+            mesh,
+            experiment.evaluation_episodes,
+            ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
+            fixed=experiment.fixed_evaluation,
+        ),
+    )
+
+
+def _evaluator(
+    experiment: Experiment, blueprint: Blueprint, env: Environment | HostEnvironments
+) -> Callable[[TrainState], Evaluation]:
     agent = blueprint.build()
     play = make_evaluator(
         agent,
@@ -176,21 +272,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         update = 0 if experiment.fixed_evaluation else state.update
         return play(policy_params(agent, state.learner), state.key, update)
 
-    return RunSetup(
-        blueprint=blueprint,
-        env=env,
-        mesh=mesh,
-        num_devices=len(devices),
-        split=split,
-        abstract_state=like,
-        state_bytes=_checked_size(like, mesh),
-        init=lambda: init_state(
-            blueprint, saved_env, mesh, config, jax.random.key(experiment.seed)
-        ),
-        start_compile=program,
-        drive=drive,
-        evaluate=evaluate,
-    )
+    return evaluate
 
 
 class CompileInThread(Generic[T]):
@@ -229,62 +311,6 @@ def _find_devices(count: int, saved: int) -> list[Device]:
     return find_devices(count)
 
 
-def _population_setup(
-    experiment: Experiment,
-    blueprint: Blueprint,
-    env: Environment | HostEnvironments,
-    devices: Sequence[Device],
-) -> RunSetup:
-    pods, config = experiment.pods, experiment.run_driver
-    if isinstance(env, HostEnvironments):
-        raise ConfigError(
-            f"a population is one program on the device, and {env.spec.name} runs on the host, "
-            f"where each seed is a run of its own: train {experiment.recipe} once for each `seed`."
-        )
-    if not isinstance(config, anakin.AnakinConfig):
-        raise ConfigError(
-            "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
-        )
-    env = _on_device(env)
-    for pod in pods:
-        experiment.of_pod(pod).check()
-    anakin.check(blueprint, env, config, 1)
-    check_policy(blueprint.build(), "train it alone, not in a population")
-    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
-        raise ConfigError(
-            "selection ranks pods by their training returns, which in self-play say nothing of "
-            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
-        )
-    mesh = population.population_mesh(devices, len(pods))
-    parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
-    like = population.abstract_states(*parts, exchange)
-    program = CompileInThread(partial(population.lower_chunk, *parts, like, exchange))
-    drive = partial(
-        population.population, *parts, exchange=exchange, compile=lambda: program().result()
-    )
-    return RunSetup(
-        blueprint=blueprint,
-        env=env,
-        mesh=mesh,
-        num_devices=mesh.size,
-        split=None,
-        abstract_state=like,
-        state_bytes=_checked_size(like, mesh),
-        init=lambda: population.init_states(*parts, exchange),
-        start_compile=program,
-        drive=drive,
-        evaluate=population.make_evaluator(
-            blueprint,
-            pods,
-            env,
-            mesh,
-            experiment.evaluation_episodes,
-            ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
-            fixed=experiment.fixed_evaluation,
-        ),
-    )
-
-
 def _on_device(env: Environment | HostEnvironments) -> Environment:
     if isinstance(env, HostEnvironments):
         raise ConfigError(
@@ -319,11 +345,11 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
         )
     free = free_bytes(mesh)
     if free is not None and (1 + is_cpu) * needed > free:
-        again = "and as much again during a save, " if is_cpu else ""
+        for_save = "and as much again during a save, " if is_cpu else ""
         raise ConfigError(
             f"the training state needs {format_bytes(needed)} on each device, of which "
-            f"{format_bytes(local)} belong to environments (a replay, for most agents), {again}but "
-            f"{format_bytes(free)} are free: take a smaller `agent.replay.capacity`, "
+            f"{format_bytes(local)} belong to environments (a replay, for most agents), "
+            f"{for_save}but {format_bytes(free)} are free: take a smaller `agent.replay.capacity`, "
             "fewer environments or more devices."
         )
     return needed
@@ -347,25 +373,3 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
         "environment": to_json(env),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def check_same_environment(directory: Path, env: Any) -> None:
-    """Raise `ConfigError` if `env` is not the environment that the run in `directory` started with.
-
-    Its data may come from a file that has changed since.
-    """
-    saved = read_config(directory / "config.json").get("environment")
-    if changed := differences(saved if isinstance(saved, dict) else {}, to_json(env)):
-        raise ConfigError(
-            f"{directory} began in another environment, and {', '.join(changed)} changed since: "
-            "bring back the file or the version that it was made from, or begin a new run."
-        )
-
-
-def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
-    """Raise `ConfigError` for what would fail only at the first boundary."""
-    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
-        if not isinstance(functions, Sequence) or isinstance(functions, str):
-            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
-    if wrong := [callback for callback in callbacks if not callable(callback)]:
-        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")

@@ -5,23 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podracer.config.experiment import Experiment
-from podracer.config.ranges import read_range
 from podracer.config.serialization import read_config, read_experiment, to_json
 from podracer.drivers.averaging import Averaging, Peers
 from podracer.drivers.population import Exchange, Hyperparameter, Pod
-from podracer.drivers.selection import (
-    PopulationBased,
-    Range,
-    Rule,
-    Selection,
-)
+from podracer.drivers.selection import PopulationBased, Range, Rule, Selection
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.checkpoint import Restored
 from podracer.io.crash import CRASH
@@ -39,18 +33,18 @@ RECORDS = "pods.jsonl"
 MAX_PODS = 2**16
 
 
+Space = Range | tuple[float, ...]
+"""Values of a hyperparameter: an interval to draw from, or some to try."""
+
+
 def make_pods(
-    vary: Sequence[str], seeds: Sequence[int], draws: int = 0, draw_seed: int = 0
+    spaces: Mapping[str, Space], seeds: Sequence[int], draws: int = 0, draw_seed: int = 0
 ) -> tuple[Pod, ...]:
     """Return a pod for every configuration and seed.
 
-    `vary` holds `name=a,b,c` or, to draw from, `name=low:high` (evenly on a logarithmic scale where
-    both are positive). Without ranges the configurations are the grid of all values, with them
-    `draws` random ones. Raises `ConfigError` if it cannot be read.
+    Without ranges the configurations are the grid of all values, with them `draws` random ones.
+    Raises `ConfigError` for a range without draws, draws without a range, and too many pods.
     """
-    spaces = dict(map(_space, vary))
-    if len(spaces) < len(vary):
-        raise ConfigError("`vary` names a hyperparameter twice: give each name its values once.")
     ranges = [name for name, space in spaces.items() if isinstance(space, Range)]
     if ranges and draws < 1:
         raise ConfigError(f"{ranges[0]} has a range: give the number of `draws`.")
@@ -73,12 +67,12 @@ def make_pods(
 
 
 def make_exchange(
-    rule: Rule | None, peers: Peers | None, every: int, vary: Sequence[str]
+    rule: Rule | None, peers: Peers | None, every: int, spaces: Mapping[str, Space]
 ) -> Exchange | None:
     """Return the selection by a rule or the averaging with peers, None if there is neither.
 
-    A rule perturbs what has a range in `vary`. Raises `ConfigError` for both, and for a period
-    without either.
+    A rule perturbs what has a range. Raises `ConfigError` for both, and for a period without
+    either.
     """
     if rule is not None and peers is not None:
         raise ConfigError("pods either select or average, not both.")
@@ -92,35 +86,12 @@ def make_exchange(
             )
         return None
     if isinstance(rule, PopulationBased):
-        bounds = tuple(space for _, space in map(_space, vary) if isinstance(space, Range))
+        bounds = tuple(space for space in spaces.values() if isinstance(space, Range))
         rule = dataclasses.replace(rule, bounds=bounds)
     return Selection(rule, every)
 
 
-def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
-    name, _, values = text.partition("=")
-    name = name.replace("-", "_")
-    if values.count(":") > 1:
-        raise ConfigError(
-            f"`vary` {text!r} cannot be read: of a schedule only the start varies, as in "
-            f"{name}=1e-4,3e-4."
-        )
-    if ":" in values:
-        return name, read_range(text)
-    try:
-        numbers = tuple(float(value) for value in values.split(","))
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(
-            f"`vary` {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
-        ) from None
-    if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
-        raise ConfigError(f"`vary` {text!r} names a value twice: give each value once.")
-    return name, numbers
-
-
-def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:
+def _draw(space: Space, rng: np.random.Generator) -> float:
     return space.draw(rng) if isinstance(space, Range) else float(rng.choice(space))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.config.experiment import Experiment
 from podracer.config.serialization import read_config
 from podracer.drivers.common import TrainState
 from podracer.errors import CheckpointError, ConfigError
@@ -20,7 +19,7 @@ from podracer.io.paths import user_path
 from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import Choice, identity_of
-from podracer.run.records import Totals
+from podracer.run.resume import Totals
 from podracer.run.setup import RunSetup
 from podracer.run.sweep import best_pod
 
@@ -29,7 +28,7 @@ Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
 
 
 class Weights:
-    """First state of a run, whose learner is that of another run's checkpoint.
+    """First state of a run, whose learner comes from another run's checkpoint.
 
     It has the other's parameters, targets, optimizer and statistics. Environments, lifetimes,
     replay and random numbers begin anew, and so do the fields of the learner's state that are
@@ -39,20 +38,14 @@ class Weights:
     Args:
         run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
             read, so its recipe, agent and environment may be any.
-        setup, experiment: of the new run.
+        setup: the new run's.
         checkpoint: the choice of `podracer.load`.
 
     Raises `ConfigError` if there is no run or the learners differ in structure, and what
     `load_part` raises.
     """
 
-    def __init__(
-        self,
-        run: str | Path,
-        setup: RunSetup,
-        experiment: Experiment,
-        checkpoint: Choice = "newest",
-    ) -> None:
+    def __init__(self, run: str | Path, setup: RunSetup, checkpoint: Choice = "newest") -> None:
         directory = user_path(run)
         check_is_run(directory)
         restored = load_part(directory, ".learner.shared", checkpoint)
@@ -72,7 +65,7 @@ class Weights:
             {name: leaf for name, leaf in leaves.items() if not _is_within(name, reset)}
             for leaves in (self._shared, leaves_by_path(shared))
         )
-        _check_same(directory, self._shared, new, len(experiment.pods))
+        _check_same(directory, self._shared, new, setup.num_pods)
 
     def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
         """Return the first state, and counters at 0."""
@@ -99,7 +92,7 @@ def describe_begin(begin: Begin | None) -> dict[str, Any]:
     return {"begin": getattr(function, "__qualname__", type(function).__name__)}
 
 
-def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin | None:
+def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
     """Return how a run that ended before its first save began, so that it begins again like that.
 
     Raises `ConfigError` if that is not known, or if the run whose weights it took, or their
@@ -116,7 +109,7 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
     if (record := config.get("weights")) is None:
         return None
     try:
-        weights = Weights(record["run"], setup, experiment, record["updates"])
+        weights = Weights(record["run"], setup, record["updates"])
     except (ConfigError, CheckpointError) as error:
         raise ConfigError(
             f"{run} ended before its first save, and began with the weights of {record['run']}, "
@@ -156,11 +149,12 @@ def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: i
     old_shapes, new_shapes = _shapes(old), _shapes(new)
     lead = (num_pods,) if num_pods else ()
     for name in dict.fromkeys((*new_shapes, *old_shapes)):
-        there, here = old_shapes.get(name), new_shapes.get(name)
-        if there is None or here is None or (lead + there[0], there[1]) != here:
+        old_leaf, new_leaf = old_shapes.get(name), new_shapes.get(name)
+        if not old_leaf or not new_leaf or (lead + old_leaf[0], old_leaf[1]) != new_leaf:
+            old_text, new_text = _spell(name, old_leaf, 0), _spell(name, new_leaf, len(lead))
             raise ConfigError(
                 f"{run} learned with another agent or network, or in another environment: its "
-                f"learner has {_spell(name, there, 0)}, this one's {_spell(name, here, len(lead))}."
+                f"learner has {old_text}, this one's {new_text}."
             )
 
 

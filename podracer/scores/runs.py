@@ -14,10 +14,14 @@ import numpy as np
 
 from podracer.io.differences import leaves
 from podracer.io.edits import UNSEALED, Sealed
+from podracer.io.json_schema import anything, conforms
 from podracer.io.sinks import PARENT, group
 from podracer.io.text import redact_settings
 from podracer.scores.score import best_return, final_score, has_fault, whole_return
 from podracer.scores.statistics import final_mean
+
+_HYPERPARAMETER = {"name": anything, "value": anything, ...: anything}
+_POD = {"seed": anything, "hyperparameters": [_HYPERPARAMETER, ...], ...: anything}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +34,16 @@ class RunRecords:
     crash: dict[str, Any]
     path: Path = Path()
     sealed: Sealed = UNSEALED
-    whole: RunRecords | None = None  # of a pod: the run that it is a member of
+    whole: RunRecords | None = None  # the run that a pod is a member of
     pod: int = 0
 
-    def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
+    def series(self, key: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the finite values of a metric and their positions, both f64 `[records]`.
 
-        Evaluations are those of whole episodes, see `whole_return`.
+        Evaluations are of whole episodes, see `whole_return`.
         """
         read = whole_return if key == "evaluation_return" else lambda record: _number(record, key)
-        pairs = np.array([(_number(r, over), read(r)) for r in self.records], float)
+        pairs = np.array([(_number(r, axis), read(r)) for r in self.records], float)
         pairs = pairs.reshape(-1, 2)
         x, y = pairs[np.isfinite(pairs).all(axis=1)].T
         return x, y
@@ -54,7 +58,7 @@ class RunRecords:
         return self._progress_at((self.whole or self).last("frames") or 0)
 
     def _progress_at(self, frames: int) -> float:
-        """Return the share of the run after as many frames, those of all members together."""
+        """Return the share of the run after as many frames of all members together."""
         experiment = (self.whole or self).config.get("experiment")
         pods = experiment.get("pods") if isinstance(experiment, dict) else None
         members = max(1, len(pods)) if isinstance(pods, list) else 1
@@ -239,13 +243,13 @@ def members_of(
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
         frames, records = 0, []
         for record in series:
-            own = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
-            frames += own.get("frames") or 0
+            values_of_pod = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
+            frames += values_of_pod.get("frames") or 0
             of_all = of_run.get(record["updates"], {})
             of_member = {key: of_all[key] for key in shared & of_all.keys()}
             pace = (of_all.get("frames_per_second") or math.nan) / len(pods)
             counts = {"updates": record["updates"], "frames": frames}
-            records.append({**of_member, "frames_per_second": pace, **own, **counts})
+            records.append({**of_member, "frames_per_second": pace, **values_of_pod, **counts})
         crash = {} if index else run.crash  # it ended all pods, and is told once
         name = f"{run.name} pod {index}"
         members.append(RunRecords(name, config, records, crash, whole=run, pod=index))
@@ -255,16 +259,7 @@ def members_of(
 def pods_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the pods of a configuration, none where it has none or what cannot be pods."""
     pods = config.get("experiment", {}).get("pods")
-    is_sound = isinstance(pods, list) and all(
-        isinstance(pod, dict)
-        and "seed" in pod
-        and isinstance(pod.get("hyperparameters"), list)
-        and all(
-            isinstance(x, dict) and {"name", "value"} <= x.keys() for x in pod["hyperparameters"]
-        )
-        for pod in pods
-    )
-    return pods if isinstance(pods, list) and is_sound else []
+    return pods if conforms(pods, [_POD, ...]) else []
 
 
 def pod_records(

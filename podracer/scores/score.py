@@ -78,7 +78,7 @@ def final_score(
     value = whole_return(evaluations[-1])
     if value is not None:
         return value, ""
-    if has_fault(evaluations[-1]):  # as of a pod that started again from a sound one since
+    if has_fault(evaluations[-1]):  # also if the pod started again from a sound one since
         return math.nan, DIVERGED
     is_partial = evaluations[-1].get("evaluation_unfinished")
     return math.nan, UNFINISHED if is_partial else NOT_FINITE

@@ -58,11 +58,11 @@ class Score:
 
 
 def score_of_runs(
-    members: Sequence[RunRecords], beside: Iterable[Sequence[RunRecords]] = ()
+    members: Sequence[RunRecords], other_configurations: Iterable[Sequence[RunRecords]] = ()
 ) -> Score:
     """Return the score of runs of one configuration.
 
-    `beside` are runs of other configurations: a seed that one of these has is missing here.
+    `other_configurations` are their runs: a seed that one of these has is missing here.
     """
     counted, repeated = count_seeds(members)
     is_evaluation = any("evaluation_return" in record for run in counted for record in run.records)
@@ -86,11 +86,16 @@ def score_of_runs(
         for reason, names in reasons.items()
     ]
     independent = are_independent(counted)
-    others = {r.seed for runs in beside if are_independent(runs) for r in count_seeds(runs)[0]}
-    if missing := others - {run.seed for run in counted} if independent else set():
+    other_seeds = {
+        r.seed
+        for runs in other_configurations
+        if are_independent(runs)
+        for r in count_seeds(runs)[0]
+    }
+    if missing := other_seeds - {run.seed for run in counted} if independent else set():
         marks.append(f"missing: seed {_listed(_in_order(missing))}")
     if repeated:
-        marks.append(_listed([f"{name} is a {what}" for name, what in repeated.items()]))
+        marks.append(_listed([f"{name} is a {relation}" for name, relation in repeated.items()]))
     marks += _mixed_versions(counted)
     marks += dict.fromkeys(f"{(r.whole or r).name}: {edit}" for r in members for edit in r.edits)
     values = np.array([value for value, reason in finals.values() if not reason], float)
@@ -145,5 +150,5 @@ def _mixed_versions(runs: Sequence[RunRecords]) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
-    return ", ".join([*names[:_NAMED], *more])
+    omitted = [f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *omitted])

@@ -51,9 +51,9 @@ def running_mean(values: np.ndarray) -> np.ndarray:
     end = -(n + 2 * half) % width or width
     blocks = np.pad(np.asarray(values, float), (half, half + end)).reshape(-1, width)
     from_here = blocks[:, ::-1].cumsum(1)[:, ::-1].ravel()
-    before = np.pad(blocks[:, :-1].cumsum(1), ((0, 0), (1, 0))).ravel()
+    preceding = np.pad(blocks[:, :-1].cumsum(1), ((0, 0), (1, 0))).ravel()
     counts = np.minimum(at + half + 1, n) - np.maximum(at - half, 0)
-    return (from_here[:n] + before[width : width + n]) / counts
+    return (from_here[:n] + preceding[width : width + n]) / counts
 
 
 def final_mean(values: np.ndarray) -> float | None:

@@ -40,7 +40,7 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
     seconds: collections.deque[float] = collections.deque(maxlen=1000)
     counts = collections.Counter[str]()
     start = time.monotonic()
-    large = asyncio.Semaphore()  # of the bodies that are parsed at a time
+    large = asyncio.Semaphore()  # one large body is parsed at a time
 
     async def question_in(request: Request) -> Question:
         body = await _read(request, service.max_bytes)
@@ -60,7 +60,7 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
             answer, status = {"error": str(error)}, error.status
         except ClientDisconnect:
             counts["errors"] += 1
-            return Response()  # which nobody reads
+            return Response()  # nobody reads it
         except Exception:
             logger.exception("a request failed")
             answer, status = {"error": "the server failed at this request; its log says why."}, 500
@@ -164,10 +164,10 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect(True)
-        connections = (other for other in self.connections if isinstance(other, _Connection))
-        waiting = [other for other in connections if other._deadline is not None]
+        connections = (x for x in self.connections if isinstance(x, _Connection))
+        waiting = [connection for connection in connections if connection._deadline is not None]
         if len(waiting) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4:
-            oldest = min(waiting, key=lambda other: other._since)
+            oldest = min(waiting, key=lambda connection: connection._since)
             oldest._expect(False)
             oldest.transport.abort()
 
@@ -177,18 +177,18 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        cycle = self.cycle  # of the newest request; complete where this is a part of the next one
+        cycle = self.cycle  # newest request; complete where this is a part of the next one
         self._expect(cycle is None or cycle.more_body or cycle.response_complete)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._expect(self.cycle.more_body)
 
-    def _expect(self, more: bool) -> None:
-        if more and self._deadline is None:
+    def _expect(self, waits: bool) -> None:
+        if waits and self._deadline is None:
             self._since = self.loop.time()
             self._deadline = self.loop.call_later(_PATIENCE, self.transport.abort)
-        elif not more and self._deadline is not None:
+        elif not waits and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 

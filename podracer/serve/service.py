@@ -31,7 +31,7 @@ from podracer.types import ArraySpec
 MAX_SESSIONS = 10_000
 MAX_SESSION_ROWS = 100_000  # in all sessions together: each has a memory
 MAX_ROWS = 4096
-MAX_BYTES = 8 * 2**20  # of a request, which is parsed as one piece
+MAX_BYTES = 8 * 2**20  # size of a request, which is parsed as one piece
 KEYS = ("observation", "session", "reset", "reward")
 
 logger = logging.getLogger("podracer")
@@ -46,7 +46,7 @@ class Model:
     agent: str
     environment: str
     policy: Policy
-    pod: int | None = None  # of a sweep
+    pod: int | None = None  # number within a sweep
 
 
 @dataclasses.dataclass
@@ -79,8 +79,8 @@ def load_model(
 ) -> Model:
     """Load the model of a run directory, ready to answer single observations.
 
-    `policy` is `greedy` or `sampled`, by default that of the run's evaluations. What is raised is
-    that of `load_run`.
+    `policy` is `greedy` or `sampled`, by default the one of the run's evaluations. Raises as
+    `load_run`.
     """
     policy = experiment.evaluation_policy if policy is None else policy
     run = load_run(
@@ -122,7 +122,7 @@ class Service:
 
     @property
     def max_bytes(self) -> int:
-        """Number of bytes that a request may have: those of a batch, but at most 8 MiB.
+        """Number of bytes that a request may have: a batch, but at most 8 MiB.
 
         One observation is always answered, and no model needs more than `MAX_ROWS` of them.
         """

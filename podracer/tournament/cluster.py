@@ -78,18 +78,18 @@ class Cluster:
 
     def stop(self, token: int) -> None:
         """Ask an attempt to save and end."""
-        self._end(token, "stop")
+        self._call(token, "stop")
 
     def kill(self, token: int) -> None:
         """Kill an attempt at once."""
-        self._end(token, "kill")
+        self._call(token, "kill")
 
-    def _end(self, token: int, how: str) -> None:
+    def _call(self, token: int, method: str) -> None:
         attempt = self._running.get(token)
         if attempt is None:
             return
         if self._is_ready(attempt.ready):
-            getattr(attempt.actor, how).remote()
+            getattr(attempt.actor, method).remote()
         else:
             self._ray.kill(attempt.actor)
 
@@ -103,7 +103,7 @@ class Cluster:
     def _code(self, attempt: RayAttempt) -> int:
         try:
             return self._ray.get(attempt.code)
-        except self._ray.exceptions.RayError as error:  # of the machine, or of Ray's worker
+        except self._ray.exceptions.RayError as error:  # the machine or Ray's worker is lost
             with contextlib.suppress(OSError), open_log(attempt.directory / "log.txt") as log:
                 log.write(f"{str(error).strip().splitlines()[-1]}\n".encode())
             return 70
@@ -144,15 +144,15 @@ def connect() -> Any:
     return ray
 
 
-def _say(out: int, value: list[int]) -> None:
+def _say(descriptor: int, value: list[int]) -> None:
     with contextlib.suppress(BrokenPipeError):  # then the commands end as well
-        os.write(out, json.dumps(value).encode() + b"\n")
+        os.write(descriptor, json.dumps(value).encode() + b"\n")
 
 
 def main(cpus: str, gpus: str, *recipes: str) -> None:
     """Execute commands from standard input until it ends."""
     request_signal_at_parent_death(signal.SIGCONT)
-    out = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)  # Ray's output goes to the log
     cluster, commands = Cluster(connect(), float(cpus), float(gpus), recipes), Lines(0)
     last_beat = -math.inf
@@ -160,10 +160,10 @@ def main(cpus: str, gpus: str, *recipes: str) -> None:
         for verb, *arguments in lines:
             {"start": cluster.start, "stop": cluster.stop, "kill": cluster.kill}[verb](*arguments)
         for token, code in cluster.poll().items():
-            _say(out, [token, code])
+            _say(stdout, [token, code])
         if time.monotonic() - last_beat > 1.0:
             cluster.beat()  # hangs, as any call of Ray may, when the cluster is gone
-            _say(out, [])
+            _say(stdout, [])
             last_beat = time.monotonic()
         time.sleep(0.05)
     cluster.leave()

@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 from podracer.agent import check_policy
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
-from podracer.config.ranges import Range
 from podracer.config.serialization import KINDS, from_json, kinds_of, to_json
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
-from podracer.drivers.selection import Selection
+from podracer.drivers.selection import Range, Selection
 from podracer.envs.opponents import find_opponent
 from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES
-from podracer.fields import NO_FLAG
+from podracer.fields import NO_FLAG, bounded, check_ranges
 from podracer.run.setup import build
 from podracer.schedules import over_run
 from podracer.tournament.events import MAX_PODS, Header, check_settings
@@ -37,8 +36,6 @@ from podracer.tournament.selection import (
 OpponentRule = Literal["latest", "past", "prioritized", "even"]
 """How a league draws opponents."""
 
-_MAXIMA = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
-
 
 @dataclasses.dataclass(frozen=True)
 class Tournament:
@@ -48,29 +45,29 @@ class Tournament:
     """Initial experiments; pod i begins with experiment i modulo their number."""
     selection: SelectionRule = dataclasses.field(default_factory=PopulationBased)
     """Rule by which a pod chooses the start of its next round."""
-    pods: int = 4
+    pods: int = bounded(4, low=1, high=MAX_PODS)
     """Number of pods at the beginning, at least 1."""
-    rounds: int = 5
+    rounds: int = bounded(5, low=1)
     """Number of rounds of each pod, at least 1."""
-    round_frames: int = 100_000
+    round_frames: int = bounded(100_000, low=1)
     """Frames that a pod trains for in a round."""
     round_seconds: float | None = None
     """Time limit of a round in seconds of training, if it comes before the frames; None for no
     limit."""
-    size: int = 16
+    size: int = bounded(16, low=1)
     """Maximum number of entries on the leaderboard."""
-    episodes: int = 100
+    episodes: int = bounded(100, low=1, high=MAX_EPISODES)
     """Number of held-out evaluation episodes after each round; in a league, of games of a match."""
     opponents: OpponentRule | None = None
     """Makes a tournament in a game of two players a league, whose scores are ratings by matches,
     and says against whom: `latest`, the newest entries of all pods; `past`, any on the leaderboard;
-    `prioritized`, those that are hard to beat, as in AlphaStar; `even`, those of its level."""
+    `prioritized`, the ones hard to beat, as in AlphaStar; `even`, the ones of its level."""
     train_against: OpponentRule | None = None
     """Entries that a pod of a league trains against in a round, drawn as for `opponents`; in the
     first rounds it is the anchor. By default pods train in the recipe's environment."""
-    matches: int = 4
-    """Number of entries that a pod of a league plays after each round, besides the anchor, and of
-    those that it trains against."""
+    matches: int = bounded(4, low=1)
+    """Number of entries that a pod of a league plays after each round, besides the anchor, and
+    trains against."""
     anchor: str = "random"
     """Opponent that every pod of a league plays and whose rating is 0: `random`, or
     `minimax-DEPTH` with a depth of 1 to 6 moves."""
@@ -85,7 +82,7 @@ class Tournament:
     """CPUs that a pod reserves on a Ray cluster."""
     pod_gpus: float = 0.0
     """GPUs that a pod reserves on a Ray cluster; it sees no others. Below 1, pods share a GPU."""
-    retries: int = 3
+    retries: int = bounded(3, low=1)
     """Number of attempts without progress, one after another, after which a pod is quarantined."""
     stall_seconds: float = 1800.0
     """Time in seconds after which a pod that records nothing is killed; the evaluation of a round
@@ -117,15 +114,10 @@ class Tournament:
             self._check_comparable()
 
     def _check_numbers(self) -> None:
-        for name in ("pods", "rounds", "round_frames", "size", "episodes", "matches", "retries"):
-            value, most = getattr(self, name), _MAXIMA.get(name, 2**31 - 1)
-            if not 1 <= value <= most:
-                limit = "at least 1" if value < 1 else f"at most {most:,}"
-                raise ConfigError(f"{name} must be {limit}, but it is {value}.")
-        for name, most in (("seed", 2**32 // 10_000 - 2), ("evaluation_seed", 2**32 - 1)):
-            if not 0 <= getattr(self, name) <= most:
-                value = getattr(self, name)
-                raise ConfigError(f"{name} must be from 0 to {most:,}, but it is {value}.")
+        check_ranges(self, "")
+        for name, high in (("seed", 2**32 // 10_000 - 2), ("evaluation_seed", 2**32 - 1)):
+            if not 0 <= (value := getattr(self, name)) <= high:
+                raise ConfigError(f"{name} must be from 0 to {high:,}, but it is {value}.")
         for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -233,7 +225,7 @@ def experiment_of_round(experiment: Experiment, frames: int, parent_frames: int 
     """Return an experiment whose training ends at least `frames` after its parent's."""
     driver = experiment.driver
     updates = math.ceil(frames / driver.steps_per_update)
-    chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
+    chunk = min(driver.updates_per_chunk, updates)  # the first round's, for all
     return dataclasses.replace(
         experiment,
         driver=dataclasses.replace(driver, updates_per_chunk=chunk),
@@ -292,8 +284,8 @@ def restore_experiment(
     `user_experiments` have agents, networks or environments of the user's own: the one of the same
     name lends what no file can bring back. Raises `ConfigError` where that is missing.
     """
-    like = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
-    return from_json(data, KINDS if like is None else {**KINDS, **kinds_of(like)}, like)
+    lender = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
+    return from_json(data, KINDS if lender is None else {**KINDS, **kinds_of(lender)}, lender)
 
 
 def check_is_nameable(directory: Path) -> None:

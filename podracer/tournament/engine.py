@@ -88,18 +88,18 @@ class InlineEngine:
 
     def __init__(self, user_experiments: Sequence[Experiment] = ()) -> None:
         self._user_experiments = user_experiments
-        self._done: list[int] = []
+        self._finished: list[int] = []
 
     def start(self, token: int, directory: Path) -> None:
         from podracer.tournament.pod import run  # slow to import, and not needed by `cluster.py`
 
         if code := run(directory, self._user_experiments):
             raise RoundStopped(code)
-        self._done.append(token)
+        self._finished.append(token)
 
     def poll(self) -> dict[int, int]:
-        done, self._done = self._done, []
-        return dict.fromkeys(done, 0)
+        finished, self._finished = self._finished, []
+        return dict.fromkeys(finished, 0)
 
     def stop(self, token: int) -> None: ...
     def kill(self, token: int) -> None: ...
@@ -185,7 +185,7 @@ def _memory_variables(gpu_share: float) -> dict[str, str]:
     }
 
 
-GPU_MEMORY = 0.9  # of a GPU, for all pods together: each also holds its programs and libraries
+GPU_MEMORY = 0.9  # share of a GPU for all pods together: each also holds programs and libraries
 SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it reports every second
 START_SECONDS = 60.0  # for the first time
 CLOSE_SECONDS = 5.0  # to disconnect from Ray

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from podracer.errors import CheckpointError, ConfigError
+from podracer.io.json_schema import anything, conforms
 from podracer.tournament.ratings import Match, Rating, rate_players
 
 FORMAT = 1
@@ -55,8 +56,8 @@ class Started:
     token: int  # the number of events before this one, so no two are ever equal
     parents: tuple[str, ...]  # none: fresh; one: continued; several: fused
     hyperparameters: Mapping[str, float]
-    experiment: Mapping[str, Any]  # as JSON
-    opponents: tuple[str, ...] = ()  # of its matches in a league: the anchor, then entries
+    experiment: Mapping[str, Any]  # in JSON
+    opponents: tuple[str, ...] = ()  # whom it plays in a league: the anchor, then entries
     training: tuple[str, ...] = ()  # entries that it trains against, or the anchor
     time: float = 0.0
 
@@ -141,13 +142,18 @@ EVENTS: dict[str, Any] = {
 }
 
 
+_SETTINGS = {
+    "rounds": int,
+    "selection": {"kind": str, ...: anything},
+    "experiments": [{"recipe": str, ...: anything}, ...],
+    ...: anything,
+}
+
+
 def check_settings(header: Header) -> None:
     """Raise `ConfigError` if a header lacks what the commands on a tournament show."""
-    match header.tournament:
-        case {"rounds": int(), "selection": {"kind": str()}, "experiments": [*experiments]}:
-            if all(isinstance(e, dict) and isinstance(e.get("recipe"), str) for e in experiments):
-                return
-    raise ConfigError("the leaderboard's first line is not the configuration of a tournament.")
+    if not conforms(header.tournament, _SETTINGS):
+        raise ConfigError("the leaderboard's first line is not the configuration of a tournament.")
 
 
 # --- the state that follows from them -------------------------------------------------------------
@@ -189,11 +195,11 @@ class PodState:
 
     round: int = 0
     status: Literal["waiting", "running", "failed", "retired", "quarantined"] = "waiting"
-    reason: str = ""  # of the last failure, or of the stop
+    reason: str = ""  # why it failed last, or was stopped
     newest: Entry | None = None
     attempt: Started | None = None  # the last one at this round; the current one while running
-    parents: tuple[Entry, ...] = ()  # of the attempt
-    opponents: tuple[Entry, ...] = ()  # of its training and matches, but the anchor
+    parents: tuple[Entry, ...] = ()  # what the attempt starts from
+    opponents: tuple[Entry, ...] = ()  # whom it trains against and plays, but the anchor
     absent: bool = False  # in this round
     failures: int = 0  # attempts at this round since the last one with progress
     frames: int = 0  # largest progress of them
@@ -314,9 +320,9 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     It is on the board, a pod's newest, or a parent or an opponent of the pod's attempt. Raises
     `ValueError` for any other, whose checkpoint may have been deleted.
     """
-    newest = [pod_state.newest for pod_state in state.pods.values() if pod_state.newest is not None]
-    own = state.pods.get(pod, PodState())
-    for entry in (*state.board, *newest, *own.parents, *own.opponents):
+    newest = [x.newest for x in state.pods.values() if x.newest is not None]
+    pod_state = state.pods.get(pod, PodState())
+    for entry in (*state.board, *newest, *pod_state.parents, *pod_state.opponents):
         if entry.id == entry_id:
             return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")

@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-FILES = ("metrics.jsonl", "log.txt")  # of a round, which grow while it is alive
+FILES = ("metrics.jsonl", "log.txt")  # they grow while a round is alive
 
 
 class Heartbeats:

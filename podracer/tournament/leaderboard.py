@@ -148,7 +148,7 @@ def _decode(fields: Mapping[str, Any]) -> Event:
 class Leaderboard:
     """The single writer of a tournament's log; a context manager, for one thread.
 
-    A `header` begins a new tournament, or must equal that of the one in `directory`; without a
+    A `header` begins a new tournament, or must equal the header in `directory`; without a
     header the tournament must exist. Once a method has returned, its effect survives any kill. If a
     write fails, `OSError` is raised and nothing has changed.
 
@@ -226,10 +226,8 @@ class Leaderboard:
         A repeated report counts once. The checkpoint must be complete and synced.
         """
         pod_state = self.state.pods.get(report.pod, PodState())
-        if pod_state.newest and (pod_state.newest.round, pod_state.newest.token) == (
-            report.round,
-            report.token,
-        ):
+        newest = pod_state.newest
+        if newest and (newest.round, newest.token) == (report.round, report.token):
             return None
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
         reason = reason or _unplayed(pod_state, report) or self._misplaced(report.checkpoint)
@@ -328,13 +326,10 @@ class Leaderboard:
         if not _is_inside(self.directory, checkpoint):
             return f"the checkpoint {checkpoint[:200]!r} is not a directory inside the tournament's"
         # One entry, one directory: to delete or overwrite one must not touch another.
-        for other_checkpoint in self._checkpoints:
-            if f"{checkpoint}/".startswith(
-                f"{other_checkpoint}/"
-            ) or f"{other_checkpoint}/".startswith(f"{checkpoint}/"):
-                return (
-                    f"the checkpoint {checkpoint!r} is that of another entry, {other_checkpoint!r}"
-                )
+        path = PurePosixPath(checkpoint)
+        for name in self._checkpoints:
+            if path.is_relative_to(name) or PurePosixPath(name).is_relative_to(path):
+                return f"the checkpoint {checkpoint!r} is that of another entry, {name!r}"
         return None
 
     def _make_index(self, entries: Iterable[Entry]) -> Index:
@@ -344,13 +339,10 @@ class Leaderboard:
 
 
 def _check_same(saved: Header, header: Header) -> None:
-    saved_fields, header_fields = (
-        dataclasses.asdict(saved),
-        json.loads(json.dumps(dataclasses.asdict(header))),
-    )
+    fields = json.loads(json.dumps(dataclasses.asdict(header)))
     changed = [
         f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(saved_fields, header_fields).items()
+        for name, (old, new) in differences(dataclasses.asdict(saved), fields).items()
         if name != "time"
     ]
     if changed:

@@ -61,8 +61,8 @@ def _draw(
     """
     view = selection_view(state, pod, round)
     newest = [entry.id for entry in view.newest.values()]
-    kept = [] if rule == "latest" else [entry.id for entry in view.board]
-    entries = list(dict.fromkeys([*kept, *newest]))
+    ranked = [] if rule == "latest" else [entry.id for entry in view.board]
+    entries = list(dict.fromkeys([*ranked, *newest]))
     if not entries:
         return ()
     chances = np.full(len(entries), 1.0 / len(entries))

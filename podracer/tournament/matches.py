@@ -138,7 +138,7 @@ def make_play_games(
         def goes_on(carry: tuple[Any, ...]) -> jax.Array:
             return ~(carry[0].terminated | carry[0].truncated)
 
-        position = strongly_typed(game.init(start_key))  # which draws who begins
+        position = strongly_typed(game.init(start_key))  # draws who begins
         _, outcome, _ = jax.lax.while_loop(goes_on, move, (position, jnp.zeros(()), key))
         return jnp.sign(outcome)
 

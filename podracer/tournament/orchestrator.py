@@ -252,7 +252,7 @@ class Orchestrator:
             }
         rng = selection.generator(self.tournament.seed, pod, round)
         view = selection.selection_view(self.state, pod, round)
-        start = self.tournament.selection.choose(view, rng)
+        start = selection.choose(self.tournament.selection, view, rng)
         if start is None:
             self._mark_stragglers(round)
             return None

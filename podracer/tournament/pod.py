@@ -50,7 +50,7 @@ from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
 from podracer.run.loading import load_run
 from podracer.run.opponents import digest, with_opponents
-from podracer.run.records import Totals, check_metadata
+from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import RunSetup, make_run_setup
 from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
@@ -95,9 +95,9 @@ class Task:
     parents: tuple[Parent, ...]  # none: fresh; one: continued; several: fused
     frames: int  # to train for
     seconds: float | None  # or this time limit, if it is reached first
-    evaluation_seed: int  # of the held-out episodes, the same for all pods
+    evaluation_seed: int  # draws the held-out episodes, the same for all pods
     episodes: int
-    opponents: tuple[Opponent, ...] = ()  # of a league, the anchor first; `episodes` games each
+    opponents: tuple[Opponent, ...] = ()  # in a league, the anchor first; `episodes` games each
     training: tuple[Opponent, ...] = ()  # against whom to train, in place of the environment's own
 
 
@@ -239,9 +239,9 @@ def begin(
     state = fuse([restored_parent.state for restored_parent in restored])
     if branch is not None:
         pods, seed = experiment.pods, experiment.seed
-        own = population.run_keys(pods) if pods else jax.random.key(seed)
+        keys = population.run_keys(pods) if pods else jax.random.key(seed)
         to_round = partial(_round_key, branch)
-        key = jax.device_put((jax.vmap(to_round) if pods else to_round)(own), state.key.sharding)
+        key = jax.device_put((jax.vmap(to_round) if pods else to_round)(keys), state.key.sharding)
         state = dataclasses.replace(state, key=key)
     return state, Totals(**restored[0].metadata["totals"])
 

@@ -13,7 +13,7 @@ PRIOR_STD = 800.0  # Elo: keeps the rating of a player who has won every game fi
 
 
 class Ratings(NamedTuple):
-    """Elo ratings, whose mean is 0, or that of an anchor."""
+    """Elo ratings, of which the mean or the anchor's is 0."""
 
     elo: np.ndarray
     """Most probable ratings, f64 `[players]`."""
@@ -31,14 +31,13 @@ def rate(
 
     `scores[i, j]` is the number of games that i won against j, a draw counting half, out of
     `games[i, j]`. Player i is expected to score `1 / (1 + 10 ** ((elo_j - elo_i) / 400))` a game
-    (Bradley and Terry 1952; Elo). The ratings are those of the largest posterior density under
-    independent normal priors, found by Newton's method, which begins at the ratings `start`; the
-    uncertainty is that of a normal distribution with the same curvature there (Laplace's
-    approximation). Games tell differences alone: the mean rating is 0, or, if it is given, that
-    of the player `anchor`.
+    (Bradley and Terry 1952; Elo). The ratings have the largest posterior density under independent
+    normal priors, found by Newton's method, which begins at the ratings `start`. The uncertainty is
+    taken from a normal distribution with the same curvature there (Laplace's approximation). Games
+    tell differences alone: 0 is the rating of the player `anchor`, or without one the mean.
     """
     num = len(scores)
-    row, column = np.nonzero(games)  # of many players few have met
+    row, column = np.nonzero(games)  # few of many players have met
     scores, games = scores[row, column], games[row, column]
     precision = (ELO / PRIOR_STD) ** 2
     logits = np.zeros(num) if start is None else (start - start.mean()) / ELO
@@ -98,8 +97,8 @@ def rate_players(
 ) -> dict[str, Rating]:
     """Return the rating of each player by name; the first match is against the anchor, who has 0.
 
-    They are rounded to a thousandth of a point, so that no decision depends on the last bits, nor
-    on the `earlier` ratings, from which the new ones are found sooner.
+    They are rounded to a thousandth of a point, so that no decision depends on the last bits. Nor
+    does one depend on the `earlier` ratings, from which the new ones are found sooner.
     """
     if not matches:
         return {}
@@ -117,8 +116,8 @@ def points(matches: Iterable[Match], players: Sequence[str]) -> tuple[np.ndarray
     with others are left out.
     """
     index = {name: number for number, name in enumerate(players)}
-    known = [match for match in matches if match.player in index and match.opponent in index]
-    rows = [(index[m.player], index[m.opponent], m.wins, m.draws, m.losses) for m in known]
+    counted = [m for m in matches if m.player in index and m.opponent in index]
+    rows = [(index[m.player], index[m.opponent], m.wins, m.draws, m.losses) for m in counted]
     player, opponent, wins, draws, losses = np.array(rows, np.int64).reshape(-1, 5).T
     scores, games = np.zeros((2, len(players), len(players)))
     np.add.at(scores, (player, opponent), wins + 0.5 * draws)

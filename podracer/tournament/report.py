@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from podracer.errors import PodracerError
+from podracer.io.json_schema import count, unsound_fields
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.signals import how_killed
 
 REPORT = "report.json"
 
-_REPORT_TYPES: dict[str, type] = {
-    "token": int,
+_SCHEMA = {
+    "token": count,
     "score": float,
     "standard_error": float,
-    "episodes": int,
-    "frames": int,
+    "episodes": count,
+    "frames": count,
     "seconds": float,
     "checkpoint": str,
     "digest": str,
-    "matches": list,
-    "unfinished": int,
+    "matches": [[str, str, count, count, count, str], ...],  # fields of `Match`
+    "unfinished": count,
 }
-_MATCH_TYPES = (str, str, int, int, int, str)  # of the fields of `Match`
 
 
 def read_report(directory: Path, token: int) -> dict[str, Any] | None:
@@ -42,29 +42,12 @@ def read_report(directory: Path, token: int) -> dict[str, Any] | None:
     if not isinstance(report, dict) or report.get("token") != token:
         return None
     report = {"matches": [], "unfinished": 0, **report}
-    names = _REPORT_TYPES | dict.fromkeys(report)  # also those that no report has
-    damaged = [name for name in names if not _has_type(report.get(name), _REPORT_TYPES.get(name))]
-    if not damaged and not all(map(_is_match, report["matches"])):
-        damaged = ["matches"]
-    if damaged:
+    if damaged := unsound_fields(report, _SCHEMA):
         fields = ", ".join(map(repr, damaged))[:200]
         raise PodracerError(
             f"its {REPORT} is damaged: {fields} missing, unknown or of another type"
         )
     return report
-
-
-def _has_type(value: Any, kind: type | None) -> bool:
-    """Return whether a value of a report is of its field's type; integers are counts."""
-    return type(value) is kind and (kind is not int or 0 <= value < 2**63)
-
-
-def _is_match(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == len(_MATCH_TYPES)
-        and all(map(_has_type, value, _MATCH_TYPES))
-    )
 
 
 def reason_of_failure(directory: Path, code: int) -> str:
@@ -73,7 +56,7 @@ def reason_of_failure(directory: Path, code: int) -> str:
         return f"killed by {how_killed(-code)}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
         path, task = directory / "crash.json", directory / "task.json"
-        if path.stat().st_mtime_ns >= task.stat().st_mtime_ns:  # not that of an earlier attempt
+        if path.stat().st_mtime_ns >= task.stat().st_mtime_ns:  # not an earlier attempt's
             crash = json.loads(read_limited(path))
             return f"exit code {code}: {crash['message']}"[:500]
     with contextlib.suppress(OSError, IndexError, PodracerError):

@@ -1,13 +1,13 @@
 """Selection: how a pod starts its next round, given the leaderboard and all pods.
 
-Each rule is a frozen dataclass with one pure method, `choose`: the same view and the same generator
-give the same start. No parent means a fresh start; one parent is continued to the bit, with its
-experiment; several of one experiment are fused: the mean of their weights and optimizer moments.
-None means to wait.
+Each rule is a frozen dataclass of settings, by which the pure function `choose` decides: the same
+view and the same generator give the same start. No parent means a fresh start; one parent is
+continued to the bit, with its experiment; several of one experiment are fused: the mean of their
+weights and optimizer moments. None means to wait.
 
 Some rules draw from the leaderboard, as ElegantRL-Podracer's generator does; the others select
 within the population, which is the newest entry of every pod. These also select inside the program
-of a sweep: `podracer.drivers.selection` has their settings and what they decide.
+of a sweep: their settings are in `podracer.drivers.selection`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from typing import get_args
 
 import numpy as np
 
-from podracer.drivers import selection
-from podracer.drivers.selection import Range, generation, num_replaced, truncation
+from podracer.drivers.selection import (
+    Generational,
+    PopulationBased,
+    Range,
+    Truncation,
+    generation,
+    num_replaced,
+    truncation,
+)
 from podracer.errors import ConfigError
 from podracer.tournament.events import Entry, TournamentState, ranking
 
@@ -39,10 +46,10 @@ class SelectionView:
     """Input of a selection rule, without times, determined by the log alone."""
 
     pod: int
-    round: int  # that the pod is about to start
+    round: int  # the one that the pod is about to start
     board: tuple[Entry, ...]  # best first
-    newest: Mapping[int, Entry]  # of each live pod that has submitted
-    rounds: Mapping[int, int]  # of each live pod that is not absent
+    newest: Mapping[int, Entry]  # by each live pod that has submitted
+    rounds: Mapping[int, int]  # by each live pod that is not absent
 
     @property
     def own_entry(self) -> Entry | None:
@@ -95,27 +102,17 @@ def perturb(
     return values
 
 
-# --- rules that draw from the board ---------------------------------------------------------------
+# --- the rules ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Independent:
     """Every pod continues its own newest entry: the control that a tournament must beat."""
 
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
-        """Return the pod's newest entry."""
-        return _continue(view.own_entry)
-
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """Every pod starts from an entry drawn uniformly from the leaderboard."""
-
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
-        """Return an entry of the leaderboard."""
-        if not view.board:
-            return _continue(view.own_entry)
-        return _continue(view.board[rng.integers(len(view.board))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,24 +131,6 @@ class Softmax:
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"temperature must be positive, but it is {self.temperature}.")
 
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
-        """Return the better of the drawn entry and the pod's newest."""
-        if not view.board:
-            return _continue(view.own_entry)
-        chances = softmax([entry.score for entry in view.board], self.temperature)
-        candidate = view.board[rng.choice(len(chances), p=chances)]
-        return _continue(_better(candidate, view.own_entry))
-
-
-def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
-    """Return probabilities, f64 `[n]`, of finite scores `[n]`; equal scores are equally likely."""
-    values = np.asarray(scores, np.float64)
-    values = values / (np.abs(values).max() or 1.0)  # so that no sum overflows
-    values = values - values.max()
-    deviation = values.std()
-    weights = np.exp(values / deviation / temperature) if deviation > 0 else np.ones_like(values)
-    return weights / weights.sum()
-
 
 @dataclasses.dataclass(frozen=True)
 class KTournament:
@@ -169,54 +148,69 @@ class KTournament:
         if self.k < 1:
             raise ConfigError(f"k must be at least 1, but it is {self.k}.")
 
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
-        """Return the better of the winner and the pod's newest."""
-        if not view.board:
-            return _continue(view.own_entry)
-        count = len(view.board)
-        winner = rng.choice(count, size=min(self.k, count), replace=False).min()
-        return _continue(_better(view.board[winner], view.own_entry))
+
+SelectionRule = (
+    Independent | Uniform | Softmax | KTournament | Truncation | PopulationBased | Generational
+)
+SELECTION_RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(SelectionRule)}
+
+
+def choose(rule: SelectionRule, view: SelectionView, rng: np.random.Generator) -> Start | None:
+    """Return the start of a pod's next round, None if it has to wait for others."""
+    match rule:
+        case Generational():
+            return _from_best_groups(rule, view)
+        case Truncation():
+            return _continue(_exploited(view, rule.fraction, rng) or view.own_entry)
+        case PopulationBased():
+            parent = _exploited(view, rule.fraction, rng)
+            start = _continue(parent or view.own_entry)
+            if parent is None and start.parents:
+                return start
+            # First rounds draw their hyperparameters from the bounds.
+            values = perturb(
+                start.hyperparameters,
+                rule.bounds,
+                rng,
+                factors=rule.factors,
+                resample=rule.resample,
+            )
+            return Start(start.parents, values)
+    if isinstance(rule, Independent) or not view.board:
+        return _continue(view.own_entry)
+    return _continue(_drawn(rule, view, rng))
 
 
 def _continue(entry: Entry | None) -> Start:
     return Start() if entry is None else Start((entry.id,), entry.hyperparameters)
 
 
-def _better(candidate: Entry, own: Entry | None) -> Entry:
-    return candidate if own is None or candidate.score > own.score else own
+def _drawn(
+    rule: Uniform | Softmax | KTournament, view: SelectionView, rng: np.random.Generator
+) -> Entry:
+    """Return an entry drawn from the leaderboard, or the pod's newest if the rule prefers it."""
+    count = len(view.board)
+    match rule:
+        case Uniform():
+            return view.board[rng.integers(count)]
+        case Softmax():
+            chances = softmax([entry.score for entry in view.board], rule.temperature)
+            candidate = view.board[rng.choice(count, p=chances)]
+        case KTournament():
+            number = rng.choice(count, size=min(rule.k, count), replace=False).min()
+            candidate = view.board[number]
+    newest = view.own_entry
+    return candidate if newest is None or candidate.score > newest.score else newest
 
 
-# --- rules over the population --------------------------------------------------------------------
-
-
-class Truncation(selection.Truncation):
-    """Pods at the bottom start from one at the top; the others continue their own newest entry."""
-
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
-        """Return the newest entry of the pod or, at the bottom, of one at the top."""
-        return _continue(_exploited(view, self.fraction, rng) or view.own_entry)
-
-
-class PopulationBased(selection.PopulationBased):
-    """Truncation selection, and pods that start from another one perturb its hyperparameters.
-
-    First rounds draw their hyperparameters from the bounds.
-    """
-
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
-        """Return the newest entry of the pod or, at the bottom, of one at the top, perturbed."""
-        parent = _exploited(view, self.fraction, rng)
-        start = _continue(parent or view.own_entry)
-        if parent is None and start.parents:
-            return start
-        values = perturb(
-            start.hyperparameters,
-            self.bounds,
-            rng,
-            factors=self.factors,
-            resample=self.resample,
-        )
-        return Start(start.parents, values)
+def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
+    """Return probabilities, f64 `[n]`, of finite scores `[n]`; equal scores are equally likely."""
+    values = np.asarray(scores, np.float64)
+    values = values / (np.abs(values).max() or 1.0)  # so that no sum overflows
+    values = values - values.max()
+    deviation = values.std()
+    weights = np.exp(values / deviation / temperature) if deviation > 0 else np.ones_like(values)
+    return weights / weights.sum()
 
 
 def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
@@ -231,42 +225,33 @@ def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -
     return None if parent == rank else population[parent]
 
 
-class Generational(selection.Generational):
-    """Groups of pods in generations: the best groups continue, and the others start from them.
+def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
+    """Return all pods of the parent group, to be fused. None until the generation has ended.
 
     A generation is a round. The rule uses only which pods are still in the previous round (it waits
     for these, unless they were marked absent, which is the time-out), and the newest entries. A
-    group's score is the mean over those of its pods that ended the previous round; a group of which
-    none did is no parent.
+    group's score is the mean over its pods that ended the previous round; a group of which none did
+    is no parent.
     """
-
-    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start | None:
-        """Return all pods of the parent group, to be fused. None until the generation has ended."""
-        previous_round = view.round - 1
-        other_rounds = {pod: round for pod, round in view.rounds.items() if pod != view.pod}
-        if previous_round >= 0 and previous_round in other_rounds.values():
-            return None
-        groups: dict[int, list[Entry]] = {}
-        for pod, entry in sorted(view.newest.items()):
-            if entry.round >= previous_round >= 0:
-                groups.setdefault(pod // self.group_size, []).append(entry)
-        if not groups:
-            return Start()
-        best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
-        best = best[: self.parents]
-        pods = {view.pod, *view.rounds, *view.newest}
-        numbers = sorted({pod // self.group_size for pod in pods})
-        ranks = [best.index(n) if n in best else len(best) for n in numbers]
-        parents = generation(np.asarray(ranks), len(best))
-        entries = groups[best[parents[numbers.index(view.pod // self.group_size)]]]
-        return Start(tuple(entry.id for entry in entries), entries[0].hyperparameters)
+    previous_round = view.round - 1
+    other_rounds = {pod: round for pod, round in view.rounds.items() if pod != view.pod}
+    if previous_round >= 0 and previous_round in other_rounds.values():
+        return None
+    groups: dict[int, list[Entry]] = {}
+    for pod, entry in sorted(view.newest.items()):
+        if entry.round >= previous_round >= 0:
+            groups.setdefault(pod // rule.group_size, []).append(entry)
+    if not groups:
+        return Start()
+    best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
+    best = best[: rule.parents]
+    pods = {view.pod, *view.rounds, *view.newest}
+    numbers = sorted({pod // rule.group_size for pod in pods})
+    ranks = [best.index(n) if n in best else len(best) for n in numbers]
+    parents = generation(np.asarray(ranks), len(best))
+    entries = groups[best[parents[numbers.index(view.pod // rule.group_size)]]]
+    return Start(tuple(entry.id for entry in entries), entries[0].hyperparameters)
 
 
 def _mean_score(entries: Sequence[Entry]) -> float:
     return sum(entry.score / len(entries) for entry in entries)
-
-
-SelectionRule = (
-    Independent | Uniform | Softmax | KTournament | Truncation | PopulationBased | Generational
-)
-SELECTION_RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(SelectionRule)}

@@ -19,7 +19,7 @@ from podracer.io.checkpoint import Choice
 from podracer.io.paths import user_path
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.run.loading import load_run
-from podracer.run.setup import check_same_environment
+from podracer.run.resume import check_same_environment
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
 from podracer.trading.environment import Trading, TradingState
 from podracer.trading.market import Period, Periods, format_time

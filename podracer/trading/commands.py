@@ -31,7 +31,7 @@ class BacktestOptions:
 
 def backtest(arguments: Sequence[str]) -> int:
     """Compare a trading run with the baselines, as a table and a page."""
-    options = parse(BacktestOptions, "backtest", arguments, about=backtest.__doc__ or "")
+    options = parse(BacktestOptions, "backtest", arguments, description=backtest.__doc__ or "")
     from podracer.devices.startup import use_compilation_cache
     from podracer.trading import page
     from podracer.trading.backtest import backtest as compare
@@ -68,7 +68,7 @@ class PromoteOptions:
 
 def promote(arguments: Sequence[str]) -> int:
     """Make a run the current model if it is better; exit with 1 if it is not."""
-    options = parse(PromoteOptions, "promote", arguments, about=promote.__doc__ or "")
+    options = parse(PromoteOptions, "promote", arguments, description=promote.__doc__ or "")
     from podracer.devices.startup import use_compilation_cache
     from podracer.trading import delivery
 
@@ -95,7 +95,7 @@ class RollbackOptions:
 
 def rollback(arguments: Sequence[str]) -> int:
     """Make the previous model current again."""
-    options = parse(RollbackOptions, "rollback", arguments, about=rollback.__doc__ or "")
+    options = parse(RollbackOptions, "rollback", arguments, description=rollback.__doc__ or "")
     from podracer.trading import delivery
 
     decision = delivery.rollback(options.models)

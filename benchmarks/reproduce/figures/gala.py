@@ -63,7 +63,7 @@ def judge(measured: Measured) -> Verdict:
     return Verdict(
         Outcome.REPRODUCED if is_as_good else Outcome.NOT_REPRODUCED,
         f"Mean return over all evaluations, mean of 5 seeds: {'; '.join(texts)}; 500 is the most. "
-        "That the learners stay close is a test of the bound; rates were not compared, because "
+        "A test of the bound shows that the learners stay close; rates were not compared, because "
         "these learners share a machine.",
     )
 

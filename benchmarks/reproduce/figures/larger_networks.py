@@ -70,7 +70,7 @@ def judge(measured: Measured) -> Verdict:
     smallest, *larger = frames.values()
     outcome = Outcome.REPRODUCED if max(larger) < smallest else Outcome.NOT_REPRODUCED
     reason = f"Median frames to a return of {TARGET:g} over 5 seeds: {'; '.join(parts)}."
-    reason += " That larger ones cost nothing extra is not shown by frames."
+    reason += " Frames do not show whether larger ones cost nothing extra."
     return Verdict(outcome, reason)
 
 

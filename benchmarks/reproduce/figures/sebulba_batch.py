@@ -90,11 +90,11 @@ FIGURE = Figure(
         "The axis of the figure has labels at 60, 90, 135 and 200 K; the points at 32 and 64 were "
         "not recovered.",
         "The paper gives no split of actors and learners, no number of threads and no game.",
-        "Why learning gains less than acting on the project's two cores: a step of the learner "
-        "alone takes 473, 354 and 383 microseconds of a core at 32, 64 and 128 (medians of five "
-        "turns, AMD EPYC, commit cdfc341), and actors need the same cores. In an earlier round on "
-        "an Intel Xeon actors waited for the learner during 3, 6 and 14 % of their time, it for "
-        "them during 3, 0 and 1 %: it was the bottleneck already at 32, and the paper's has cores "
-        "of its own.",
+        "Learning gains less than acting on the project's two cores. A step of the learner alone "
+        "takes 473, 354 and 383 microseconds of a core at 32, 64 and 128 (medians of five turns, "
+        "AMD EPYC, commit cdfc341), and actors need the same cores. In an earlier round on an "
+        "Intel Xeon actors waited for the learner during 3, 6 and 14 % of their time, and the "
+        "learner for actors during 3, 0 and 1 %. So the learner was the bottleneck already at 32; "
+        "the paper's learner has separate cores.",
     ),
 )  # fmt: skip

@@ -53,8 +53,8 @@ class Rollout:
 
     actor: str  # its name
     shards: list[TrajectoryShard]  # one for each learner device of this host
-    versions: Int64[np.ndarray, " T"]  # of the parameters of each step
-    seconds: dict[str, float]  # of each stage of the actor
+    versions: Int64[np.ndarray, " T"]  # versions of the parameters at each step
+    seconds: dict[str, float]  # seconds in each stage of the actor
     faults: dict[str, int]  # rows of bad data by kind, since the actor started
     first_faults: dict[str, str]  # a line on the first of each kind
     env_state: PyTree  # snapshot of the environments, () if they cannot be saved
@@ -66,8 +66,8 @@ class ActorContext:
 
     name: str
     device: Device
-    learners: list[Device]  # of this host
-    indices: UInt32[np.ndarray, " b"]  # of its environments within the run
+    learners: list[Device]  # devices of this host
+    indices: UInt32[np.ndarray, " b"]  # numbers of its environments within the run
     first_rollout: int  # number of updates done when the run began or was resumed
     seed: int
     carry: Carry  # initial recurrent state [b, ...], numpy

@@ -29,12 +29,7 @@ from podracer.drivers.sebulba.trajectory import (
     make_actor_programs,
     zero_timestep,
 )
-from podracer.environment import (
-    HasDeadlines,
-    HostEnvironment,
-    HostEnvironments,
-    call_environment,
-)
+from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -175,11 +170,11 @@ def make_actor_pool(
     *,
     seed: int,
     supervisor: Supervisor,
-    exit_stack: contextlib.ExitStack,
+    stack: contextlib.ExitStack,
 ) -> ActorPool:
     """Return the actors of this host, their programs compiled; `ActorPool.start` starts them.
 
-    `exit_stack` closes the environments as long as no threads own them.
+    `stack` closes the environments as long as no threads own them.
     """
     params = _copy_actor_params(agent, state)
     programs = make_actor_programs(agent, len(split.learners))
@@ -196,7 +191,7 @@ def make_actor_pool(
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
         batch = _make_environments(env, split, config, context.name, supervisor)
-        exit_stack.callback(batch.close)
+        stack.callback(batch.close)
         actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config, queue))
     first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)

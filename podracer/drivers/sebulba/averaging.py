@@ -53,7 +53,7 @@ class HostAveraging:
         return DATA if self.mesh.shape[DATA] > 1 else None
 
     def copy_for_hosts(self, state: TrainState) -> TrainState:
-        """Return the state with a copy of `learner.shared` for each host; free that of `state`.
+        """Return the state with a copy of `learner.shared` for each host; free the original.
 
         `local` is not copied.
         """
@@ -75,7 +75,7 @@ class HostAveraging:
     def mean(self, state: TrainState) -> TrainState:
         """Return the state with the mean of all hosts.
 
-        Integers are those of the first host. They count frames and updates, the same on all hosts,
+        Integers come from the first host. They count frames and updates, the same on all hosts,
         and steps of the optimizer, which differ where a host ended an update early.
         """
         return map_shared(partial(_mean, self.mesh), state)
@@ -136,9 +136,9 @@ def host_part(tree: PyTree) -> PyTree:
 
 def _on_floats(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
     """Return the tree with a function of its float leaves, as one vector, in place of them."""
-    floats, others = eqx.partition(tree, eqx.is_inexact_array)
+    floats, other_leaves = eqx.partition(tree, eqx.is_inexact_array)
     flat, unravel = ravel_pytree(floats)
-    return eqx.combine(unravel(function(flat)), others)
+    return eqx.combine(unravel(function(flat)), other_leaves)
 
 
 def _by_learners(function: Callable[[jax.Array], jax.Array], flat: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import UInt32
 
-from podracer.devices.mesh import Device, check_divisible, make_mesh
+from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
 from podracer.drivers.exchange import Peers, check_hypercube
 from podracer.errors import ConfigError
 from podracer.fields import bounded
@@ -71,11 +71,16 @@ class SebulbaConfig:
 class DeviceSplit:
     """Devices of actors and learners, and the share of each actor thread."""
 
-    actors: list[Device]  # of this host
-    learners: list[Device]  # of this host
-    mesh: Mesh  # the learners of all hosts
-    threads: int  # actor threads of this host
-    num_envs: int  # of each actor thread
+    actors: list[Device]
+    """Actor devices of this host."""
+    learners: list[Device]
+    """Learner devices of this host."""
+    mesh: Mesh
+    """Learners of all hosts."""
+    threads: int
+    """Number of actor threads of this host."""
+    num_envs: int
+    """Number of environments of each actor thread."""
 
     @property
     def num_hosts(self) -> int:
@@ -153,9 +158,7 @@ def split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[i
     ]
     if not even:
         actors, learners = max(options, key=_preference)
-        multiple = actors * config.threads_per_actor * learners
-        candidates = (num_envs // multiple * multiple, -(-num_envs // multiple) * multiple)
-        nearest = " or ".join(str(n) for n in candidates if n)
+        nearest = nearest_multiples(num_envs, actors * config.threads_per_actor * learners)
         raise ConfigError(
             f"{num_envs} environments on each host cannot be shared evenly by "
             f"{actors} x {config.threads_per_actor} actor threads and then by {learners} learners: "

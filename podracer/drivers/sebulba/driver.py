@@ -15,13 +15,7 @@ from podracer.agent import Blueprint, check_policy
 from podracer.checks import check_agent
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA
-from podracer.drivers.common import (
-    Progress,
-    Request,
-    TrainState,
-    updates_of_run,
-    uses_host_memory,
-)
+from podracer.drivers.common import Progress, Request, TrainState, updates_of_run, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.averaging import free_shared, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
@@ -118,35 +112,26 @@ def sebulba(
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
     """
     start = time.perf_counter()
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        built = blueprint.build()
+    with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
+        agent = blueprint.build()
         actors = make_actor_pool(
-            built,
-            env,
-            split,
-            config,
-            state,
-            seed=seed,
-            supervisor=supervisor,
-            exit_stack=exit_stack,
+            agent, env, split, config, state, seed=seed, supervisor=supervisor, stack=stack
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         hosts = host_averaging(config, split)
         learner = Learner(split, actors, program, request, hosts, env.spec, state.learner.shared)
         compile_seconds = time.perf_counter() - start
         actors.start()
-        exit_stack.pop_all()  # from now on each thread closes its own environments
+        stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
         if hosts:
             state = hosts.copy_for_hosts(state)
         multi_host = jax.process_count() > 1
-
-        def cannot_wait() -> bool:
-            return learner.has_updates and not multi_host and request() == Request.UPDATE_END
-
         updates, current_request = actors.first_update, Request.NONE.value
         while updates < updates_of_run(num_updates, updates):
-            rollouts = actors.collect(give_up=cannot_wait)
+            rollouts = actors.collect(
+                lambda: learner.has_updates and not multi_host and request() == Request.UPDATE_END
+            )
             if rollouts is not None:
                 state = learner.update(state, rollouts)
                 updates += 1

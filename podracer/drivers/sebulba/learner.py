@@ -97,14 +97,14 @@ class Learner:
         self._no_request = request_array(split.mesh, Request.NONE)
         self._version = actors.first_update  # number of updates dispatched
         self._timer = StageTimer("collect", "learn", "report")
-        self._pending: list[Metrics] = []  # of updates that may still run
+        self._pending: list[Metrics] = []  # metrics of updates that may still run
         self._fetched: list[Any] = []  # metrics since the last report
         self._stats: list[TrajectoryStats] = []  # since the last report
-        self._faults: dict[str, dict[str, int]] = {}  # of each actor by kind, from its start on
+        self._faults: dict[str, dict[str, int]] = {}  # faults of each actor by kind, in all
         self._first_faults: dict[str, str] = {}  # a line on the first of each kind
         self._logged = set[str]()  # kinds of them
-        self._empty_steps = 0  # of each environment, since the last report of a valid one
-        self._faulty_steps = 0  # of them, in the latest reports, which all had new faults
+        self._empty_steps = 0  # steps of each environment since the last valid one
+        self._faulty_steps = 0  # among them, in the latest reports, which all had new faults
         self._reported_faults = 0
         self.agreed_request: int = Request.NONE  # the largest of all hosts
 
@@ -210,7 +210,7 @@ class TrajectoryStats:
     """Policy lag and timing of one trajectory."""
 
     lags: Int64[np.ndarray, " T"]  # updates that the parameters of each step were behind
-    seconds: dict[str, float]  # of each stage of its actor
+    seconds: dict[str, float]  # seconds in each stage of its actor
 
 
 def _utilization_metrics(

@@ -1,4 +1,4 @@
-"""Finding of actors whose environments are much slower than those of the others."""
+"""Finding of actors whose environments are much slower than the others'."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import statistics
 from collections import deque
 
-ROLLOUTS = 5  # of an actor, whose median time is compared
+ROLLOUTS = 5  # rollouts of an actor, whose median time is compared
 FACTOR = 5.0  # times slower than the median of the other actors
 
 _LOG = logging.getLogger("podracer")
@@ -26,14 +26,14 @@ class Stragglers:
         times.append(seconds)
         if len(times) < ROLLOUTS or actor in self.named:
             return
-        own = statistics.median(times)
-        others = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
-        if others and own > FACTOR * (usual := statistics.median(others)):
+        median = statistics.median(times)
+        medians = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
+        if medians and median > FACTOR * (usual := statistics.median(medians)):
             self.named.add(actor)
             _LOG.warning(
-                "the environments of %s are %.0f times slower than those of the others, %.3g s for "
-                "a rollout: with `driver.policy_lag=None` the others do not wait for them.",
+                "the environments of %s are %.0f times slower than other actors', %.3g s for a "
+                "rollout: with `driver.policy_lag=None` the others do not wait for them.",
                 actor,
-                own / usual,
-                own,
+                median / usual,
+                median,
             )

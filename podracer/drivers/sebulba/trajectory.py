@@ -166,8 +166,8 @@ def finish(
     trajectory = Trajectory(steps, final, start.carry, buffer.carry)
     next_timesteps = trajectory.next_timesteps()
     episodes = count_episodes(start.episodes, trajectory)
-    lost = next_timesteps.begins_after_loss(timesteps.last)
-    timestep = dataclasses.replace(steps.timestep, last=timesteps.last | lost)
+    is_lost = next_timesteps.begins_after_loss(timesteps.last)
+    timestep = dataclasses.replace(steps.timestep, last=timesteps.last | is_lost)
     steps = dataclasses.replace(steps, timestep=timestep)
     all_rows = TrajectoryShard(dataclasses.replace(trajectory, steps=steps), episodes)
     width = final.reward.shape[0] // num_learners
@@ -214,7 +214,7 @@ class ActorShapes:
     params: PyTree
     buffer: Any  # `TrajectoryBuffer`
     timestep: tuple[PyTree, np.ndarray]
-    shard: TrajectoryShard  # of one learner
+    shard: TrajectoryShard  # for one learner
 
 
 def actor_shapes(

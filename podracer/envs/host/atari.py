@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from podracer.envs.common import check_known, import_optional
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import bounded, check_ranges
-from podracer.io.names import nearest
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
@@ -214,9 +214,9 @@ class TimestepBuilder:
 
     def after_reset(self, observation: PyTree, lives: np.ndarray) -> TimeStep:
         """Return the timestep after a reset of all rows; `lives` is i32 `[B]`."""
-        none = np.zeros(len(lives), bool)
-        self._game_ended, self.life_lost = ~none, none
-        return self.after_step(observation, np.zeros(len(lives), np.float32), none, none, lives)
+        false = np.zeros(len(lives), bool)
+        self._game_ended, self.life_lost = ~false, false
+        return self.after_step(observation, np.zeros(len(lives), np.float32), false, false, lives)
 
     def after_step(
         self,
@@ -267,16 +267,11 @@ def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
 @functools.cache
 def _actions(game: str, full: bool) -> tuple[str, ...]:
     """Return the names of a game's actions in order."""
-    try:
-        import ale_py
-        from ale_py import roms, vector_env  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'atari:{game} needs the package {error.name}: pip install -e ".[atari]" in the clone.'
-        ) from error
-    games = roms.get_all_rom_ids()
-    if game not in games:
-        raise ConfigError(f"ale-py has no game {game!r}: {nearest(game, games)}")
+    ale_py, roms, _ = (
+        import_optional(module, f"atari:{game}", "atari")
+        for module in ("ale_py", "ale_py.roms", "ale_py.vector_env")
+    )
+    check_known(game, roms.get_all_rom_ids(), "ale-py has no game")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it prints a greeting to stderr
     ale = ale_py.ALEInterface()
     ale.loadROM(str(roms.get_rom_path(game)))

@@ -19,11 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.envs.common import narrower
+from podracer.envs.common import check_known, narrower, refusing
 from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
 from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
 from podracer.errors import ConfigError, EnvironmentFault
-from podracer.io.names import nearest
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 IMPALA_OPTIONS = {
@@ -150,8 +149,8 @@ class EnvPoolBatch:
         )
 
     def _compare_large(self, name: str, array: np.ndarray) -> None:
-        before, self._large[name] = self._large.get(name, array), array
-        if text := describe_lost_change(name, before, array):
+        previous, self._large[name] = self._large.get(name, array), array
+        if text := describe_lost_change(name, previous, array):
             raise EnvironmentFault(f"{self._spec.name}: {text}.")
 
 
@@ -160,8 +159,7 @@ def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
     atari = _is_atari(task)
     valid = [key for key in _make_spec(task)._config_keys if key not in RESERVED_OPTIONS]
     for key, _ in options:
-        if key not in valid:
-            raise ConfigError(f"envpool:{task} has no option {key!r}: {nearest(key, valid)}")
+        check_known(key, valid, f"envpool:{task} has no option")
     spec = _make_spec(task, **dict(options))
     observation = _array_specs(spec.observation_space)
     if atari:
@@ -189,17 +187,14 @@ def _is_atari(task: str) -> bool:
         raise ConfigError(
             f"envpool:{task} needs the package {error.name}: pip install envpool."
         ) from error
-    if task not in registry.specs:
-        raise ConfigError(f"EnvPool has no task {task!r}: {nearest(task, registry.specs)}")
+    check_known(task, registry.specs, "EnvPool has no task")
     return registry.specs[task][0] == "envpool.atari"
 
 
 def _make_spec(task: str, **options: Any) -> Any:
-    try:
+    errors = (AssertionError, ImportError, RuntimeError, TypeError, ValueError)
+    with refusing(f"EnvPool cannot make {task!r}", *errors):
         return _library().make_spec(task, **options)
-    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".:")
-        raise ConfigError(f"EnvPool cannot make {task!r}: {reason}.") from error
 
 
 def _action(task: str, space: Any) -> Discrete | Continuous:

@@ -12,15 +12,15 @@ def may_lose_changes(array: np.ndarray) -> bool:
     return bool(np.abs(array).max(initial=0) > LARGEST_EXACT)
 
 
-def describe_lost_change(name: str, before: np.ndarray, after: np.ndarray) -> str | None:
+def describe_lost_change(name: str, old: np.ndarray, new: np.ndarray) -> str | None:
     """Describe a change by 1 or more from one step to the next that float32 loses, if any is."""
     with np.errstate(invalid="ignore", over="ignore"):
-        is_lost = np.abs(after - before) >= 1
-        is_lost &= before.astype(np.float32) == after.astype(np.float32)
+        is_lost = np.abs(new - old) >= 1
+        is_lost &= old.astype(np.float32) == new.astype(np.float32)
     if not is_lost.any():
         return None
-    old, new = float(before[is_lost][0]), float(after[is_lost][0])
+    first, second = float(old[is_lost][0]), float(new[is_lost][0])
     return (
-        f"{name} changes from {old!r} to {new!r}, which are one number in float32: subtract a "
+        f"{name} changes from {first!r} to {second!r}, which are one number in float32: subtract a "
         "constant in a wrapper of the environment, or divide if such changes do not matter"
     )

@@ -1,7 +1,8 @@
 """Any environment of Gymnasium (Towers 2024) on the host, stepped by a pool of processes.
 
 A worker that dies or hangs is replaced, an environment that raises or returns bad data is
-made again; only the affected rows lose their episode. The workers run `gymnasium_worker.py`.
+made again; only the affected rows lose their episode. The workers run `gymnasium_worker.py`. A
+`LocalBatch` has one `Worker` in this process, where other processes may not find the class.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pickle
 import socket
@@ -19,12 +21,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import jax
 import numpy as np
 
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_faults import FaultLog, timestep_of
-from podracer.envs.host.gymnasium_local import LocalBatch
 from podracer.envs.host.gymnasium_protocol import (
+    BAD_DATA_FAULTS,
     CALLS,
     CLOSE_SECONDS,
     FAULT_KINDS,
@@ -32,6 +34,7 @@ from podracer.envs.host.gymnasium_protocol import (
     MAX_CONSECUTIVE_FAILURES,
     OK,
     STEP,
+    SharedMemory,
     WorkerSetup,
     anonymous_file,
     map_shared_memory,
@@ -42,6 +45,7 @@ from podracer.envs.host.gymnasium_spec import (
     inspect_environment,
     with_pictures,
 )
+from podracer.envs.host.gymnasium_worker import Worker
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.processes import end_guarded
 from podracer.io.signals import how_killed
@@ -50,6 +54,10 @@ from podracer.types import EnvironmentSpec, TimeStep
 if TYPE_CHECKING:
     from gymnasium import Env
 
+_LOG = logging.getLogger("podracer")
+_COMPARED_STEPS = 200  # after which the speeds of a batch's environments are compared
+_STRAGGLER_FACTOR = 5.0  # times slower than the median of the batch
+_STRAGGLER_SECONDS = 1e-3  # a faster step holds nobody back
 # A worker steps one environment at a time: more threads would only compete with other workers.
 _FORK_SERVER = """
 import json, os, socket, sys
@@ -181,6 +189,80 @@ def check_not_in_worker() -> None:
         )
 
 
+def timestep_of(setup: WorkerSetup, shared: SharedMemory) -> TimeStep:
+    """Return the timestep of a batch, whose arrays are views of the memory."""
+    observation = jax.tree.map(lambda leaf: shared.observation[leaf.name], setup.observation)
+    fields = (shared.reward, shared.discount, shared.first, shared.last)
+    return TimeStep(observation, *fields)  # type: ignore[arg-type]
+
+
+class FaultLog:
+    """Faults of a batch, counted by kind, each kind with a line on its first."""
+
+    def __init__(
+        self, name: str, setup: WorkerSetup, shared: SharedMemory, max_restarts: int
+    ) -> None:
+        self._name, self._setup, self._shared = name, setup, shared
+        self._max_restarts = max_restarts
+        self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
+        self._num_steps, self._named_rows = 0, set[int]()
+
+    def check(self) -> str | None:
+        """Update the counts; return why the batch cannot go on where there are too many."""
+        shared = self._shared
+        counts = shared.fault_counts.sum(axis=0).tolist()
+        self.faults.update(zip(FAULT_KINDS, counts, strict=True))
+        shared.describe_first_faults(self.first_faults)
+        row = int(shared.consecutive_failures.argmax())
+        limit = MAX_CONSECUTIVE_FAILURES
+        if shared.consecutive_failures[row] >= limit:
+            reason = f"restarted {limit} times without one good step between, the last time"
+        elif sum(counts) > self._max_restarts:
+            row = int(shared.fault_time.argmax())
+            reason = (
+                f"restarted beyond the {self._max_restarts} that all rows may need together "
+                "(`max_restarts`),"
+            )
+        else:
+            return None
+        ends = [end for _, end in self._setup.row_ranges]
+        worker = next(number for number, end in enumerate(ends) if row < end)
+        kind = FAULT_KINDS[shared.fault_kind[row]]
+        remedy = (
+            "\nMore restarts or slower steps are allowed by options after the environment's name: "
+            f",max_restarts={10 * self._max_restarts + 10} or "
+            f",step_seconds={6 * self._setup.step_seconds:g}"
+        )
+        return (
+            f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
+            f"{reason} because of the fault `{kind}`.\n{shared.describe_fault(row)}"
+            f"{'' if kind in BAD_DATA_FAULTS else remedy}"
+        )
+
+    def count_step(self) -> None:
+        """Count a step of the batch, and log an environment that is much slower than others, once.
+
+        Speeds are compared after many steps.
+        """
+        self._num_steps += 1
+        if self._num_steps % _COMPARED_STEPS:
+            return
+        seconds = self._shared.step_seconds / _COMPARED_STEPS
+        row, usual = int(seconds.argmax()), float(np.median(seconds))
+        is_slow = seconds[row] > max(_STRAGGLER_FACTOR * usual, _STRAGGLER_SECONDS)
+        if is_slow and row not in self._named_rows:
+            self._named_rows.add(row)
+            _LOG.warning(
+                "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
+                "step, and all of its batch wait for it.",
+                self._name,
+                self._shared.env_index[row],
+                seconds[row] / usual,
+                seconds[row],
+            )
+        self._shared.step_seconds[:] = 0
+
+
 class GymnasiumBatch:
     """A batch of environments in processes of their own, as a `HostEnvironment`.
 
@@ -206,7 +288,8 @@ class GymnasiumBatch:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new processes. Raises `EnvironmentFault`, also after `close`."""
-        self._check_open()
+        if self._closed:
+            _fail(self, "the environments are closed.")
         self._shared.begin(seed, indices, start)
         workers = range(len(self._channels))
         if any(self._channels):
@@ -219,12 +302,13 @@ class GymnasiumBatch:
 
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
-        self._check_open()
+        if self._closed:
+            _fail(self, "the environments are closed.")
         np.copyto(self._shared.action, action, casting="same_kind")
         self._shared.deadline[:] = time.monotonic() + self._setup.step_seconds
         for channel in self._channels:
             if channel is None:
-                self._fail("`reset` must come before `step`.")
+                _fail(self, "`reset` must come before `step`.")
             with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
                 channel.send(STEP)
         self._await_workers(range(len(self._channels)))
@@ -241,26 +325,17 @@ class GymnasiumBatch:
             os.close(self._memory)
             del self._shared, self._timestep, self._log
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EnvironmentFault(f"{self.name}: the environments are closed.")
-
-    def _fail(self, reason: str) -> NoReturn:
-        self.close()
-        raise EnvironmentFault(f"{self.name}: {reason}")
-
     # --- faults ---
 
     def _await_workers(self, workers: Iterable[int]) -> None:
         """Wait for replies, and replace workers until every row has a timestep."""
         while workers:
             outcomes = {worker: self._await_worker(worker) for worker in workers}
-            lost = {worker: kind for worker, kind in outcomes.items() if kind in ("died", "hung")}
-            for worker, kind in lost.items():
-                self._replace_worker(worker, kind)
+            workers = [worker for worker, kind in outcomes.items() if kind in ("died", "hung")]
+            for worker in workers:
+                self._replace_worker(worker, outcomes[worker])
             if any(outcomes.values()) and (reason := self._log.check()):
-                self._fail(reason)
-            workers = list(lost)
+                _fail(self, reason)
 
     def _await_worker(self, worker: int) -> str:
         """Wait for a worker; return "" when all is well, or "faulty", "died" or "hung"."""
@@ -315,12 +390,13 @@ class GymnasiumBatch:
                 self.pids[worker], status = FORK_REPLY.unpack(reply)
                 if self.pids[worker] < 0:
                     text = self._shared.describe_fault(0)
-                    self._fail(f"a worker cannot import the environment.\n{text}")
+                    _fail(self, f"a worker cannot import the environment.\n{text}")
                 return status
             self._stop_fork_server()
             self._start_fork_server()
-        self._fail(
-            f"the process that starts the workers died or hung {MAX_CONSECUTIVE_FAILURES} times."
+        _fail(
+            self,
+            f"the process that starts the workers died or hung {MAX_CONSECUTIVE_FAILURES} times.",
         )
 
     def _start_fork_server(self) -> None:
@@ -350,3 +426,70 @@ class GymnasiumBatch:
             while self._control.recv(64):
                 pass
         end_guarded(self._fork_server, CLOSE_SECONDS)  # it has closed its end, or hangs
+
+
+class LocalBatch:
+    """A batch of environments that the calling thread steps, as a `HostEnvironment`.
+
+    An environment that raises or returns bad data loses its episode, as in a process of its own.
+    One that hangs is only noticed by the driver, and one that crashes ends the process. The rest is
+    as in `GymnasiumBatch`.
+    """
+
+    def __init__(
+        self, name: str, setup: WorkerSetup, make: Callable[[], Env], max_restarts: int
+    ) -> None:
+        self.name = name
+        memory = anonymous_file()
+        try:
+            self._shared = map_shared_memory(memory, setup)
+        finally:
+            os.close(memory)
+        self._worker = Worker(0, setup, make, self._shared)
+        self._log = FaultLog(name, setup, self._shared, max_restarts)
+        self.faults, self.first_faults = self._log.faults, self._log.first_faults
+        self._timestep = timestep_of(setup, self._shared)
+        self._closed = self._is_reset = False
+
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
+        if self._closed:
+            _fail(self, "the environments are closed.")
+        self._shared.begin(seed, indices, start)
+        with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
+            for row in range(len(indices)):
+                self._worker.remake(row)
+        self._is_reset = True
+        return self._checked()
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
+        if self._closed:
+            _fail(self, "the environments are closed.")
+        if not self._is_reset:
+            _fail(self, "`reset` must come before `step`.")
+        np.copyto(self._shared.action, action, casting="same_kind")
+        with np.errstate(over="ignore"):
+            self._worker.step()
+        self._log.count_step()
+        return self._checked()
+
+    def close(self) -> None:
+        """Close all environments and free the memory."""
+        if not self._closed:
+            self._closed = True
+            for row in list(self._worker.envs):
+                self._worker.close_env(row)
+            del self._shared, self._timestep, self._log, self._worker
+
+    def _checked(self) -> TimeStep:
+        """Return the timestep. Raises `EnvironmentFault` where there are too many faults."""
+        if self._worker.reply != OK and (reason := self._log.check()):
+            _fail(self, reason)
+        self._worker.reply = OK
+        return self._timestep
+
+
+def _fail(batch: GymnasiumBatch | LocalBatch, reason: str) -> NoReturn:
+    batch.close()
+    raise EnvironmentFault(f"{batch.name}: {reason}")

@@ -13,8 +13,7 @@ import numpy as np
 from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions
 from podracer.checks.report import EnvironmentReport, Finding
-from podracer.envs.host.gymnasium import Gymnasium
-from podracer.envs.host.gymnasium_faults import timestep_of
+from podracer.envs.host.gymnasium import Gymnasium, timestep_of
 from podracer.envs.host.gymnasium_protocol import Fault, Leaf, anonymous_file, map_shared_memory
 from podracer.envs.host.gymnasium_spec import factory, inspect_environment
 from podracer.envs.host.gymnasium_worker import Worker
@@ -23,9 +22,9 @@ from podracer.types import EnvironmentSpec
 if TYPE_CHECKING:
     from gymnasium import Env
 
-STEPS, SECONDS = 1_000, 5.0  # of random play, whichever ends first
-COMPARED_STEPS = 200  # of two episodes with one seed
-LOST_SHARE = 0.1  # of the changes of a number that float32 may lose
+STEPS, SECONDS = 1_000, 5.0  # random play ends by whichever comes first
+COMPARED_STEPS = 200  # steps for which two episodes with one seed are compared
+LOST_SHARE = 0.1  # share of the changes of a number that float32 may lose
 
 
 def examine(environment: Gymnasium) -> EnvironmentReport:
@@ -42,19 +41,19 @@ def examine(environment: Gymnasium) -> EnvironmentReport:
     play = Play(worker, spec, STEPS)
     with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
         play.run(seed=1)
-        others = [Play(worker, spec, min(COMPARED_STEPS, play.num_steps)) for _ in range(2)]
+        repeats = [Play(worker, spec, min(COMPARED_STEPS, play.num_steps)) for _ in range(2)]
         if not play.errors:
-            for other, seed in zip(others, (1, 2), strict=True):
-                other.run(seed)
+            for repeat, seed in zip(repeats, (1, 2), strict=True):
+                repeat.run(seed)
     findings = [Finding("error", text) for text in play.errors]
     if not play.errors:
-        warnings = [*play.warnings(), *_on_seeds(play, *others)]
-        findings = [Finding("error", text) for other in others for text in other.errors[:1]]
+        warnings = [*play.warnings(), *_on_seeds(play, *repeats)]
+        findings = [Finding("error", text) for repeat in repeats for text in repeat.errors[:1]]
         findings += [Finding("warning", text) for text in warnings]
     return EnvironmentReport(spec.name, spec, tuple(findings), play.figures())
 
 
-def _on_seeds(play: Play, same: Play, other: Play) -> Iterator[str]:
+def _on_seeds(play: Play, same: Play, different_seed: Play) -> Iterator[str]:
     """Yield what is wrong with the effect of seeds."""
     pairs = zip(play.history, same.history, strict=False)
     different = next((step for step, (a, b) in enumerate(pairs) if a != b), None)
@@ -68,7 +67,7 @@ def _on_seeds(play: Play, same: Play, other: Play) -> Iterator[str]:
             f"two episodes with one seed and the same actions differ from step {different} on: "
             "random numbers must be those of self.np_random."
         )
-    elif len(other.history) > 1 and same.history == other.history:
+    elif len(different_seed.history) > 1 and same.history == different_seed.history:
         yield "two seeds give the same episodes: there is nothing random, or no seed is used."
 
 
@@ -79,7 +78,7 @@ class Play:
         self.worker, self.spec, self.most_steps = worker, spec, most_steps
         self.timestep = timestep_of(worker.setup, worker.shared)
         self.errors: list[str] = []
-        self.history: list[bytes] = []  # of each timestep all numbers
+        self.history: list[bytes] = []  # all numbers of each timestep
         self.num_steps = self.num_terminals = self.num_timeouts = self.num_resets = 0
         self.step_seconds = self.reset_seconds = self.total = 0.0
         self.returns: list[float] = []
@@ -203,8 +202,9 @@ class _Numbers:
                 f"{leaf.name} reaches from {self.least:g} to {self.most:g}, outside of the bounds "
                 f"that its space declares, {np.min(self.low):g} to {np.max(self.high):g}."
             )
-        if others := self.dtypes - {str(leaf.source)}:
-            yield f"{leaf.name} is {', '.join(sorted(others))}, but its space says {leaf.source}."
+        if undeclared := self.dtypes - {str(leaf.source)}:
+            dtypes = ", ".join(sorted(undeclared))
+            yield f"{leaf.name} is {dtypes}, but its space says {leaf.source}."
         if (self.lost > LOST_SHARE * self.changes).any():
             yield (
                 f"{leaf.name} is {leaf.source} and arrives as {leaf.dtype}, which loses "
@@ -216,7 +216,7 @@ class _Numbers:
 def _leaves(tree: Any, space: Any, value: Any) -> Iterator[tuple[Leaf, Any, Any, Any]]:
     """Yield each array of an observation with its `Leaf` and the bounds of floats in its space."""
     if isinstance(tree, Leaf):
-        is_float = tree.source.kind == "f"  # of other arrays the worker finds what is outside
+        is_float = tree.source.kind == "f"  # the worker checks the bounds of other arrays
         yield tree, space.low if is_float else None, space.high if is_float else None, value
     else:
         keys = list(tree) if isinstance(tree, dict) else range(len(tree))

@@ -1,21 +1,27 @@
-"""Data shared by a batch of Gymnasium environments and its worker processes. Imports no JAX.
+"""What a batch of Gymnasium environments and its worker processes share. Imports no JAX.
 
-All data goes through one block of shared memory (`SharedMemory`). Sockets carry only a one-byte
-request for a step and a one-byte reply.
+Workers unpickle a callable that makes one environment. All data goes through one block of shared
+memory (`SharedMemory`); sockets carry only a one-byte request for a step and a one-byte reply.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from mmap import mmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
 
 BAD_DATA_FAULTS = ("not_finite", "wrong_dtype", "wrong_shape", "out_of_space", "malformed")
 FAULT_KINDS = ("raised", "died", "hung", *BAD_DATA_FAULTS)
@@ -36,12 +42,12 @@ class Leaf:
 
     name: str  # its path in the observation, such as "observation['position']"
     shape: tuple[int, ...]
-    dtype: np.dtype  # as delivered
-    source: np.dtype  # as the space declares it
+    dtype: np.dtype  # the one that agents get
+    source: np.dtype  # the one that the space declares
     low: np.ndarray | None = None  # bounds in `dtype`; None where they exclude nothing
     high: np.ndarray | None = None
-    num_values: int | None = None  # of Discrete spaces, whose values arrive as 0 .. num_values - 1
-    first_value: int = 0  # of Discrete spaces
+    num_values: int | None = None  # in Discrete spaces, whose values arrive as 0 .. num_values - 1
+    first_value: int = 0  # in Discrete spaces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +58,9 @@ class WorkerSetup:
     main: str | None  # the script, or the module after a colon, to import first
     observation: Any  # a tree of dicts, tuples and `Leaf`
     action_shape: tuple[int, ...]  # () for Discrete, (n,) for others
-    first_action: int | tuple[int, ...]  # of a Discrete or MultiDiscrete space
-    action_dtype: np.dtype  # as the environment's own space declares it
-    row_ranges: tuple[tuple[int, int], ...] = ()  # of each worker: first row, end
+    first_action: int | tuple[int, ...]  # smallest values in a Discrete or MultiDiscrete space
+    action_dtype: np.dtype  # the one that the environment's own space declares
+    row_ranges: tuple[tuple[int, int], ...] = ()  # first row and end for each worker
     step_seconds: float = 0.0
     reset_seconds: float = 0.0
 
@@ -186,3 +192,74 @@ def observation_leaves(setup: WorkerSetup) -> Iterator[Leaf]:
                 yield from walk(child)
 
     return walk(setup.observation)
+
+
+# --- callables that make one environment ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Registered:
+    """Environment of Gymnasium's registry."""
+
+    entry: str | EnvSpec
+    """Id, or where no module registers it in every process, the registry's entry itself."""
+    module: str = ""
+    """Module to import first, which registers the id."""
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def load(self) -> EnvSpec:
+        """Import all code and return the registry's entry."""
+        from gymnasium.envs import registration
+
+        if self.module:
+            importlib.import_module(self.module)
+        entry = registration.spec(self.entry) if isinstance(self.entry, str) else self.entry
+        if isinstance(entry.entry_point, str):
+            registration.load_env_creator(entry.entry_point)
+        return entry
+
+    def __call__(self) -> Env:
+        import gymnasium
+
+        return gymnasium.make(self.load(), disable_env_checker=True, **dict(self.options))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Filtered:
+    """Environment that shows some entries of its dictionaries of observations."""
+
+    make: Callable[[], Env]
+    entries: tuple[str, ...]
+
+    def __call__(self) -> Env:
+        from gymnasium.wrappers import FilterObservation
+
+        return FilterObservation(self.make(), self.entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pictured:
+    """Environment whose observations are dictionaries of the `observation` and a `picture`."""
+
+    make: Callable[[], Env]
+    """Factory of environments whose `render` returns uint8 `[H, W, 3]`."""
+    name: str
+    """Name of the environment, for messages."""
+
+    def __call__(self) -> Env:
+        from gymnasium import spaces
+        from gymnasium.wrappers import TransformObservation
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about modes that it does not have
+            env = self.make()
+            env.reset()
+            picture = np.asarray(env.render())
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+            raise ValueError("`render` does not return an array uint8 [H, W, 3]")
+        space = spaces.Box(0, 255, picture.shape, np.uint8)
+        return TransformObservation(
+            env,
+            lambda observation: {"observation": observation, "picture": env.render()},
+            spaces.Dict({"observation": env.observation_space, "picture": space}),
+        )

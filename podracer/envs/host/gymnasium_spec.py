@@ -19,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from podracer.envs.common import atari_remedy, narrower
+from podracer.envs.common import atari_remedy, import_optional, narrower
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
-from podracer.envs.host.gymnasium_protocol import CLOSE_SECONDS, Leaf, WorkerSetup
+from podracer.envs.host.gymnasium_protocol import (
+    CLOSE_SECONDS,
+    Filtered,
+    Leaf,
+    Pictured,
+    Registered,
+    WorkerSetup,
+)
 from podracer.errors import ConfigError
 from podracer.io.names import nearest
 from podracer.io.processes import children, kill_tree
@@ -76,12 +82,7 @@ def inspect_environment(
     `ConfigError` for what cannot be imported, made or used.
     """
     name = _display_name(environment, options, observe)
-    try:
-        import gymnasium as library
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'{name} needs gymnasium: pip install -e ".[gymnasium]" in the clone.'
-        ) from error
+    library = import_optional("gymnasium", name, "gymnasium")
     make = factory(name, environment, options, observe)
     pickled, main = (b"", None) if in_process else _pickle(name, make)
     if isinstance(environment, Pictured) and not in_process:
@@ -276,7 +277,7 @@ def _observation(name: str, space: Any, path: str) -> Any:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict) and space.spaces:
-        if len({type(key) for key in space.spaces}) > 1:  # which JAX cannot sort
+        if len({type(key) for key in space.spaces}) > 1:  # JAX cannot sort them
             raise ConfigError(
                 f"{name}: keys of {path} must be of one type, but they are {list(space.spaces)}."
             )
@@ -352,9 +353,9 @@ def _action(name: str, space: Any) -> ActionSpace:
 
 
 def _round_inward(
-    bounds: np.ndarray, target: np.float32, outside: Callable[..., Any]
+    bounds: np.ndarray, target: np.float32, exceeds: Callable[..., Any]
 ) -> np.ndarray:
     """Return bounds in f32, none of them outside of the original ones."""
     with np.errstate(over="ignore"):
         rounded = bounds.astype(np.float32)
-    return np.where(outside(rounded, bounds), np.nextafter(rounded, target), rounded)
+    return np.where(exceeds(rounded, bounds), np.nextafter(rounded, target), rounded)

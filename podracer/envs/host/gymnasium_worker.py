@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
-from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import (
     CALLS,
     CLOSE_SECONDS,
@@ -35,7 +34,10 @@ from podracer.envs.host.gymnasium_protocol import (
     MAX_CONSECUTIVE_FAILURES,
     OK,
     Fault,
+    Filtered,
     Leaf,
+    Pictured,
+    Registered,
     SharedMemory,
     WorkerSetup,
     map_shared_memory,
@@ -54,11 +56,7 @@ class Worker:
     """The environments of one worker's rows, `start` to `end`."""
 
     def __init__(
-        self,
-        number: int,
-        setup: WorkerSetup,
-        make: Callable[[], Env],
-        shared: SharedMemory,
+        self, number: int, setup: WorkerSetup, make: Callable[[], Env], shared: SharedMemory
     ) -> None:
         self.number, self.setup, self.make, self.shared = number, setup, make, shared
         self.start, self.end = setup.row_ranges[number]
@@ -94,9 +92,9 @@ class Worker:
                     self.write_reset(row, self.envs[row].reset())
                 else:
                     self.extend_deadline("step")
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     result = self.envs[row].step(action)
-                    self.shared.step_seconds[row] += time.perf_counter() - began
+                    self.shared.step_seconds[row] += time.perf_counter() - start
                     self.write_step(row, result)
             except BaseException as error:
                 self.record_fault(row, error)
@@ -171,8 +169,8 @@ class Worker:
 
     def compare_large(self, name: str, row: int, value: np.ndarray) -> None:
         """Keep a row's value of a leaf. Raises `Fault` for a change that float32 loses."""
-        before = self.large[name].get(row, value)
-        if text := describe_lost_change(name, before, value):
+        previous = self.large[name].get(row, value)
+        if text := describe_lost_change(name, previous, value):
             raise Fault("out_of_space", text)
         self.large[name][row] = value
 
@@ -213,7 +211,7 @@ class Worker:
     def record_fault(self, row: int, error: BaseException) -> None:
         """Count a fault and describe it to the parent: as text, no object crosses processes."""
         if isinstance(error, KeyboardInterrupt) and not inside_worker:
-            raise error  # of the user
+            raise error  # the user interrupts
         if isinstance(error, Fault):
             kind, text = error.kind, str(error)
         else:

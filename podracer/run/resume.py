@@ -1,0 +1,164 @@
+"""Rules of resuming: what a checkpoint must hold, and what may have changed since the run began."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import read_config, to_json
+from podracer.errors import CheckpointError, ConfigError, PodracerError
+from podracer.io.differences import differences
+from podracer.io.edits import encode_json
+from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
+from podracer.io.seal import CONFIG, seal_json
+from podracer.io.sinks import read_metrics
+from podracer.io.text import redact_settings
+
+# These decide when and where things happen, not what is computed, so a resumed run may change them.
+FREE_ON_RESUME = {
+    "frames",
+    "devices",
+    "evaluations",
+    "evaluation_episodes",
+    "evaluation_policy",
+    "evaluation_epsilon",
+    "fixed_evaluation",
+    "target_return",
+    "max_seconds",
+    "save_seconds",
+    "keep_best",
+    "stall_seconds",
+}
+
+
+@dataclasses.dataclass
+class Totals:
+    """Counters of the whole run, over all processes; part of every checkpoint."""
+
+    updates: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    evaluation_return: float | None = None  # the last one, None where it is no `whole_return`
+    collected: int = 0  # steps that actors finished, learned from or not
+    dropped: int = 0  # collected steps that were lost when the run stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Evaluation with the highest mean return, the newest of equal ones; part of every checkpoint.
+
+    In a population it is the best pod's.
+    """
+
+    updates: int
+    mean_return: float
+
+
+VERSIONS = {...: text}
+_METADATA = {
+    "experiment": {...: anything},
+    "totals": {
+        "updates": count,
+        "frames": count,
+        "seconds": lambda value: finite(value) and value >= 0,
+        "evaluation_return": (None, number),
+        "collected": count,
+        "dropped": count,
+    },
+    "records": {...: {"size": count, "sha256": str, ...: anything}},
+    "topologies": [text, ...],
+    "versions": (None, [VERSIONS, ...]),
+    "best": (None, {"updates": count, "mean_return": finite}),
+    ...: anything,
+}
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
+
+    A seal tells that it was not changed since, but not who wrote it.
+    """
+    if unsound := unsound_fields({"versions": None, "best": None, **metadata}, _METADATA):
+        raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
+
+
+def is_of_versions(value: Any) -> bool:
+    """Return whether a value can be the versions that a run was computed with."""
+    return conforms(value, VERSIONS)
+
+
+def experiment_digest(experiment: Experiment) -> str:
+    """Return the SHA-256 of what an experiment computes, which a resumed run cannot change."""
+    settings = to_json(experiment)
+    return hashlib.sha256(
+        encode_json({k: v for k, v in settings.items() if k not in FREE_ON_RESUME})
+    ).hexdigest()
+
+
+def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` with the differences if a checkpoint is of another computation.
+
+    Secrets are no part of it, as checkpoints hold none.
+    """
+    changed = [
+        f"{name} was {old} and is {new}"
+        for name, (old, new) in differences(
+            redact_settings(saved), redact_settings(current)
+        ).items()
+        if name not in FREE_ON_RESUME
+    ]
+    if changed:
+        raise ConfigError(
+            f"the run was saved with another configuration: {'; '.join(changed)}. A new run can go "
+            "on from what it has learned: train with `weights=RUN`."
+        )
+
+
+def check_same_environment(directory: Path, env: Any) -> None:
+    """Raise `ConfigError` if `env` is not the environment that the run in `directory` started with.
+
+    Its data may come from a file that has changed since.
+    """
+    saved = read_config(directory / CONFIG).get("environment")
+    if changed := differences(saved if isinstance(saved, dict) else {}, to_json(env)):
+        raise ConfigError(
+            f"{directory} began in another environment, and {', '.join(changed)} changed since: "
+            "bring back the file or the version that it was made from, or begin a new run."
+        )
+
+
+def check_may_begin_again(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Raise unless a run without a checkpoint ended before its first save, with these settings.
+
+    Raises `CheckpointError` where its records show that it has sealed one, and `ConfigError` for
+    another experiment.
+    """
+    if shows_saves(directory / "metrics.jsonl"):
+        raise CheckpointError(
+            f"{directory} has no checkpoint, but its records show that one was "
+            "saved: bring it back, or begin a new run."
+        )
+    check_same_experiment(read_config(directory / CONFIG)["experiment"], settings)
+
+
+def shows_saves(path: Path) -> bool:
+    """Return whether the records in a file show that the run has sealed a checkpoint.
+
+    The second save waited for the first one's seal.
+    """
+    try:
+        saves = [record for record in read_metrics(path) if (record.get("time_save") or 0) > 0]
+    except (OSError, PodracerError, TypeError):
+        return False
+    return len(saves) > 1
+
+
+def update_config(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings with which a run goes on into its `config.json`."""
+    config = read_config(directory / CONFIG)
+    if config["experiment"] != settings:
+        seal_json(directory / CONFIG, {**config, "experiment": settings})
