@@ -35,22 +35,12 @@ COMMANDS = {
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
     "plan": Command("plan", "plan", "[RECIPE]", "memory of a run, and its speed here"),
-    "compile": Command(
-        "compile", "compile_command", "[RECIPE] --target T", "a run's programs for accelerators"
-    ),
+    "compile": Command("plan", "compile_programs", "[RECIPE] --target T", "kernels and memory"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
 }
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
 TAKE_ARGUMENTS = (
-    "train",
-    "sweep",
-    "tournament",
-    "resume",
-    "list",
-    "bench",
-    "tune",
-    "plan",
-    "compile",
+    *("train", "sweep", "tournament", "resume", "list", "bench", "tune", "plan", "compile"),
 )

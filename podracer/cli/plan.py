@@ -1,4 +1,4 @@
-"""The command that says what a run needs before a machine is rented: `podracer plan`."""
+"""The commands on a run that has not begun: `podracer plan` and `podracer compile`."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from podracer.cli.arguments import Arch, Limits
+from podracer.cli.arguments import Arch, Limits, take_flags
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
-from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
-from podracer.errors import ConfigError
+from podracer.devices.startup import (
+    Hosts,
+    disable_async_dispatch,
+    initialize_devices,
+    prepare_compilers,
+)
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
-
+    from podracer.plan.targets import Target
 
 Quantity = Annotated[float | None, Limits(0, 1e18)]
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
-    """Flags of `podracer plan` that are no part of the experiment."""
+class CompileOptions:
+    """Flags of `podracer compile` that are no part of the experiment."""
 
-    hosts: Annotated[int, Limits(high=65_536)] = 1
-    """Number of hosts, at least 1. `--devices` is the number of devices of all of them; by default
-    as many as such a host has."""
-    device: str = "here"
-    """Name of a device, such as h200, a100 or v3-8; `here` is this machine."""
-    device_bytes: Quantity = None
-    """Memory of each device that a program may use, in bytes, for one that `--device` does not
-    know."""
-    measure: Annotated[float, Limits(0, 3600)] = 5.0
-    """Time for a measurement on this machine, in seconds after compilation; 0 measures nothing."""
-    steps_per_second: Quantity = None
-    """Speed of this run that was recorded on such a machine, in steps a second; it takes the place
-    of measurements."""
-    price: Quantity = None
-    """Price of a host for an hour, in dollars."""
+    target: str = "here"
+    """Devices to compile for, such as h100, h100:8, tpu-v3:2x2 or tpu-v5e:16x16; `here` is this
+    machine. Unless `--num-envs` is given, each device has the recipe's number of environments."""
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments."""
     update_rule: Path | None = None
@@ -47,46 +39,92 @@ class PlanOptions:
     """Print one JSON object."""
 
 
-def plan(arguments: Sequence[str]) -> int:
-    """Run `podracer plan`: memory of a run that has not begun; speed and cost where known."""
-    recipe, experiment, flags = find_experiment(arguments)
-    options, experiment, _ = parse_experiment(
-        f"plan {recipe}",
-        flags,
-        experiment,
-        PlanOptions(arch=experiment.arch),
-        {},
-        "Say what a run needs before a machine is rented: memory and whether it fits; speed and "
-        "hours as measured here or recorded; the price, if that of an hour is given.",
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(CompileOptions):
+    """Flags of `podracer plan` that are no part of the experiment."""
+
+    device_bytes: Quantity = None
+    """Memory of each device that a program may use, in bytes, where it is not the target's."""
+    measure: Annotated[float, Limits(0, 3600)] = 5.0
+    """Time for a measurement on this machine, in seconds after compilation; 0 measures nothing."""
+    steps_per_second: Quantity = None
+    """Speed of this run that was recorded on such a machine, in steps a second; it takes the place
+    of measurements."""
+    price: Quantity = None
+    """Price of a host for an hour, in dollars."""
+
+
+Options = TypeVar("Options", bound=CompileOptions)
+
+
+def compile_programs(arguments: Sequence[str]) -> int:
+    """Run `podracer compile`: memory, kernels, collectives and work of a run's programs."""
+    experiment, target, options = _parse(
+        "compile",
+        arguments,
+        CompileOptions(),
+        "Compile the programs of a run for devices that need not be here, and report the memory "
+        "of each device, and the kernels, collectives and work of an update.",
     )
-    return _plan(experiment, options)
+    from podracer.plan.compiled import compile_run, show
+
+    run = compile_run(experiment, target)
+    print(json.dumps(run.to_json()) if options.json else show(run))
+    return 0
 
 
-def _plan(experiment: Experiment, options: PlanOptions) -> int:
-    from podracer.plan.devices import device_of, find_device, machine_here, machine_of
+def plan(arguments: Sequence[str]) -> int:
+    """Run `podracer plan`: what `podracer compile` reports, and hours and price where known."""
+    experiment, target, options = _parse(
+        "plan",
+        arguments,
+        PlanOptions(),
+        "Say what a run needs before a machine is rented: its programs as they are compiled for "
+        "it, whether they fit, hours by a speed that is measured here or recorded, and a price.",
+    )
+    from podracer.plan.compiled import show
+    from podracer.plan.plan import cost_lines, make_plan
 
-    experiment.check()
-    if experiment.pods:
-        raise ConfigError("a plan is for one run, not for a population.")
-    device = None if options.device == "here" else find_device(options.device)
     if options.device_bytes is not None:
-        device = device_of(options.device_bytes)
-    local = -(-experiment.devices // options.hosts) if device is None else 1
-    if experiment.arch == "sebulba" and local <= 1:
-        disable_async_dispatch()
-    initialize_devices(Hosts(), local)
-    from podracer.devices.startup import use_compilation_cache
-    from podracer.plan.plan import make_plan, show
-
-    use_compilation_cache()
-    size = (options.hosts, experiment.devices)
-    machine = machine_here(*size) if device is None else machine_of(device, *size)
-    plan = make_plan(
+        target = dataclasses.replace(target, usable_bytes=int(options.device_bytes))
+    result = make_plan(
         experiment,
-        machine,
+        target,
         seconds=options.measure,
         steps_per_second=options.steps_per_second,
         price=options.price,
     )
-    print(json.dumps(plan.to_json()) if options.json else show(plan))
+    if options.json:
+        print(json.dumps(result.to_json()))
+    else:
+        print("\n".join([show(result.run), *cost_lines(result)]))
     return 0
+
+
+def _parse(
+    command: str, arguments: Sequence[str], defaults: Options, about: str
+) -> tuple[Experiment, Target, Options]:
+    """Return the experiment, its target and the command's options; start JAX for the target."""
+    recipe, experiment, flags = find_experiment(arguments)
+    options, experiment, _ = parse_experiment(
+        f"{command} {recipe}",
+        flags,
+        experiment,
+        dataclasses.replace(defaults, arch=experiment.arch),
+        {},
+        about,
+    )
+    experiment.check()
+    if options.target != "here":
+        prepare_compilers()
+    else:
+        if experiment.arch == "sebulba" and experiment.devices <= 1:
+            disable_async_dispatch()
+        initialize_devices(Hosts(), experiment.devices)
+    from podracer.plan.compiled import scaled
+    from podracer.plan.targets import find_target
+
+    target = find_target(options.target, experiment.devices)
+    if options.target != "here" and not take_flags(flags, "num_envs")[0]:
+        experiment = scaled(experiment, len(target.devices))
+    return experiment, target, options

@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,14 +208,38 @@ def use_compilation_cache() -> Path | None:
 
 
 def prepare_compilers() -> None:
-    """Let the compilers of accelerators start without a device; call it before JAX is imported."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    for quiet in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
-        os.environ.setdefault(quiet, "3")  # they report that there is no device
-    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
-    os.environ["TPU_ACCELERATOR_TYPE"] = "v3-8"
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # asks a server of the cloud
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of the driver and cuDNN
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()  # it runs kernels
+    """Let the compilers of accelerators start without a device, before JAX starts its own.
+
+    They print warnings that there is no device, some of which no setting suppresses.
+    """
+    os.environ |= {
+        "TPU_SKIP_MDS_QUERY": "1",  # asks a server of the cloud
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v3-8",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of the driver and cuDNN
+        # Autotuning would run kernels.
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
+    }
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
+        os.environ.setdefault(name, "3")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    with without_stderr():
+        jax.devices()
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discard what libraries write to the standard error stream, past Python."""
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)

@@ -18,7 +18,9 @@ from podracer.devices.reductions import traced_for
 from podracer.plan.hlo import Collective, Loop
 from podracer.plan.hlo import Program as Text
 from podracer.plan.programs import Program, programs_of
-from podracer.plan.targets import Target
+from podracer.plan.targets import LAUNCH_SECONDS, Target
+
+_TEMPORARY = "activations and temporaries"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +41,7 @@ class Compiled:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes by part, temporaries included."""
-        temporary = self.program.copies * self.temporary_bytes
-        return self.program.state | {"activations and temporaries": temporary}
+        return self.program.state | {_TEMPORARY: self.program.copies * self.temporary_bytes}
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
@@ -76,22 +77,40 @@ class CompiledRun:
 
     @property
     def memory(self) -> list[tuple[str, dict[str, int]]]:
-        """Bytes of each kind of device by part; where one device has all roles, together."""
+        """Role and bytes by part of each kind of device; one device may have all roles."""
         parts = [(x.program.role, x.memory) for x in self.programs]
         if len(parts) > 1 and len(self.target.devices) == self.target.num_hosts:
             (_, learner), (_, actor) = parts
-            own = "activations of actors"
-            renamed = {own if name.startswith("activ") else name: n for name, n in actor.items()}
-            return [("device", learner | renamed)]
+            actor = {
+                name.replace(_TEMPORARY, f"{_TEMPORARY} of actors"): n for name, n in actor.items()
+            }
+            return [("device", learner | actor)]
         return parts
+
+    @property
+    def largest_bytes(self) -> int:
+        """Memory of the fullest device."""
+        return max(sum(parts.values()) for _, parts in self.memory)
+
+    @property
+    def least_seconds(self) -> float | None:
+        """Lower bound on the time of an update, None where the device's speed is not known.
+
+        It is the longer of the time to launch all kernels and the time of all products at the
+        device's peak. Bytes give no bound: a cache may hold them.
+        """
+        kind = self.target.kind
+        if kind is None:
+            return None
+        first = self.programs[0]
+        launches = LAUNCH_SECONDS * first.totals[0] if kind.platform == "cuda" else 0.0
+        return max(launches, first.flops / kind.flops)
 
     @property
     def fits(self) -> bool | None:
         """Whether the memory of each device suffices, None where it is not known."""
         usable = self.target.usable_bytes
-        if usable is None:
-            return None
-        return all(sum(parts.values()) <= usable for _, parts in self.memory)
+        return None if usable is None else self.largest_bytes <= usable
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts as JSON; those of the first program stand at the top, too."""
@@ -105,7 +124,9 @@ class CompiledRun:
             "hosts": self.target.num_hosts,
             "num_envs": self.num_envs,
             **{k: v for k, v in programs[0].items() if k not in ("role", "devices_of_host")},
+            "usable_bytes": self.target.usable_bytes,
             "fits": self.fits,
+            "update_seconds_at_least": self.least_seconds,
             "programs": programs,
         }
 

@@ -22,7 +22,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.averaging import host_averaging
 from podracer.drivers.sebulba.trajectory import actor_shapes, infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import HostEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.targets import Target
 from podracer.run.setup import build, checked_spec, to_host_environments
@@ -75,10 +75,9 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
     )
 
 
-def _population(
-    experiment: Experiment, blueprint: Blueprint, env: Environment, target: Target
-) -> Program:
-    pods, config = experiment.pods, experiment.run_driver
+def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: Target) -> Program:
+    pods = experiment.pods
+    config: Any = experiment.run_driver
     mesh = population.population_mesh(target.devices, len(pods))
     states = population.abstract_states(blueprint, pods, env, mesh, config, experiment.exchange)
     sharding = NamedSharding(mesh, population.PODS)

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies  # no stable home yet
 
-from podracer.devices.mesh import Device, find_devices
+from podracer.devices.memory import free_bytes
+from podracer.devices.mesh import Device, find_devices, make_mesh
+from podracer.devices.startup import without_stderr
 from podracer.errors import ConfigError
 from podracer.io.names import nearest
 
@@ -27,7 +29,8 @@ class Kind:
     memory_bytes: float  # of a device: on a TPU v2 or v3 of one of a chip's two cores
     memory_share: float  # of it that JAX gives to programs
     platform: str  # `tpu` or `cuda`
-    parts: str  # shape of one host, `2x2` chips or `1x1x1` GPUs
+    host: str  # shape of one host, `2x2` chips or `1x1x1` GPUs
+    flops: float  # of matrix products a second, at JAX's default precision for float32
     gpu: str = ""  # the compiler's description of a GPU
 
 
@@ -70,30 +73,32 @@ def _ampere(name: str, memory: float, bandwidth: float) -> str:
 
 
 _GPU_SHARE = 0.75  # JAX takes this share when it starts; XLA_CLIENT_MEM_FRACTION changes it
-# Memory: data sheets of NVIDIA, and cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}.
+# Memory and FLOPs: data sheets of NVIDIA (TF32 without sparsity), and
+# cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e} (bf16; half a chip for a core of v3).
 KINDS = {
     "h100": Kind(
-        "NVIDIA H100 SXM", 80e9, _GPU_SHARE, "cuda", "1x1x1",
+        "NVIDIA H100 SXM", 80e9, _GPU_SHARE, "cuda", "1x1x1", 494e12,
         _hopper("NVIDIA H100 80GB HBM3", 84929347584, 3.352e12),
     ),
     "h200": Kind(
-        "NVIDIA H200", 141e9, _GPU_SHARE, "cuda", "1x1x1",
+        "NVIDIA H200", 141e9, _GPU_SHARE, "cuda", "1x1x1", 494e12,
         _hopper("NVIDIA H200", 150e9, 4.8e12),
     ),
     "a100": Kind(
-        "NVIDIA A100 SXM, 80 GB", 80e9, _GPU_SHARE, "cuda", "1x1x1",
+        "NVIDIA A100 SXM, 80 GB", 80e9, _GPU_SHARE, "cuda", "1x1x1", 156e12,
         _ampere("NVIDIA A100-SXM4-80GB", 84.9e9, 2.039e12),
     ),
     "a100-40": Kind(
-        "NVIDIA A100 SXM, 40 GB", 40e9, _GPU_SHARE, "cuda", "1x1x1",
+        "NVIDIA A100 SXM, 40 GB", 40e9, _GPU_SHARE, "cuda", "1x1x1", 156e12,
         _ampere("NVIDIA A100-SXM4-40GB", 42.4e9, 1.555e12),
     ),
-    "tpu-v3": Kind("TPU v3 core", 17.18e9, 1.0, "tpu", "2x2"),
-    "tpu-v4": Kind("TPU v4 chip", 34.36e9, 1.0, "tpu", "2x2x1"),
-    "tpu-v5e": Kind("TPU v5e chip", 17.18e9, 1.0, "tpu", "2x4"),
-    "tpu-v5p": Kind("TPU v5p chip", 102.0e9, 1.0, "tpu", "2x2x1"),
-    "tpu-v6e": Kind("TPU v6e chip", 34.36e9, 1.0, "tpu", "2x4"),
+    "tpu-v3": Kind("TPU v3 core", 17.18e9, 1.0, "tpu", "2x2", 61.5e12),
+    "tpu-v4": Kind("TPU v4 chip", 34.36e9, 1.0, "tpu", "2x2x1", 275e12),
+    "tpu-v5e": Kind("TPU v5e chip", 17.18e9, 1.0, "tpu", "2x4", 197e12),
+    "tpu-v5p": Kind("TPU v5p chip", 102.0e9, 1.0, "tpu", "2x2x1", 459e12),
+    "tpu-v6e": Kind("TPU v6e chip", 34.36e9, 1.0, "tpu", "2x4", 918e12),
 }  # fmt: skip
+LAUNCH_SECONDS = 1.3e-6  # of a GPU's kernel, the shortest that was measured
 _PACKAGES = {
     "tpu": ("libtpu", "compile-tpu"),
     "cuda": ("jax_plugins.xla_cuda12", "compile-cuda"),
@@ -109,6 +114,7 @@ class Target:
     title: str  # of a device
     devices: list[Device]
     usable_bytes: int | None  # of a device's memory, for programs
+    kind: Kind | None = None  # None for this machine
 
     @property
     def platform(self) -> str:
@@ -129,7 +135,8 @@ def find_target(name: str, num_devices: int = 0) -> Target:
     """
     if name == "here":
         devices = find_devices(num_devices)
-        return Target(name, f"{devices[0].device_kind} of this machine", devices, None)
+        title = f"{devices[0].device_kind} device of this machine"
+        return Target(name, title, devices, free_bytes(make_mesh(devices)))
     base, _, shape = name.partition(":")
     if base not in KINDS:
         raise ConfigError(
@@ -143,7 +150,7 @@ def find_target(name: str, num_devices: int = 0) -> Target:
             f'the compiler for {name} is not installed: pip install -e ".[{extra}]" in the clone.'
         )
     usable = int(kind.memory_share * kind.memory_bytes)
-    return Target(name, kind.title, _topology(name, kind, shape), usable)
+    return Target(name, kind.title, _topology(name, kind, shape), usable, kind)
 
 
 def _has(package: str) -> bool:
@@ -154,7 +161,7 @@ def _has(package: str) -> bool:
 
 
 def _topology(name: str, kind: Kind, shape: str) -> list[Any]:
-    shape = shape or kind.parts
+    shape = shape or kind.host
     if kind.platform == "cuda":
         shape = shape if "x" in shape else f"1x1x{shape}"
         options = {"topology": shape, "target_config": kind.gpu}
@@ -164,7 +171,8 @@ def _topology(name: str, kind: Kind, shape: str) -> list[Any]:
     try:
         if not re.fullmatch(r"\d+(x\d+)*", shape):
             raise ValueError("a shape is a number, or numbers with x between them")
-        return topologies.get_topology_desc(*arguments, **options).devices
+        with without_stderr():  # warnings that there is no device
+            return topologies.get_topology_desc(*arguments, **options).devices
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(
             f"{name} is no shape of that target ({str(error).splitlines()[0]}): take one such as "
