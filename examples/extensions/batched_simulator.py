@@ -5,6 +5,9 @@ them and one that steps a batch are all that Sebulba needs; neither inherits any
 by themselves: the step after an end shows the first timestep of the next episode.
 """
 
+# Batches of the host are NumPy, as timesteps of the device are JAX.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import dataclasses

@@ -45,12 +45,13 @@ class Clone:
     def build(self, spec: podracer.EnvironmentSpec, context: podracer.Context) -> podracer.Agent:
         ppo, data = self.ppo.build(spec, context), jax.tree.map(jnp.asarray, context.data)
         optimizer = optax.adam(self.learning_rate)
+        distribution: Any = ppo.distribution
 
         def loss(params: Any, shared: Any, batch: Any) -> tuple[jax.Array, Metrics]:
             actor = ppo.actor_params(LearnerState(dataclasses.replace(shared, params=params)))
             size = len(batch["action"])
             timestep = jax.vmap(podracer.restart)(batch["observation"])
-            policy, _ = ppo.distribution(actor, ppo.carry(size), timestep)
+            policy, _ = distribution(actor, ppo.carry(size), timestep)
             is_match = jnp.mean(policy.mode() == batch["action"])
             return -jnp.mean(policy.log_prob(batch["action"])), {"accuracy": is_match}
 

@@ -154,7 +154,9 @@ class Dreamer:
             value_loss = 0.5 * (returns - values[:-1]) ** 2
             parts = {"policy_loss": policy_loss, "value_loss": value_loss}
             metrics = {name: jnp.mean(reached * part) for name, part in parts.items()}
-            return sum(metrics.values()), metrics | {"dreamed_value": jnp.mean(baseline)}
+            return sum(metrics.values(), jnp.zeros(())), metrics | {
+                "dreamed_value": jnp.mean(baseline)
+            }
 
         def loss(params: Any, trajectory: Trajectory, key: jax.Array) -> tuple[jax.Array, Metrics]:
             error, memories = model_loss(params, trajectory)

@@ -20,6 +20,8 @@ from podracer.networks import outputs
 from podracer.ops.moments import Moments, init_moments, merge, moments_of
 from podracer.types import Metrics
 
+CONTEXT = podracer.Context()
+
 
 @podracer.struct
 class State:
@@ -47,7 +49,9 @@ class RND:
     rnd_network: TorsoNetwork = podracer.static(default=TorsoNetwork(MLP((64,))))
     """Network of the random features and of their predictor."""
 
-    def build(self, spec: podracer.EnvironmentSpec, context: podracer.Context) -> podracer.Agent:
+    def build(
+        self, spec: podracer.EnvironmentSpec, context: podracer.Context = CONTEXT
+    ) -> podracer.Agent:
         ppo, heads = self.ppo.build(spec, context), {"features": Head(self.features)}
         network = self.rnd_network.build(spec.observation, heads)
         optimizer = optax.adam(self.predictor_rate)

@@ -26,7 +26,7 @@ from podracer.types import Metrics
 class State:
     """All that lives longer than an update."""
 
-    params: dict[str, Any]  # of the network, and logarithms of the temperature and the multiplier
+    params: Any  # the network's, and logarithms of the temperature and the multiplier
     optimizer: Any
 
 
@@ -91,7 +91,7 @@ class VMPO:
                 "trust_loss": stop(multiplier) * divergence,
                 "value_loss": podracer.mean_of(0.5 * (targets - values[:-1]) ** 2, valid).value,
             }
-            return sum(parts.values()), parts
+            return sum(parts.values(), jnp.zeros(())), parts
 
         def learn(
             state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
