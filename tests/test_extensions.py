@@ -141,10 +141,10 @@ def test_a_transformer_computes_the_same_step_by_step(load):
     first = jnp.asarray(first)
     carry = network.carry(2)
     outputs, _ = network.apply(params, carry, observations, first)
-    other, _ = network.apply(params, carry, observations.at[1, 0].add(1.0), first)
-    changed = np.abs(np.asarray(outputs["value"] - other["value"]))[..., 0] > 1e-4
+    new_outputs, _ = network.apply(params, carry, observations.at[1, 0].add(1.0), first)
+    changed = np.abs(np.asarray(outputs["value"] - new_outputs["value"]))[..., 0] > 1e-4
     assert changed[1, 0]
-    assert not changed[5:].any()  # of another episode, or two layers' windows away
+    assert not changed[5:].any()  # another episode, or two layers' windows away
     for t in range(12):
         output, carry = network.apply(params, carry, observations[t : t + 1], first[t : t + 1])
         np.testing.assert_allclose(output["value"][0], outputs["value"][t], atol=1e-5)
@@ -165,8 +165,8 @@ def test_rows_of_a_team_play_one_game(load):
         games = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), timestep)
         for signal in (games.reward, games.discount, games.first, games.last):
             assert (signal[:, 0] == signal[:, 1]).all()
-        own, other = jnp.split(games.observation, 2, axis=-1)
-        assert (own == other[:, ::-1]).all()
+        places, teammates = jnp.split(games.observation, 2, axis=-1)
+        assert (places == teammates[:, ::-1]).all()
         moved = timestep.observation[:, : module.SIZE].argmax(-1)
         expected = jnp.clip(positions + actions - 1, 0, module.SIZE - 1)
         assert ((moved == expected) | timestep.first).all()

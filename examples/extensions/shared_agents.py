@@ -64,8 +64,8 @@ class Meeting:
 
     def observe(self, state: MeetingState) -> jax.Array:
         """Return where each agent is and where its teammates are, `[n, 2 SIZE]`."""
-        own = jax.nn.one_hot(state.positions, SIZE)
-        return jnp.concatenate([own, jnp.sum(own, axis=0, keepdims=True) - own], axis=-1)
+        places = jax.nn.one_hot(state.positions, SIZE)
+        return jnp.concatenate([places, jnp.sum(places, axis=0, keepdims=True) - places], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
