@@ -24,6 +24,7 @@ from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.means import Mean
+from podracer.ops.distributions import ActionDistribution, SquashedNormal
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Act = Callable[[Params, Carry, TimeStep, jax.Array, bool], tuple[jax.Array, PyTree, Carry]]
+Distribution = Callable[
+    [Params, Carry, TimeStep], tuple[ActionDistribution | SquashedNormal, Carry]
+]
 Learn = Callable[[LearnerState, Trajectory, jax.Array, str | None], tuple[LearnerState, Metrics]]
 
 
@@ -76,7 +80,7 @@ class Agent:
     `explore=False` asks for the agent's best action."""
     learn: Learn | Fused
     """`(state, trajectory, key, axis)`: Update the state from one shard's trajectory; also return
-    scalar metrics, or `Mean`s.
+    scalar metrics, each of them an array or a `Mean`.
 
     The update is applied if the shared state and the metrics `loss`, `*_loss` and `*gradient_norm`
     are finite, else the run ends; other metrics are diagnostics. `axis` is the name of the mesh
@@ -86,6 +90,12 @@ class Agent:
     actor_params: Callable[[LearnerState], Params] = shared_params
     """`(state)`: Return the parameters that `act` takes. They depend on `shared` alone, unless the
     agent learns a `rule`."""
+    distribution: Distribution | None = None
+    """`(params, carry, timestep)`: Return the distribution that `act` samples from to explore, in
+    the units before `to_bounds`, and the new recurrent state.
+
+    It is differentiable in `params`. None where actions come from values, a search or noise.
+    Replace it wherever you replace `act`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
     warmup: int = 0

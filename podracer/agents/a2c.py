@@ -92,4 +92,5 @@ class A2C:
             act=model.act,
             learn=Fused(loss, optimizer.apply_gradients),
             carry=network.carry,
+            distribution=model.distribution,
         )

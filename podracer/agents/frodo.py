@@ -86,6 +86,7 @@ class Frodo:
             act=agent.model.act_with_log_prob,
             learn=agent.learn,
             carry=network.carry,
+            distribution=agent.model.distribution,
         )
 
 

@@ -85,6 +85,7 @@ class Impala:
             act=model.act_with_log_prob,
             learn=learn,
             carry=network.carry,
+            distribution=model.distribution,
         )
 
     def loss(

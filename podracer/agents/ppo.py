@@ -25,6 +25,7 @@ from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
+from podracer.ops.distributions import ActionDistribution
 from podracer.ops.moments import Moments, init_moments, moments_of
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
@@ -127,6 +128,7 @@ class PPO:
             learn=agent.learn,
             carry=network.carry,
             actor_params=agent.actor_params,
+            distribution=agent.distribution,
         )
 
 
@@ -164,6 +166,13 @@ class _PPO:
         if self.settings.normalize_observations:
             extras["observation"] = timestep.observation
         return action, extras, carry
+
+    def distribution(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep
+    ) -> tuple[ActionDistribution, Carry]:
+        """Return the policy at a timestep."""
+        timestep = normalization.normalize_observation(params.observation_moments, timestep)
+        return self.model.distribution(params.params, carry, timestep)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

@@ -114,6 +114,7 @@ class SAC:
             learn=agent.learn,
             carry=networks.carry,
             actor_params=learning.actor_params,
+            distribution=agent.distribution,
             warmup=self.replay.warmup,
             unlearned_timesteps=learner.unlearned_timesteps,
         )
@@ -135,9 +136,7 @@ class _SAC:
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions of the policy, or take its modes."""
-        timestep = normalize_observation(params.obs_moments, timestep)
-        outputs, carry = self.networks.policy_step(params.actor.policy, carry, timestep)
-        policy = _distribution(outputs)
+        policy, carry = self.distribution(params, carry, timestep)
         if explore:
             action, _ = policy.sample(keys)
             random_frames = self.settings.random_frames
@@ -146,6 +145,14 @@ class _SAC:
             action = policy.mode()
         action = to_bounds(self.networks.space, action)
         return action, (), models.with_last_action(carry, action)
+
+    def distribution(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep
+    ) -> tuple[SquashedNormal, Carry]:
+        """Return the policy; before `random_frames` are over, acting does not sample from it."""
+        timestep = normalize_observation(params.obs_moments, timestep)
+        outputs, carry = self.networks.policy_step(params.actor.policy, carry, timestep)
+        return _distribution(outputs), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

@@ -93,6 +93,7 @@ class Stacx:
             act=agent.model.act_with_log_prob,
             learn=agent.learn,
             carry=network.carry,
+            distribution=agent.model.distribution,
         )
 
 

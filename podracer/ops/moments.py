@@ -37,7 +37,7 @@ class Moments:
 
 
 def init_moments(item: PyTree) -> Moments:
-    """Return the moments of zero items; `item` is a tree of arrays or `ArraySpec`s of one item."""
+    """Return the moments of zero items; `item` is one, arrays or their specs."""
 
     def full(value: float) -> PyTree:
         return jax.tree.map(

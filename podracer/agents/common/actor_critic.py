@@ -174,6 +174,21 @@ class ActorCritic:
         """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
         return policy(self.space, outputs)
 
+    def outputs(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[dict[str, jax.Array], Carry]:
+        """Return the outputs `[B, n]` of each head at a timestep, and the new recurrent state."""
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        outputs, carry = self.network.apply(params, carry, observation, timestep.first[None])
+        return {name: x[0] for name, x in outputs.items()}, carry
+
+    def distribution(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[ActionDistribution, Carry]:
+        """Return the policy at a timestep `[B, ...]`, and the new recurrent state."""
+        outputs, carry = self.outputs(params, carry, timestep)
+        return self.policy(outputs["policy"]), carry
+
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
@@ -183,16 +198,11 @@ class ActorCritic:
         it is scaled to the environment's bounds: log-probabilities are those of the sample. No
         gradient flows through it.
         """
-        observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        outputs, carry = self.network.apply(params, carry, observation, timestep.first[None])
-        distribution = self.policy(outputs["policy"][0])
+        outputs, carry = self.outputs(params, carry, timestep)
+        distribution = self.policy(outputs["policy"])
         sample = distribution.sample(keys) if explore else distribution.mode()
         sample = jax.lax.stop_gradient(sample)
-        extras = {
-            "policy": outputs["policy"][0],
-            "value": outputs["value"][0, :, 0],
-            "sample": sample,
-        }
+        extras = {"policy": outputs["policy"], "value": outputs["value"][:, 0], "sample": sample}
         return to_bounds(self.space, sample), extras, carry
 
     def act_with_log_prob(
@@ -205,12 +215,8 @@ class ActorCritic:
 
     def final_value(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return the value of the final timestep, `[B]`."""
-        final = trajectory.final
-        observation = jax.tree.map(lambda x: x[None], final.observation)
-        outputs, _ = self.network.apply(
-            params, trajectory.final_carry, observation, final.first[None]
-        )
-        return outputs["value"][0, :, 0]
+        outputs, _ = self.outputs(params, trajectory.final_carry, trajectory.final)
+        return outputs["value"][:, 0]
 
     def unroll(
         self, params: Params, trajectory: Trajectory, reuse: bool = False

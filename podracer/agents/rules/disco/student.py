@@ -146,6 +146,7 @@ class Disco:
             act=agent.act,
             learn=agent.learn,
             carry=network.torso.carry,
+            distribution=agent.distribution,
             warmup=self.replay.warmup,
         )
 
@@ -174,11 +175,17 @@ class _Disco:
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; extras are the logits of the `policy`."""
+        policy, carry = self.distribution(params, carry, timestep)
+        action = policy.sample(keys) if explore else policy.mode()
+        return action, {"policy": policy.logits}, carry
+
+    def distribution(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[Categorical, Carry]:
+        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         logits, carry = self.network.policy(params, carry, observation, timestep.first[None])
-        policy = Categorical(logits[0])
-        action = policy.sample(keys) if explore else policy.mode()
-        return action, {"policy": logits[0]}, carry
+        return Categorical(logits[0]), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

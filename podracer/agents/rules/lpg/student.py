@@ -109,6 +109,7 @@ class LPGStudent:
             act=agent.act,
             learn=agent.learn,
             carry=network.carry,
+            distribution=agent.distribution,
         )
 
 
@@ -129,10 +130,16 @@ class _LPGStudent:
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; there are no extras."""
+        policy, carry = self.distribution(params, carry, timestep)
+        return policy.sample(keys) if explore else policy.mode(), (), carry
+
+    def distribution(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[Categorical, Carry]:
+        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         heads, carry = self.network.apply(params, carry, observation, timestep.first[None])
-        policy = Categorical(mask_logits(timestep.observation, heads["policy"][0]))
-        return policy.sample(keys) if explore else policy.mode(), (), carry
+        return Categorical(mask_logits(timestep.observation, heads["policy"][0])), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
