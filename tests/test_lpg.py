@@ -16,7 +16,7 @@ from runs import anakin_setup, train_anakin
 
 import podracer
 from podracer import recipes
-from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules.lifetimes import (
     Experience,
     group_by_lifetime,

@@ -14,8 +14,8 @@ import jax
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ActorCritic, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork

@@ -15,10 +15,15 @@ import jax
 import jax.numpy as jnp
 import mctx
 
+from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, off_policy, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import (
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+    count_frames,
+)
 from podracer.agents.planning import gumbel
 from podracer.environment import Environment
 from podracer.errors import ConfigError
@@ -150,7 +155,12 @@ class _AlphaZero:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        return epochs.fit(self.network, self.optimizer, self.loss, state, batch, items, axis)
+        rate = self.optimizer.rate(state.shared.frames)
+        learner, metrics = epochs.fit(
+            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+        )
+        num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
+        return LearnerState(count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the timesteps of a rollout, with λ-returns of the searched values."""

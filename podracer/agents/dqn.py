@@ -30,9 +30,8 @@ import jax.numpy as jnp
 from podracer import means
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.value_based import Draws
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork

@@ -22,8 +22,13 @@ from jax.typing import ArrayLike
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+)
 from podracer.agents.impala import Impala
 from podracer.devices.reductions import global_mean
 from podracer.errors import ConfigError
@@ -160,7 +165,9 @@ class _Frodo:
 
         output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))
         grads = global_mean(pullback(output_grads)[0], axis)
-        learner, update_metrics = self.optimizer.step(learner, grads)
+        learner, update_metrics = self.optimizer.step(
+            learner, grads, self.optimizer.rate(learner.frames)
+        )
         inconsistency = self.inconsistency(targets, trajectory)
         return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
 

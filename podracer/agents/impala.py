@@ -14,8 +14,13 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+)
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of

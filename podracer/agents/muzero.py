@@ -27,8 +27,7 @@ import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import search_actions
 from podracer.agents.planning.model import Model, ModelParams, build_model, scale_gradient

@@ -19,10 +19,15 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import epochs, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import (
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+    count_frames,
+)
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -126,7 +131,12 @@ class _PQN:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        return epochs.fit(self.network, self.optimizer, self.loss, state, batch, items, axis)
+        rate = self.optimizer.rate(state.shared.frames)
+        learner, metrics = epochs.fit(
+            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+        )
+        num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
+        return LearnerState(count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their λ-returns."""

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork

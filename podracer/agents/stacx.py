@@ -16,8 +16,13 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+)
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
@@ -139,7 +144,9 @@ class _Stacx:
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        learner, update_metrics = self.optimizer.step(learner, grads)
+        learner, update_metrics = self.optimizer.step(
+            learner, grads, self.optimizer.rate(learner.frames)
+        )
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def outer_loss(

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer.errors import ConfigError
-from podracer.networks.layers import Convolution, Normalized, cast, relu
+from podracer.networks.layers import Convolution, HeadLayers, Normalized, cast, relu
 from podracer.networks.network import Head, Network
-from podracer.networks.torso_network import HeadLayers
 from podracer.networks.torsos import CNN, ResNet, apply_convolutions, as_float, make_convolutions
 from podracer.types import ArraySpec, Carry, Params, PyTree
 

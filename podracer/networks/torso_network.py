@@ -18,7 +18,7 @@ import numpy as np
 
 from podracer.errors import ConfigError
 from podracer.fields import bounded
-from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, cast, relu
+from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.ops.dense import affine
@@ -161,42 +161,6 @@ def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
     assert cell.bias is not None
     forget = slice(units, 2 * units)  # after those of the input gate
     return eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[forget].set(1.0))
-
-
-class HeadLayers(eqx.Module):
-    """Fully connected layers of a head, `x [N, n] -> [N, m]`."""
-
-    layers: tuple[Linear | NoisyLinear, ...]
-
-    def __init__(self, inputs: int, head: Head, *, key: jax.Array):
-        sizes = (inputs, *head.hidden, head.size)
-        scales = (*[math.sqrt(2)] * len(head.hidden), head.scale)
-        keys = jax.random.split(key, len(scales)) if head.hidden else [key]
-        self.layers = tuple(
-            NoisyLinear(n, m, head.noise_scale, key=k) if head.noisy else Linear(n, m, scale, key=k)
-            for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)
-        )
-
-    @property
-    def noise_size(self) -> int:
-        """Numbers of noise for a row: one for each input and output of each noisy layer."""
-        noisy = [layer for layer in self.layers if isinstance(layer, NoisyLinear)]
-        return sum(sum(layer.weight.shape) for layer in noisy)
-
-    def __call__(self, x: jax.Array, noise: jax.Array | None, dtype: str) -> jax.Array:
-        """Return outputs, float32; hidden layers compute in `dtype`."""
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            x = relu(x) if i else x
-            x = cast(x, dtype if i < last else "float32")
-            if isinstance(layer, Linear):
-                x = layer(x)
-            elif noise is None:
-                x = layer(x, None)
-            else:
-                size = sum(layer.weight.shape)
-                x, noise = layer(x, noise[:, :size]), noise[:, size:]
-        return x
 
 
 class _Trunk(eqx.Module):

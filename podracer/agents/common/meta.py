@@ -15,8 +15,12 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common.actor_critic import CountedState, count_frames
-from podracer.agents.common.optimizers import OptimizerBuilder, take_step
+from podracer.agents.common.optimizers import (
+    CountedState,
+    OptimizerBuilder,
+    count_frames,
+    take_step,
+)
 from podracer.devices.reductions import global_mean
 from podracer.fields import struct
 from podracer.ops.dense import affine

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.optimizers import CountedState
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.networks import Head, Network, NetworkBuilder

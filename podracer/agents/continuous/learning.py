@@ -13,14 +13,13 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import normalization, off_policy, recurrent
-from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
 from podracer.agents.common.off_policy import Transition as Transition
-from podracer.agents.common.optimizers import OptimizerBuilder
+from podracer.agents.common.optimizers import CountedState, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.recurrent import History, Recurrence
 from podracer.agents.continuous.models import CriticNetworks
 from podracer.fields import struct
 from podracer.ops.distributions import from_bounds
-from podracer.ops.moments import Moments, init_moments, merge, moments_of
+from podracer.ops.moments import Moments, init_moments
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -115,9 +114,7 @@ class Learner:
             recurrent.check_rollout(self.buffer.stride, trajectory)
         shared = cast(ActorCriticState, state.shared)
         if shared.obs_moments is not None:
-            valid = trajectory.valid().astype(jnp.float32)
-            rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, valid)
-            obs_moments = merge(shared.obs_moments, rollout_moments)
+            obs_moments = normalization.update_moments(shared.obs_moments, trajectory, axis)
             state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
         return off_policy.learn_from_replay(
             self.buffer,
@@ -172,7 +169,7 @@ class Learner:
             if grads is None:
                 return params, optimizer_state
             part = CountedState(params, optimizer_state, state.frames)
-            part, _ = self.optimizer.step(part, grads)
+            part, _ = self.optimizer.step(part, grads, self.optimizer.rate(state.frames))
             return part.params, part.optimizer_state
 
         parts = map(step_part, state.params, state.optimizer_states, grads)

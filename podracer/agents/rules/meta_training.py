@@ -20,9 +20,8 @@ import optax
 
 from podracer import schedules
 from podracer.agent import Agent, Context, Rule
-from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.meta import meta_grad
-from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.optimizers import ParamsState, take_step
 from podracer.agents.rules.lifetimes import (
     Experience,
     empty_window,

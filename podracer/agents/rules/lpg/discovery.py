@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
-from podracer.agents.common.actor_critic import ParamsState
-from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.optimizers import ParamsState, take_step
 from podracer.agents.rules import meta_training
 from podracer.agents.rules.lifetimes import (
     Experience,
