@@ -31,7 +31,8 @@ from podracer import means
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.settings import QLearningSettings, build_optimizer
 from podracer.agents.common.value_based import Draws
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -58,25 +59,10 @@ class DQNCarry:
 
 
 @struct
-class DQN:
+class DQN(QLearningSettings):
     """Deep Q-network for discrete actions; see `rainbow` for all extensions together."""
 
     learning_rate: Schedule = bounded(2.5e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
-    epsilon: Schedule = bounded(Linear(1.0, 0.01, frames=50_000), high=1.0)
-    """Probability epsilon of a random action, in [0, 1]."""
-    apex_alpha: float = bounded(0.0)
-    """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
-    max_gradient_norm: float = bounded(10.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer()
-    """Optimizer of the parameters."""
-    target_update_period: int = static(default=250, low=1)
-    """Number of updates between copies of the parameters to the target network."""
-    n_step: int = static(default=1, low=1)
-    """Rewards n in a return before it bootstraps."""
     double: bool = static(default=True)
     """Double Q-learning: the online network selects the next action, not the target network; with
     Munchausen targets, the policy is the online network's."""
@@ -93,8 +79,6 @@ class DQN:
     implicit quantiles (IQN)."""
     munchausen: Munchausen = static(default=Munchausen())
     """Munchausen targets: a soft policy, and a reward for its log-probabilities."""
-    replay: Replay = static(default=Replay())
-    """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
 
@@ -110,9 +94,7 @@ class DQN:
             hidden=self.stream_hidden,
             cosines=self.value.cosines if isinstance(self.value, ImplicitQuantiles) else 0,
         )
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _DQN(
             self,
             off_policy.require_feed_forward(network),

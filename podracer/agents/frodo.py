@@ -25,8 +25,6 @@ from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import (
     CountedState,
-    Optimizer,
-    OptimizerBuilder,
     ScheduledOptimizer,
 )
 from podracer.agents.impala import Impala
@@ -34,7 +32,6 @@ from podracer.devices.reductions import global_mean
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 NUM_INPUTS = 5
@@ -49,49 +46,23 @@ class Metaparams:
 
 
 @struct
-class Frodo:
+class Frodo(meta.MetaGradientSettings):
     """Actor-critic for discrete or continuous actions, whose return is a learned function."""
 
-    learning_rate: schedules.Schedule = bounded(6e-4)
-    """Learning rate of the optimizer for the parameters."""
-    meta_learning_rate: schedules.Schedule = bounded(1e-3)
-    """Learning rate of Adam for the metaparameters, those of the network of learned targets."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma of the outer loss and of the consistency of targets, in [0, 1]."""
-    value_cost: float = bounded(0.5)
-    """Weight of the value loss, in the inner and in the outer loss."""
-    entropy_cost: schedules.Schedule = bounded(0.01)
-    """Weight of the entropy bonus, in the inner and in the outer loss."""
     consistency_cost: float = bounded(0.1)
     """Weight, in the outer loss, of the squared difference between a target and the reward plus the
     discounted target one step later."""
-    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
-    """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
-    """Optimizer of the parameters."""
     inner_updates: int = static(default=3, low=1)
     """Number K of inner updates; the environments are divided into K + 1 parts, the last of which
     has the outer loss."""
     units: int = static(default=64, low=1)
     """Units of the LSTM that computes the learned targets."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        network = actor_critic.build_network(self.network, spec)
-        optimizer = ScheduledOptimizer(
-            meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm),
-            self.learning_rate,
-        )
-        agent = _Frodo(self, ActorCritic(network, spec.action), optimizer)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.model.act_with_log_prob,
-            learn=agent.learn,
-            carry=network.carry,
-        )
+        return meta.build(self, _Frodo, spec)
 
 
 @dataclasses.dataclass(frozen=True)

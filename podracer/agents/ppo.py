@@ -26,6 +26,12 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
     count_frames,
 )
+from podracer.agents.common.settings import (
+    ActorCriticSettings,
+    EpochSettings,
+    GaussianSettings,
+    build_optimizer,
+)
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
@@ -77,29 +83,16 @@ class Batch:
 
 
 @struct
-class PPO:
+class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     """Proximal policy optimization for discrete or continuous actions."""
 
     learning_rate: Schedule = bounded(2.5e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     clip_epsilon: float = bounded(0.2)
     """Clip range epsilon of the probability ratio, and with `clip_value` of the value's change."""
-    value_cost: float = bounded(0.5)
-    """Weight c1 of the value loss in the total loss."""
-    entropy_cost: Schedule = bounded(0.01)
-    """Weight c2 of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5, low=1e-6)
-    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer()
-    """Optimizer of the parameters."""
-    num_epochs: int = static(default=4, low=1)
-    """Number K of passes over each rollout."""
-    num_minibatches: int = static(default=4, low=1)
-    """Number of equal minibatches that each epoch splits the rollout of a device into."""
     clip_value: bool = static(default=True)
     """Whether the value loss takes the larger error of the new value and of its clipped change."""
     advantage_normalization: epochs.Grouping = static(default="minibatch")
@@ -111,19 +104,14 @@ class PPO:
     """Normalize observations by their running mean and standard deviation, clipped to [-10, 10]."""
     normalize_rewards: bool = static(default=False)
     """Divide rewards by the standard deviation of discounted reward sums, clipped to [-10, 10]."""
-    state_dependent_std: bool = static(default=False)
-    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _PPO(self, spec, ActorCritic(network, spec.action), optimizer)
         return Agent(
             spec=spec,

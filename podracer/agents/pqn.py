@@ -28,6 +28,7 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
     count_frames,
 )
+from podracer.agents.common.settings import ClippedSettings, EpochSettings, build_optimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -59,34 +60,23 @@ class Batch:
 
 
 @struct
-class PQN:
+class PQN(ClippedSettings, EpochSettings):
     """Parallelized Q-network for discrete actions."""
 
     learning_rate: Schedule = bounded(5e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(0.65, high=1.0)
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     epsilon: Schedule = bounded(Linear(1.0, 0.05, frames=50_000), high=1.0)
     """Probability epsilon of a random action, in [0, 1]."""
-    max_gradient_norm: float = bounded(10.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer("radam", epsilon=1e-8)
-    """Optimizer of the parameters."""
     num_epochs: int = static(default=2, low=1)
-    """Number of passes over each rollout."""
-    num_minibatches: int = static(default=4, low=1)
-    """Number of equal minibatches that each epoch splits the rollout of a device into."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((128, 128), layer_norm=True)))
     """Network with a value for each action; without layer normalization it may diverge."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
         network = value_based.build_q_network(self.network, spec, 1, dueling=False)
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _PQN(self, network, optimizer)
         return Agent(
             spec=spec,

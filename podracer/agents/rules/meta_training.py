@@ -70,6 +70,12 @@ class MetaSettings:
     """Learning rate of the critics (Adam), whose values give the advantages."""
     max_gradient_norm: float = bounded(0.5, low=1e-6)
     """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
+    student_learning_rate: float = bounded(40.0)
+    """Learning rate of the students."""
+    policy_entropy_cost: float = bounded(0.05)
+    """Weight beta_0 of the students' policy entropy in the meta-objective."""
+    prediction_entropy_cost: float = bounded(1e-3)
+    """Weight beta_1 of the entropy of the students' predictions in the meta-objective."""
     inner_updates: int = static(default=5, low=1)
     """Number K of a student's updates that the meta-gradient goes back through."""
     lifetime_groups: int = static(default=1, low=1)

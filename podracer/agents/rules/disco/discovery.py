@@ -72,13 +72,9 @@ class DiscoDiscovery(MetaSettings):
     trace_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of the students' Retrace, in [0, 1]."""
     student_learning_rate: float = bounded(0.05)
-    """Learning rate of the students (Adam)."""
     value_cost: float = bounded(0.2)
     """Weight of the action values' loss in a student's loss."""
     policy_entropy_cost: float = bounded(0.01)
-    """Weight of the students' policy entropy in the meta-objective."""
-    prediction_entropy_cost: float = bounded(1e-3)
-    """Weight of the entropies of the students' predictions y and z in the meta-objective."""
     target_divergence_cost: float = bounded(1e-2)
     """Weight of the divergence of the policy's targets from the policy of the target parameters, a
     penalty in the meta-objective."""

@@ -58,15 +58,8 @@ class LPG(MetaSettings):
     """Learned Policy Gradient: discovers an update rule for students with discrete actions."""
 
     learning_rate: Schedule = bounded(1e-4)
-    """Learning rate of the update rule (Adam)."""
-    student_learning_rate: float = bounded(40.0)
-    """Learning rate of the students."""
     prediction_cost: float = bounded(0.5)
     """Weight alpha_y of the prediction's loss in a student's loss."""
-    policy_entropy_cost: float = bounded(0.05)
-    """Weight beta_0 of the students' policy entropy in the meta-objective."""
-    prediction_entropy_cost: float = bounded(1e-3)
-    """Weight beta_1 of the entropy of the students' predictions in the meta-objective."""
     policy_target_cost: float = bounded(5e-3)
     """Weight beta_2 of the squared policy targets pi-hat, a penalty in the meta-objective."""
     prediction_target_cost: float = bounded(1e-3)
