@@ -14,8 +14,6 @@ import optax
 import pytest
 import scipy.stats
 from agents import PROBE_AGENTS
-from podracer.agents.search.actions import SearchActions
-from podracer.agents.search.model import Model, ModelParams
 from walk import B, Walk, begin, close, learn
 
 from podracer import recipes
@@ -23,6 +21,8 @@ from podracer.agent import Blueprint
 from podracer.agents import muzero
 from podracer.agents.muzero import MuZero
 from podracer.agents.planning import gumbel
+from podracer.agents.planning.actions import SearchActions
+from podracer.agents.planning.model import Model, ModelParams
 from podracer.checks import check_agent
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
