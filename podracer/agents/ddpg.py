@@ -3,9 +3,9 @@
 TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets.
 
 Sources: Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477). The
-order of an update is that of TD3's algorithm 1. Different from both papers: initial weights are
+order of an update is TD3's, algorithm 1. Different from both papers: initial weights are
 orthogonal (scaled by sqrt 2, the policy's last layer by 0.01), not uniform; actor and critics have
-one learning rate. Batch, hidden layers and learning rate are those of TD3's published code.
+one learning rate. Batch, hidden layers and learning rate come from TD3's published code.
 Different from DDPG's paper: Gaussian noise, not an Ornstein-Uhlenbeck process; the action enters
 the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distributional critics
 and AdamW's weight decay come from FastTD3 (Seo et al. 2025, arXiv 2505.22642), which projects the

@@ -13,7 +13,7 @@ Huber loss). Each environment and timestep acts with noise of its own, an update
 each of its three passes, evaluations have none; their implicit quantiles are evenly spaced.
 Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences. Of the n rewards of a
 return Munchausen adds to the first alone. Where it is not `double` the target's own N' quantiles
-choose the next action, or policy, not K others as in IQN. Defaults are those of small tasks; the
+choose the next action, or policy, not K others as in IQN. Defaults suit small tasks; the
 recipes `atari_dqn`, whose target network is Dopamine's, `atari_rainbow` and `atari_btr` have the
 papers' sizes.
 """
@@ -216,8 +216,8 @@ class _DQN:
 def rainbow(**settings: Any) -> DQN:
     """Return DQN with all its extensions (Hessel et al. 2018); `settings` override its fields.
 
-    Learning rate, target network, sizes of layers and the range of returns are those of small
-    tasks; `atari_rainbow` has the paper's.
+    Learning rate, target network, sizes of layers and the range of returns suit small tasks;
+    `atari_rainbow` has the paper's.
     """
     extensions = {
         "epsilon": 0.0,
@@ -240,7 +240,7 @@ def rainbow(**settings: Any) -> DQN:
 def btr(**settings: Any) -> DQN:
     """Return Rainbow with what Beyond The Rainbow adds; `settings` override the fields.
 
-    Network, learning rate and target network are those of small tasks; `atari_btr` has the paper's.
+    Network, learning rate and target network suit small tasks; `atari_btr` has the paper's.
     """
     additions = {
         "double": False,

@@ -39,7 +39,7 @@ NUM_INPUTS = 5
 
 @struct
 class Metaparams:
-    """Metaparameters η: those of the network that computes the learned targets."""
+    """Metaparameters η: parameters of the network that computes the learned targets."""
 
     core: Any  # eqx.nn.LSTMCell
     head: Any  # eqx.nn.Linear
@@ -205,7 +205,7 @@ class _Frodo:
 def split_environments(trajectory: Trajectory, count: int, shift: ArrayLike) -> Trajectory:
     """Return `count` parts `[count, T, B / count, ...]` of the environments, rotated by `shift`.
 
-    Environment i is of part i % count, so that the parts of all shards are those of one device.
+    Environment i is of part i % count, so that shards have the same parts as one device.
     """
 
     def split_axis(axis: int, x: jax.Array) -> jax.Array:

@@ -8,9 +8,9 @@ default; convolutional ones begin with the torso of IMPALA, whose max-pools halv
 layer norm or none, not batch norm, and the dynamics are residual as a whole; observations are those
 of the environment, without the actions that led there; targets bootstrap from a target network by
 default, as in the paper's Reanalyze; Adam with decoupled weight decay, not momentum with an L2
-loss; a priority is the newest error of the network's value, not that of the first search, and its
-exponents are 0.6 and 0.4 by default, not 1; actions are those of the Gumbel search, not sampled
-from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself, and
+loss; a priority is the newest error of the network's value, not the first search's, and its
+exponents are 0.6 and 0.4 by default, not 1; the Gumbel search chooses actions instead of sampling
+them from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself, and
 explored with the Gumbel search's noise only; the policy learns that search's improved policy over
 the samples.
 """
@@ -62,8 +62,8 @@ class MuZero(PlanningSettings, TargetNetworkSettings):
     """Steps K that the model is unrolled for in the loss."""
     n_step: int = static(default=5, low=1)
     bootstrap: Literal["search", "target_network"] = static(default="target_network")
-    """Values that the targets bootstrap from: those that the search found when acting, or those of
-    a target network."""
+    """Values that the targets bootstrap from: what the search found when acting, or a target
+    network's."""
     reanalyze_fraction: float = static(default=0.0, low=0.0, high=1.0)
     """Fraction of each sample whose policies and search values are searched anew, in [0, 1]."""
     target_update_period: int = static(default=100, low=1)
@@ -120,7 +120,7 @@ class _MuZero:
     model: Model
     buffer: Buffer
     optimizer: off_policy.TargetNetworkOptimizer
-    next_discount: float | jax.Array  # of the value of the next state in the search
+    next_discount: float | jax.Array  # for the next state's value in the search
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters and an empty replay."""

@@ -7,7 +7,7 @@ recurrent state for recurrent ones. Source: Gallici et al. 2024, algorithm 1 and
 implementation (arXiv 2407.04811), and the settings of its authors' code.
 
 Differences from both: recurrent networks have the targets of the rollout too, where theirs are
-computed again for each minibatch, they begin from a stored state instead of a window of four
+computed again for each minibatch; they begin from a stored state instead of a window of four
 earlier steps, and do not see the last action; returns bootstrap at a time-out; rewards are not
 scaled; weights are initially orthogonal; an observation is divided by 255 only where it has bytes.
 """

@@ -5,7 +5,7 @@ Learning". As in Acme's R2D2 the loss is summed over a sequence's timesteps and 
 sequences, and the last reward goes through tanh before the network sees it.
 
 Differences from the paper: sequences cross the ends of episodes, where memory and last action are
-reset; they start once in a rollout instead of at every 40th timestep; defaults are those of small
+reset; they start once in a rollout instead of at every 40th timestep; defaults suit small
 tasks (the paper: a burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500
 updates).
 """
@@ -163,7 +163,7 @@ class _R2D2:
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Return the sum over a sequence of the halved squared errors, a mean over sequences.
 
-        Where timesteps of sequences are not valid, it is that of sequences without such.
+        It is the loss of sequences without the timesteps that are not valid.
         """
         del key
         settings, trajectory = self.settings, sample.trajectory

@@ -47,8 +47,8 @@ class Metaparams:
     policy_cost: jax.Array  # g_p
     value_cost: jax.Array  # g_v
     entropy_cost: jax.Array  # g_e
-    alpha_rho: jax.Array  # of leaky V-trace
-    alpha_c: jax.Array  # of leaky V-trace
+    alpha_rho: jax.Array  # leaks of V-trace's truncations
+    alpha_c: jax.Array
 
 
 @struct

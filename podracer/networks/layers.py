@@ -31,7 +31,7 @@ def cast(x: jax.Array, dtype: str = "float32") -> jax.Array:
 def relu(x: jax.Array) -> jax.Array:
     """Return the larger of x and 0.
 
-    The gradient uses the result, which the next layer stores anyway; that of `jax.nn.relu` also
+    The gradient uses the result, which the next layer stores anyway; `jax.nn.relu`'s also
     stores the sign of x.
     """
     return jnp.maximum(x, 0.0)
@@ -54,7 +54,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def orthogonal(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Array:
-    """Return orthogonal weights `shape`, the last axis that of the outputs.
+    """Return orthogonal weights `shape`, the last axis for the outputs.
 
     Under `vmap` on a CPU they are made one after another: two batched QR decompositions at once
     deadlock in jaxlib 0.10.2, each waiting in the thread pool for work that waits for a thread.
@@ -89,10 +89,10 @@ class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
     The noise is `f(e) = sign(e) sqrt |e|` of a normal number e for each input and output, a row
-    for each of x, `[N, n + m]`, or one for all, `[1, n + m]`. That of the weight from i to j is
-    `f(e_i) f(e_j)`, so rows need no matrices of their own. Initial weights and biases are uniform
-    within `1 / sqrt(n)`, the scales of their noise are `noise_scale / sqrt(n)`. Source: Fortunato
-    et al. 2018, section 3 (arXiv 1706.10295).
+    for each of x, `[N, n + m]`, or one for all, `[1, n + m]`. The noise of the weight from i to j
+    is `f(e_i) f(e_j)`, so rows need no matrices of their own. Initial weights and biases are
+    uniform within `1 / sqrt(n)`, the scales of their noise are `noise_scale / sqrt(n)`. Source:
+    Fortunato et al. 2018, section 3 (arXiv 1706.10295).
     """
 
     weight: jax.Array

@@ -21,7 +21,7 @@ from podracer.networks.network import Head, Network
 from podracer.networks.torsos import CNN, ResNet, apply_convolutions, as_float, make_convolutions
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
-HEAD_PLANES = 16  # that a head has at most, before its fully connected layers
+HEAD_PLANES = 16  # most planes of a head, before its fully connected layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _input_shape(specs: Sequence[ArraySpec]) -> tuple[int, int, int]:
 
 
 def _stack_planes(leaves: list[jax.Array]) -> jax.Array:
-    """Return planes `[N, H, W, C]` of leaves `[N, ...]`, those of images first."""
+    """Return planes `[N, H, W, C]` of leaves `[N, ...]`, images first."""
     images = [as_float(x) for x in leaves if x.ndim == 4]
     numbers = [as_float(x).reshape(len(x), 1, 1, -1) for x in leaves if x.ndim != 4]
     size = images[0].shape[:3]

@@ -1,6 +1,6 @@
 """Meta-gradients: exact gradients of an outer loss through the updates of an inner learner.
 
-An update maps a learner's state and a batch to a new state; the outer loss is that of the state
+An update maps a learner's state and a batch to a new state; the outer loss judges the state
 after a few updates. It is differentiated with respect to the metaparameters of the updates.
 Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801), section 2.
 """
@@ -94,7 +94,7 @@ def learn(
 ) -> tuple[LearnerState, Metrics]:
     """Take inner updates of the parameters, then an outer step on the metaparameters.
 
-    `update`, `objective` and `batches` are those of `meta_grad`, whose `info` are metrics; the
+    `update`, `objective` and `batches` are arguments of `meta_grad`, whose `info` are metrics; the
     batches come from `num_frames` frames of all shards.
     """
     learner = CountedState(state.params, state.optimizer_state, state.frames)

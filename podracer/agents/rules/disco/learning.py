@@ -24,8 +24,8 @@ from podracer.ops.transforms import squash, two_hot
 from podracer.types import Metrics, Params
 
 # Constants with which the published rules were discovered.
-_TARGET_DECAY = 0.9  # of the target parameters, an exponential moving average
-_MAX_UPDATE = 1.0  # of a parameter, before the learning rate
+_TARGET_DECAY = 0.9  # target parameters are an exponential moving average
+_MAX_UPDATE = 1.0  # for a parameter, before the learning rate
 
 
 @struct
@@ -97,18 +97,18 @@ def student_loss(
     Targets are constants. p(a) is the policy that was predicted for the next timestep, and π' the
     actual one, `next_policy [T, B, A]`, where the episode goes on. `value_targets` G are `[T, B]`.
     """
-    before = jax.tree.map(lambda x: x[:-1], outputs)
+    acted = jax.tree.map(lambda x: x[:-1], outputs)
 
     def of_action(x: jax.Array) -> jax.Array:
         return gather_action(x, data.action)
 
-    divergence = _divergence(next_policy, of_action(before.next_policy))
-    log_values = jax.nn.log_softmax(of_action(before.action_value))
+    divergence = _divergence(next_policy, of_action(acted.next_policy))
+    log_values = jax.nn.log_softmax(of_action(acted.action_value))
     losses = {
-        "policy_loss": _divergence(targets.policy, before.policy),
-        "prediction_loss": _divergence(targets.prediction, before.prediction),
+        "policy_loss": _divergence(targets.policy, acted.policy),
+        "prediction_loss": _divergence(targets.prediction, acted.prediction),
         "action_prediction_loss": _divergence(
-            targets.action_prediction, of_action(before.action_prediction)
+            targets.action_prediction, of_action(acted.action_prediction)
         ),
         "next_policy_loss": jnp.where(data.discount > 0, divergence, 0.0),
         "value_loss": -jnp.sum(two_hot(squash(value_targets), support) * log_values, axis=-1),
@@ -116,7 +116,7 @@ def student_loss(
     costs = dict.fromkeys(losses, 1.0) | {"value_loss": value_cost}
     parts = {name: jnp.mean(weights * loss) for name, loss in losses.items()}
     total = sum((costs[name] * part for name, part in parts.items()), jnp.float32(0))
-    entropy = jnp.mean(weights * Categorical(before.policy).entropy())
+    entropy = jnp.mean(weights * Categorical(acted.policy).entropy())
     return total, {"loss": total, **parts, "entropy": entropy}
 
 

@@ -18,14 +18,14 @@ from podracer.errors import ConfigError
 from podracer.io.npz import DAMAGE, read_array
 
 _CORE, _LIFETIME = "lstm", "lstm/~/meta_lstm/~unroll"
-_WIDTH, _ACTION_WIDTH = 16, 2  # of embeddings, and of what they say of an action
-_FEATURES, _CHANNELS = 27, 9  # of a transition and of an action, see `rule.py`
+_WIDTH, _ACTION_WIDTH = 16, 2  # widths of embeddings, and of their features of an action
+_FEATURES, _CHANNELS = 27, 9  # numbers for a transition and for an action, see `rule.py`
 
 
 def layer_shapes(predictions: int, units: int, lifetime_units: int) -> dict[str, tuple[int, int]]:
     """Return the shape of the weights of each layer, `(inputs, outputs)`, by its name in the file.
 
-    A rule has `units` in its backward LSTM and `lifetime_units` in that of the lifetime; its
+    A rule has `units` in its backward LSTM and `lifetime_units` in the lifetime's; its
     student's predictions have as many categories as `predictions` says.
     """
     shapes = {
@@ -172,7 +172,7 @@ def _linear(lstm: LSTM) -> Linear:
 
 
 def _swap_gates(x: Array) -> np.ndarray:
-    """Swap the two gates in the middle: ours are i, f, g, o, those of haiku i, g, f, o."""
+    """Swap the two gates in the middle: ours are i, f, g, o, haiku's i, g, f, o."""
     first, second, third, fourth = np.split(np.asarray(x), 4, axis=-1)
     return np.concatenate([first, third, second, fourth], axis=-1)
 

@@ -10,11 +10,11 @@ leads to the next rollout is never learned. So no end of an episode is learned w
 last steps of rollouts: if each episode takes the same multiple of T timesteps, as in Catch, whose
 episodes have 9, with rollouts of 9 or 3.
 
-Differs from the published code: what a terminal leads to, which the rule reads too, is in a device
-environment the first timestep of the next episode instead of the last of its own, so there and in a
-host environment the rule teaches slightly differently (docs/decisions/0002); ignored actions at
-time-outs count in no mean and end Retrace's traces, where the code has no time-outs and lets the
-step after an end count in all means but the loss; torsos end with an activation; weights are
+Differs from the published code: the rule also reads what a terminal leads to. In a device
+environment that is the first timestep of the next episode instead of the last of its own. So there
+and in a host environment the rule teaches slightly differently (docs/decisions/0002). Ignored
+actions at time-outs count in no mean and end Retrace's traces. The code has no time-outs, and lets
+the step after an end count in all means but the loss. Torsos end with an activation; weights are
 initialized orthogonally; the moving average of TD errors, which only a log reads, is left out.
 """
 
