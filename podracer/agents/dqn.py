@@ -156,15 +156,16 @@ class _DQN:
         """Return the mean loss of TD errors, metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)
-        num = transition.action.shape[0]
-        draws = value_based.draws_of_learning(value, settings.noisy, key, num)
-        outputs = self.outputs(params, transition.timestep, draws[0])
+        prediction_draws, *target_draws = value_based.draws_of_learning(
+            value, settings.noisy, key, len(transition.action)
+        )
+        outputs = self.outputs(params, transition.timestep, prediction_draws)
         prediction = value_based.gather_action(outputs, transition.action)
         returns, bootstrap = jax.lax.stop_gradient(
-            self.targets(params, target_params, transition, outputs, draws)
+            self.targets(params, target_params, transition, outputs, *target_draws)
         )
         losses, priorities = value.loss(
-            prediction, bootstrap, returns, transition.bootstrap_discount, draws[0].taus
+            prediction, bootstrap, returns, transition.bootstrap_discount, prediction_draws.taus
         )
         loss = means.mean_of(transition.weight * losses, transition.mask)
         metrics = {"loss": loss, "q": means.mean_of(value.mean(prediction), transition.mask)}
@@ -176,7 +177,8 @@ class _DQN:
         target_params: Params,
         transition: off_policy.Transition,
         outputs: jax.Array,
-        draws: tuple[Draws, Draws, Draws],
+        target_draws: Draws,
+        selection_draws: Draws,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the returns `[N]`, and the outputs `[N, Z]` of the values behind them.
 
@@ -184,18 +186,17 @@ class _DQN:
         """
         settings, value = self.settings, self.settings.value
         timestep, next_timestep = transition.timestep, transition.next_timestep
-        target_outputs = self.outputs(target_params, next_timestep, draws[1])
-        # The online network selects the next action, the target network evaluates it.
-        selector = (
-            self.outputs(params, next_timestep, draws[2]) if settings.double else target_outputs
-        )
+        target_outputs = selector = self.outputs(target_params, next_timestep, target_draws)
+        if settings.double:  # the online network selects the action that the target network values
+            selector = self.outputs(params, next_timestep, selection_draws)
         next_q = mask_logits(next_timestep.observation, value.mean(selector))
         if not settings.munchausen.temperature:
             next_action = jnp.argmax(next_q, axis=-1)
             bootstrap = value_based.gather_action(target_outputs, next_action)
             return transition.n_step_return, bootstrap
+        # Munchausen: the next policy is soft, and log-probabilities of actions are rewards.
         if not settings.double:
-            outputs = self.outputs(target_params, timestep, draws[2])
+            outputs = self.outputs(target_params, timestep, selection_draws)
         q = mask_logits(timestep.observation, value.mean(outputs))
         next_policy, entropy = settings.munchausen.policy(next_q)
         returns = transition.n_step_return + settings.munchausen.bonus(q, transition.action)

@@ -10,9 +10,9 @@ of the environment, without the actions that led there; targets bootstrap from a
 default, as in the paper's Reanalyze; Adam with decoupled weight decay, not momentum with an L2
 loss; a priority is the newest error of the network's value, not the first search's, and its
 exponents are 0.6 and 0.4 by default, not 1; the Gumbel search chooses actions instead of sampling
-them from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself, and
-explored with the Gumbel search's noise only; the policy learns that search's improved policy over
-the samples.
+them from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself
+and explored with the Gumbel search's noise only; the policy learns that search's improved policy
+over the samples.
 """
 
 from __future__ import annotations

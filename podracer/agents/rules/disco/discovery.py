@@ -30,22 +30,21 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules import meta_training
 from podracer.agents.rules.disco.figures import targets_over_returns
-from podracer.agents.rules.disco.learning import (
-    StudentState,
-    build_optimizer,
-    descend,
-    init_student,
-    student_loss,
-)
 from podracer.agents.rules.disco.network import (
     Outputs,
     StudentNetwork,
     StudentParams,
     build_network,
 )
-from podracer.agents.rules.disco.new_rule import RuleSize
 from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
-from podracer.agents.rules.disco.rule_file import encode_rule
+from podracer.agents.rules.disco.rule_file import RuleSize, encode_rule
+from podracer.agents.rules.disco.student import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
 from podracer.agents.rules.disco.values import Values, estimate_values, masked_powers
 from podracer.agents.rules.figures import draw_over_returns
 from podracer.agents.rules.lifetimes import (
