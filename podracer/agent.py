@@ -2,7 +2,7 @@
 
 Settings are a frozen pytree without arrays (see `types.struct`). Float hyperparameters are leaves,
 so that the members of a population may have different ones in one program; everything else is
-static structure. Settings build an `Agent` for an environment, as those of an optimizer build an
+static structure. Settings build an `Agent` for an environment, as an optimizer's build an
 `optax.GradientTransformation`:
 
     agent = PPO(learning_rate=1e-3).build(environment.spec)
@@ -66,7 +66,7 @@ class Agent:
     spec: EnvironmentSpec
     """Environment that it was built for."""
     name: str = "Agent"
-    """Name in messages, which a `Blueprint` makes that of the settings' class."""
+    """Name in messages; a `Blueprint` takes the name of the settings' class."""
     init: Callable[[jax.Array, int], LearnerState]
     """`(key, num_envs)`: Return the state before the first update.
 
@@ -165,8 +165,8 @@ class Rule:
     """
 
     export: Callable[[LearnerState, Mapping[str, Any]], bytes]
-    """`(state, about)`: Return the learned rule as the content of a file; `about` says where it was
-    learned."""
+    """`(state, origin)`: Return the learned rule as the content of a file; `origin` says where it
+    was learned."""
     draw: Callable[[LearnerState, Figure], None]
     """`(state, figure)`: Draw what the learned rule does, with titles and labels, on an empty
     figure."""
@@ -221,7 +221,7 @@ class Blueprint:
 
     @property
     def name(self) -> str:
-        """Name in messages, that of the settings' class."""
+        """Name in messages: the settings' class."""
         return type(self.settings).__name__
 
     def build(self) -> Agent:

@@ -4,90 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer import schedules
-from podracer.agents.common.optimizers import take_step
-from podracer.fields import reset_on_warm_start, struct
 from podracer.means import Mean, with_share
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
-from podracer.schedules import Schedule
 from podracer.types import (
     ActionSpace,
     Carry,
     Continuous,
     EnvironmentSpec,
-    LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
     Trajectory,
 )
-
-# --- parameters ----------------------------------------------------------------------------------
-
-
-@struct
-class ParamsState:
-    """Parameters and the state of their optimizer."""
-
-    params: Params
-    optimizer_state: optax.OptState
-
-
-@struct
-class CountedState(ParamsState):
-    """Parameters, the state of their optimizer, and how many frames they have learned from."""
-
-    frames: jax.Array = reset_on_warm_start()
-    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
-
-
-State = TypeVar("State", bound=CountedState)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduledOptimizer:
-    """Unscaled optimizer and the learning rate that multiplies its updates."""
-
-    optimizer: optax.GradientTransformation
-    learning_rate: Schedule
-
-    def init(self, params: Params) -> CountedState:
-        """Return the state of new parameters."""
-        return CountedState(params, self.optimizer.init(params), schedules.init_frames())
-
-    def step(self, state: State, grads: Params) -> tuple[State, Metrics]:
-        """Return a state whose parameters took one step, and the norm of the gradients."""
-        rate = schedules.value_at(self.learning_rate, state.frames)
-        params, optimizer_state = take_step(
-            self.optimizer, state.params, state.optimizer_state, grads, rate
-        )
-        state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
-        return state, {"gradient_norm": optax.tree.norm(grads)}
-
-    def apply_gradients(
-        self, state: LearnerState, grads: Params, num_frames: jax.Array
-    ) -> tuple[LearnerState, Metrics]:
-        """Take one step with gradients that are averaged over the mesh.
-
-        They come from `num_frames` frames, which the state counts.
-        """
-        learner, metrics = self.step(state.shared, grads)
-        return LearnerState(count_frames(learner, num_frames)), metrics
-
-
-def count_frames(state: State, num_frames: jax.Array) -> State:
-    """Return a state that has learned from more frames, those of all shards together."""
-    return dataclasses.replace(state, frames=schedules.add_frames(state.frames, num_frames))
-
 
 # --- networks ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer, count_frames
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer, count_frames
 from podracer.agents.rules.lifetimes import to_experience
 from podracer.agents.rules.lpg.rule import (
     Outputs,
@@ -156,7 +156,9 @@ class _LPGStudent:
         targets = settings.rule.apply(shared.rule, data, outputs, settings.discount)
         output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
         (grads,) = pullback(output_grads)
-        shared, metrics = self.optimizer.step(shared, global_mean(grads, axis))
+        shared, metrics = self.optimizer.step(
+            shared, global_mean(grads, axis), self.optimizer.rate(shared.frames)
+        )
         num_frames = schedules.count_frames(trajectory, axis)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return LearnerState(count_frames(shared, num_frames)), {
