@@ -84,8 +84,15 @@ api/train
 api/agents
 api/environments
 api/networks
-api/drivers
 api/types
+api/fields
+api/ops
+api/replay
+api/schedules
+api/reductions
+api/drivers
+api/tournaments
+api/errors
 ```
 """
 DECISIONS = """

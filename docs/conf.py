@@ -1,8 +1,9 @@
 """Settings of Sphinx for `build.py`."""
 
+import inspect
+import pkgutil
 import re
-
-import podracer
+from pathlib import Path
 
 project = "podracer"
 html_title = "podracer"
@@ -18,12 +19,14 @@ autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
 default_role = "code"  # what is in single backticks
 suppress_warnings = ["ref.python"]  # fields of one name in several classes
+NAME = re.compile(r"^\.\. auto\w+:: (\S+)$", re.M)
 
 
 def setup(app):
     """Show signatures and types without what only the library itself reads in them."""
     app.connect("builder-inited", lambda app: remove_markers())
     app.connect("autodoc-process-signature", readable_signature)
+    app.connect("autodoc-process-docstring", literal_equations)
 
 
 def readable_signature(app, kind, name, thing, options, signature, result):
@@ -31,9 +34,23 @@ def readable_signature(app, kind, name, thing, options, signature, result):
     return "" if getattr(thing, "_is_protocol", False) else signature, result
 
 
+def literal_equations(app, kind, name, thing, options, lines):
+    """Show indented blocks, which are equations and code, as they are."""
+    text = "\n".join(lines)
+    lines[:] = re.sub(r"(?<=\S)\n\n(?= {4}\S)", "\n\n::\n\n", text).split("\n")
+
+
+def documented():
+    """Yield what the pages of the reference name, and all of the modules that they name."""
+    pages = (Path(__file__).parent / "api").glob("*.md")
+    for name in {x for page in pages for x in NAME.findall(page.read_text())}:
+        thing = pkgutil.resolve_name(name)
+        yield from vars(thing).values() if inspect.ismodule(thing) else [thing]
+
+
 def remove_markers():
     """Take those of the command line out of the annotations of all public classes, texts all."""
-    for thing in (getattr(podracer, name) for name in podracer.__all__):
+    for thing in documented():
         for kind in thing.__mro__ if isinstance(thing, type) else ():
             for annotated in (kind, vars(kind).get("__init__")):
                 annotations = getattr(annotated, "__annotations__", None) or {}

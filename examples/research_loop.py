@@ -12,6 +12,10 @@ import jax
 
 import podracer
 from podracer import LearnerState, Trajectory
+from podracer.devices.mesh import make_mesh
+from podracer.drivers.anakin import anakin
+from podracer.drivers.common import init_state
+from podracer.types import Metrics
 
 
 @podracer.struct
@@ -26,7 +30,7 @@ class TwoPassA2C:
 
         def learn(
             state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-        ) -> tuple[LearnerState, podracer.Metrics]:
+        ) -> tuple[LearnerState, Metrics]:
             state, metrics = inner.learn(state, trajectory, key, axis)
             second, _ = inner.learn(state, trajectory, key, axis)
             params = jax.tree.map(
@@ -45,13 +49,13 @@ def main(num_updates: int = 1_000, target: float = 0.95) -> float:
     settings = TwoPassA2C(podracer.A2C(learning_rate=2e-3))
     blueprint = podracer.Blueprint(settings, env.spec)  # what drivers build the agent from
     agent = blueprint.build()
-    mesh = podracer.make_mesh(jax.devices()[:1])
+    mesh = make_mesh(jax.devices()[:1])
     config = podracer.AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=50)
-    state = podracer.init_state(blueprint, env, mesh, config, jax.random.key(0))
+    state = init_state(blueprint, env, mesh, config, jax.random.key(0))
     evaluate = podracer.make_evaluator(agent, env, 64)
 
     score = 0.0
-    for progress in podracer.anakin(
+    for progress in anakin(
         blueprint, env, mesh, config, state, num_updates=num_updates, boundary=lambda updates: True
     ):
         assert progress.state is not None  # every chunk is a boundary here

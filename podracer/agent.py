@@ -2,7 +2,7 @@
 
 Settings are a frozen pytree without arrays (see `types.struct`). Float hyperparameters are leaves,
 so that the members of a population may have different ones in one program; everything else is
-static structure. Settings build an `Agent` for an environment, as those of an optimizer build an
+static structure. Settings build an `Agent` for an environment, as an optimizer's build an
 `optax.GradientTransformation`:
 
     agent = PPO(learning_rate=1e-3).build(environment.spec)
@@ -24,6 +24,7 @@ from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.means import Mean
+from podracer.ops.distributions import ActionDistribution, SquashedNormal
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Act = Callable[[Params, Carry, TimeStep, jax.Array, bool], tuple[jax.Array, PyTree, Carry]]
+Distribution = Callable[
+    [Params, Carry, TimeStep], tuple[ActionDistribution | SquashedNormal, Carry]
+]
 Learn = Callable[[LearnerState, Trajectory, jax.Array, str | None], tuple[LearnerState, Metrics]]
 
 
@@ -62,7 +66,7 @@ class Agent:
     spec: EnvironmentSpec
     """Environment that it was built for."""
     name: str = "Agent"
-    """Name in messages, which a `Blueprint` makes that of the settings' class."""
+    """Name in messages; a `Blueprint` takes the name of the settings' class."""
     init: Callable[[jax.Array, int], LearnerState]
     """`(key, num_envs)`: Return the state before the first update.
 
@@ -76,7 +80,7 @@ class Agent:
     `explore=False` asks for the agent's best action."""
     learn: Learn | Fused
     """`(state, trajectory, key, axis)`: Update the state from one shard's trajectory; also return
-    scalar metrics, or `Mean`s.
+    scalar metrics, each of them an array or a `Mean`.
 
     The update is applied if the shared state and the metrics `loss`, `*_loss` and `*gradient_norm`
     are finite, else the run ends; other metrics are diagnostics. `axis` is the name of the mesh
@@ -86,6 +90,12 @@ class Agent:
     actor_params: Callable[[LearnerState], Params] = shared_params
     """`(state)`: Return the parameters that `act` takes. They depend on `shared` alone, unless the
     agent learns a `rule`."""
+    distribution: Distribution | None = None
+    """`(params, carry, timestep)`: Return the distribution that `act` samples from to explore, in
+    the units before `to_bounds`, and the new recurrent state.
+
+    It is differentiable in `params`. None where actions come from values, a search or noise.
+    Replace it wherever you replace `act`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
     warmup: int = 0
@@ -155,8 +165,8 @@ class Rule:
     """
 
     export: Callable[[LearnerState, Mapping[str, Any]], bytes]
-    """`(state, about)`: Return the learned rule as the content of a file; `about` says where it was
-    learned."""
+    """`(state, origin)`: Return the learned rule as the content of a file; `origin` says where it
+    was learned."""
     draw: Callable[[LearnerState, Figure], None]
     """`(state, figure)`: Draw what the learned rule does, with titles and labels, on an empty
     figure."""
@@ -211,7 +221,7 @@ class Blueprint:
 
     @property
     def name(self) -> str:
-        """Name in messages, that of the settings' class."""
+        """Name in messages: the settings' class."""
         return type(self.settings).__name__
 
     def build(self) -> Agent:

@@ -15,6 +15,7 @@ import numpy as np
 from podracer.agent import Agent, policy_params
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
+from podracer.ops.distributions import ActionDistribution, SquashedNormal
 from podracer.types import (
     ActionSpace,
     ArraySpec,
@@ -48,6 +49,7 @@ class Policy:
         self._initial_memory = agent.carry
         act = partial(_act, agent, ActingRule("sampled" if sampled else "greedy"))
         self._act, self._params = jax.jit(act), params
+        self._agent, self._distribution = agent, jax.jit(partial(_distribution, agent))
         self._has_memory = _changes_memory(act, params, self.spec.observation, agent.carry(1))
         self._key = jax.random.key(seed)
         self._num_calls = 0
@@ -92,6 +94,39 @@ class Policy:
         it, such as R2D2. Raises `ConfigError` where shapes do not fit, or numbers that are not of
         the environment's integers.
         """
+        batch_size, memory, inputs = self._inputs(observation, reward)
+        actions, self._memory = self._act(
+            self._params, memory, *inputs, self._key, np.uint32(self._num_calls)
+        )
+        self._first = np.zeros(len(inputs[-1]), bool)
+        self._num_calls += 1
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(observation)):
+            actions = np.asarray(actions)
+        return actions[0] if batch_size is None else actions
+
+    def distribution(
+        self, observation: PyTree, reward: Any = 0.0
+    ) -> ActionDistribution | SquashedNormal:
+        """Return the distribution over actions, from which a policy with `sampled` draws.
+
+        Its JAX arrays are `[n]` for an observation and `[B, n]` for a batch: logits of actions
+        numbered from 0, or means and the logarithms of scales in units where the bounds are -1 and
+        1. The memory stays as it is. Raises `ConfigError` as a call does, and for an agent that
+        acts by values, a search or noise.
+        """
+        if self._agent.distribution is None:
+            raise ConfigError(
+                f"{self._agent.name} has no distribution over actions, because it acts by values, "
+                "a search or noise: take an actor-critic such as PPO or SAC."
+            )
+        batch_size, memory, inputs = self._inputs(observation, reward)
+        distribution = self._distribution(self._params, memory, *inputs)
+        return jax.tree.map(lambda x: x[0] if batch_size is None else x, distribution)
+
+    def _inputs(
+        self, observation: PyTree, reward: Any
+    ) -> tuple[int | None, Carry, tuple[PyTree, np.ndarray, np.ndarray]]:
+        """Return the batch's size, the memory, and observations, rewards and `first` of rows."""
         if isinstance(self.spec.observation, ArraySpec) and isinstance(observation, list):
             observation = np.asarray(observation)
         batch_size = batch_size_of(self.spec.observation, observation)
@@ -101,36 +136,22 @@ class Policy:
             self.spec.observation,
             observation,
         )
-        if self._first is None:
-            self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
-        if len(self._first) != rows:
-            if self.has_memory:
-                raise ConfigError(
-                    f"the policy was called with {len(self._first)} observations and now with "
-                    f"{rows}: call `reset` between them."
-                )
-            self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
+        if self._first is not None and len(self._first) == rows:
+            memory, first = self._memory, self._first.copy()
+        elif self._first is None or not self.has_memory:
+            memory, first = self._initial_memory(rows), np.ones(rows, bool)
+        else:
+            raise ConfigError(
+                f"the policy was called with {len(self._first)} observations and now with "
+                f"{rows}: call `reset` between them."
+            )
         rewards = np.asarray(reward, np.float32)
         if rewards.shape not in ((), (rows,)):
             raise ConfigError(
                 f"reward has shape {rewards.shape}: give one number, or one for each of the {rows} "
                 "observations."
             )
-        rewards = np.broadcast_to(rewards, rows)
-        actions, self._memory = self._act(
-            self._params,
-            self._memory,
-            observations,
-            rewards,
-            self._first.copy(),
-            self._key,
-            np.uint32(self._num_calls),
-        )
-        self._first[:] = False
-        self._num_calls += 1
-        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(observation)):
-            actions = np.asarray(actions)
-        return actions[0] if batch_size is None else actions
+        return batch_size, memory, (observations, np.broadcast_to(rewards, rows), first)
 
 
 def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
@@ -165,8 +186,29 @@ def _act(
     call: jax.Array,
 ) -> tuple[jax.Array, Carry]:
     """Return actions `[B, ...]` and the new memory; all arrays lead with B but `key`, `call`."""
+    timestep = _timestep(agent, observation, reward, first)
+    indices = jnp.arange(len(first), dtype=jnp.uint32)
+    actions, memory = rule.act(agent, params, memory, timestep, key, indices, call)
+    return add_start(agent.spec.action, actions), memory
+
+
+def _distribution(
+    agent: Agent,
+    params: Params,
+    memory: Carry,
+    observation: PyTree,
+    reward: jax.Array,
+    first: jax.Array,
+) -> ActionDistribution | SquashedNormal:
+    assert agent.distribution is not None
+    timestep = _timestep(agent, observation, reward, first)
+    return agent.distribution(params, memory, timestep)[0]
+
+
+def _timestep(agent: Agent, observation: PyTree, reward: jax.Array, first: jax.Array) -> TimeStep:
+    """Return the timestep of observations in the environment's own numbers."""
     specs = agent.spec.observation
-    timestep = TimeStep(
+    return TimeStep(
         observation=from_start(
             specs, jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
         ),
@@ -175,9 +217,6 @@ def _act(
         first=first,
         last=jnp.zeros_like(first),
     )
-    indices = jnp.arange(len(first), dtype=jnp.uint32)
-    actions, memory = rule.act(agent, params, memory, timestep, key, indices, call)
-    return add_start(agent.spec.action, actions), memory
 
 
 def _changes_memory(

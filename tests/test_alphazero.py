@@ -163,10 +163,10 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     batch = methods.make_batch(state.shared.params, trajectory)
     items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
     learner = state.shared
-    parts = (methods.network, methods.optimizer, methods.loss)
-    update = jax.jit(partial(epochs.fit_minibatch, *parts), static_argnums=1)
+    parts = (methods.network, methods.optimizer, 1e-2, methods.loss)
+    update = jax.jit(partial(epochs.fit, *parts, axis=None))
     for minibatch in items:
-        learner, _ = update(batch, None, learner, minibatch)
+        learner, _ = update(learner, batch, (minibatch[None],))
     new_state, _ = learn(agent, state, trajectory)
     close(new_state.shared.params, learner.params, atol=1e-6)
     assert int(new_state.shared.frames) == trajectory.valid().sum()

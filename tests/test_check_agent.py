@@ -71,6 +71,12 @@ class Texted(Good):
     mode: str = "fast"
 
 
+@struct
+class Steered(Good):
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        return super().build(spec, context) if self.rate > 0 else None
+
+
 def agent(**functions: Any) -> Any:
     return Mine(tuple(functions.items()))
 
@@ -107,6 +113,16 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "memory of another dtype in a scan": (
         agent(learn=lambda *_: jax.lax.scan(lambda c, x: (jnp.ones(2), x), 0, jnp.ones(3))),
         "but they differ: The input carry c has type",
+    ),
+    "a setting that steers Python": (
+        Steered(),
+        "Steered.build cannot be traced: TracerBoolConversionError: a Python `if` or `while` "
+        f"depends on a traced value: take jnp.where or jax.lax.cond (test_check_agent.py, line "
+        f"{Steered.build.__code__.co_firstlineno + 1}).",
+    ),
+    "a distribution alone": (
+        agent(distribution=lambda self, params, carry, timestep: timestep.observation),
+        "Mine.distribution must return the pair (distribution, carry).",
     ),
     "NumPy": (
         agent(learn=lambda self, state, *_: np.sin(state.shared["policy"])),
@@ -194,7 +210,8 @@ def test_a_broken_agent_is_refused_in_one_line(fault):
 
 
 def test_the_good_agent_passes():
-    check(Good())
+    check(Good(), num_devices=1)
+    check(agent(learn=averaging))
 
 
 def test_an_experiment_takes_no_class():
@@ -303,6 +320,24 @@ def test_what_fails_on_several_devices_alone_is_named():
         ConfigError, match=r"Mine\.learn cannot be traced for several devices.*batch"
     ):
         check(agent(learn=naming_another_axis), num_devices=2)
+
+
+def averaging_in_a_solver(self, state, trajectory, key, axis):
+    def product(x):
+        return podracer.global_mean(2.0 * x, axis)
+
+    policy = state.shared["policy"]
+    solution = jax.lax.custom_linear_solve(
+        product, policy, lambda product, x: product(x) / 4, symmetric=True
+    )
+    return LearnerState({"policy": solution}), {}
+
+
+def test_reductions_that_a_cpu_cannot_order_are_named():
+    settings = agent(learn=averaging_in_a_solver)
+    check(settings, num_devices=1)
+    with pytest.raises(ConfigError, match="within `custom_linear_solve` cannot be ordered"):
+        check(settings)
 
 
 # --- the library's own agents --------------------------------------------------------------------

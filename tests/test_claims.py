@@ -15,6 +15,7 @@ from pages import ROOT, run_page
 from walk import B, T, close
 
 import podracer
+from podracer.replay import Replay
 from podracer.rollout import init_actor, rollout
 
 CATCH = podracer.make("catch")
@@ -169,7 +170,7 @@ def test_a_potential_adds_the_same_to_every_return_of_a_start(page, name):
 
 @of_page("reward-shaping")
 def test_a_limit_of_zero_leaves_no_reward_in_the_replay(page):
-    replay = podracer.Replay(capacity=100 * B, batch_size=8, warmup=10_000)
+    replay = Replay(capacity=100 * B, batch_size=8, warmup=10_000)
     agent = page.ClippedDQN(podracer.DQN(replay=replay))
     state, trajectory = rolled_out(agent, CATCH, length=20)
     assert np.abs(trajectory.timesteps().reward).max() == 1

@@ -40,6 +40,7 @@ from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
 from podracer.run import training
 from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
+from podracer.tournament.config import Tournament
 
 
 @pytest.fixture
@@ -320,7 +321,7 @@ def test_the_end_of_a_tournament_names_it_and_what_comes_next(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pods, "run_tournament", lambda *arguments: code)
     monkeypatch.setattr(pods, "LiveStandings", MagicMock())
-    settings = podracer.Tournament((), rounds=1, round_frames=1)
+    settings = Tournament((), rounds=1, round_frames=1)
     monkeypatch.setattr(pods, "best_run", lambda directory: None)
     assert pods._run(settings, Path("runs/cup"), ["own:mine"]) == code
     assert capsys.readouterr().out.splitlines() == lines

@@ -22,9 +22,8 @@ import podracer
 from podracer import recipes
 from podracer.agent import Context
 from podracer.agents.rules.disco import Disco, DiscoDiscovery, RuleSize
-from podracer.agents.rules.disco.learning import StudentState, build_optimizer
 from podracer.agents.rules.disco.rule_file import decode_rule, encode_rule, is_disco_rule
-from podracer.agents.rules.disco.student import DiscoState
+from podracer.agents.rules.disco.student import DiscoState, StudentState, build_optimizer
 from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.rules.meta_training import MetaBatch
 from podracer.checks import check_agent

@@ -4,6 +4,7 @@ Commands and flags are those of shell blocks and of inline code, as `podracer tr
 A block that cannot run here says so above itself: `<!-- not run: needs an accelerator -->`.
 """
 
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -156,8 +157,19 @@ def headings(page: Path) -> set[str]:
 
 def test_every_public_name_has_its_place_in_the_reference():
     text = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    listed = re.findall(r"^\.\. auto\w+:: podracer\.(\w+)$", text, re.M)
-    assert sorted(listed) == podracer.__all__
+    listed = re.findall(r"^\.\. auto\w+:: podracer\.(\S+)$", text, re.M)
+    assert sorted(name for name in listed if "." not in name) == podracer.__all__
+    assert len(set(listed)) == len(listed)
+    for name in listed:
+        pkgutil.resolve_name(f"podracer.{name}")
+        assert not re.search(r"\b_", name)
+
+
+def test_every_page_of_the_reference_is_in_the_contents_and_says_what_may_change():
+    contents = (ROOT / "docs" / "build.py").read_text()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        assert f"\napi/{page.stem}\n" in contents
+        assert "\n\nStability: " in page.read_text()
 
 
 @pytest.mark.slow

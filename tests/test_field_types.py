@@ -59,7 +59,7 @@ def of_agent(**fields):
         (of_network(podracer.TorsoNetwork(podracer.MLP(64))), "64: it must be a tuple of whole n"),
         (
             of_network(podracer.MLP((64,))),
-            "A2C.network cannot be an object of class MLP: write podracer.TorsoNetwork(podracer.ML",
+            "A2C.network cannot be an object of class MLP: write podracer.TorsoNetwork(podracer.",
         ),
         (of_network(print), "it must be an object with a method `build`, such as podracer.Torso"),
         (of_network(podracer.TorsoNetwork), "cannot be the class TorsoNetwork: write TorsoNetwo"),

@@ -32,8 +32,8 @@ from walk import (
 )
 
 from podracer.agent import Blueprint, Context
-from podracer.agents.common.actor_critic import ActorCritic, CountedState
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import CountedState, Optimizer
 from podracer.agents.frodo import Frodo, split_environments
 from podracer.agents.impala import Impala
 from podracer.devices.mesh import find_devices, make_mesh

@@ -23,6 +23,8 @@ from podracer.io.run_directory import RunLock
 from podracer.io.signals import StopSignals, Watchdog, own_process
 from podracer.run.errors import StallError
 from podracer.tournament import pod as pods
+from podracer.tournament.config import Tournament
+from podracer.tournament.orchestrator import run_tournament
 
 ANAKIN = {"num_envs": 4, "rollout_length": 2, "updates_per_chunk": 2}
 STEPS_PER_CHUNK = 4 * 2 * 2
@@ -262,7 +264,7 @@ def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch)
     monkeypatch.setattr("podracer.io.signals.print_stderr", answer)
 
     monkeypatch.setattr(pods, "run", run)
-    tournament = podracer.Tournament(
+    tournament = Tournament(
         (recipes.find("catch_a2c"),),
         pods=2, rounds=2, round_frames=64, engine="inline",
     )  # fmt: skip
@@ -271,7 +273,7 @@ def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch)
             stack.enter_context(own_process())
         else:
             stack.enter_context(pytest.raises(KeyboardInterrupt, match="the pods have saved"))
-        assert podracer.run_tournament(tournament, tmp_path / "cup") == 130
+        assert run_tournament(tournament, tmp_path / "cup") == 130
     assert rounds == ["p0r0"]
     assert sentences == [
         "Stopping once all pods have saved, within 60 s; interrupt again to stop at once."

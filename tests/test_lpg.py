@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from runs import anakin_setup, train_anakin
 
 import podracer
 from podracer import recipes
-from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules.lifetimes import (
     Experience,
     group_by_lifetime,
@@ -243,8 +245,11 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     """Each term of its objective with its sign and weight, of numbers made by hand."""
 
     class FixedStudents:
-        def policy_objective(self, students, data, advantages):
-            return jnp.asarray([2.0, 5.0]), {
+        def outputs(self, params, observation, first):
+            return SimpleNamespace(policy=jnp.zeros((2, 2, 2)))
+
+        def entropies(self, outputs, data, lifetimes):
+            return {
                 "policy_entropy": jnp.asarray([3.0, 9.0]),
                 "prediction_entropy": jnp.asarray([4.0, 9.0]),
             }
@@ -256,7 +261,10 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
         "prediction_target": jnp.asarray([[4.0, 9.0], [6.0, 9.0]]),
     }
     agent = dataclasses.replace(training_of(SMALL), students=FixedStudents())
-    got = agent.meta_loss((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
+    data = SimpleNamespace(observation=(), first=(), action=jnp.zeros((1, 2), jnp.int32))
+    advantages = jnp.asarray([[2.0, 5.0]]) / math.log(0.5)  # of actions as likely as not
+    weights = jnp.asarray([1.0, 0.0])  # the second life ended
+    got = agent.meta_loss(SimpleNamespace(params=()), aux, data, advantages, weights)
     want = -2.0 - 0.05 * 2.0 - 1e-3 * 3.0 + 5e-3 * 2.0 + 1e-3 * 5.0
     assert float(got) == pytest.approx(want / 2)
 

@@ -34,9 +34,8 @@ from walk import (
 
 from podracer.agent import Blueprint, Context
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_global_norm, meta_grad
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import CountedState, Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.stacx import Stacx
 from podracer.devices.mesh import find_devices, make_mesh

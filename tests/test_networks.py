@@ -10,9 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.agent import Blueprint
-from podracer.agents.muzero import MuZero
-from podracer.checks import check_agent
 from podracer.errors import ConfigError
 from podracer.networks import (
     CNN,
@@ -22,7 +19,6 @@ from podracer.networks import (
     ResNet,
     Table,
     TorsoNetwork,
-    torso_network,
     torsos,
 )
 from podracer.networks.layers import (
@@ -35,7 +31,7 @@ from podracer.networks.layers import (
 )
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec
+from podracer.types import ArraySpec
 
 T, B = 6, 3
 HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
@@ -515,20 +511,7 @@ def test_a_table_can_be_saved():
     assert from_json(to_json(Table())) == Table()
 
 
-@pytest.mark.slow
-def test_a_network_is_built_once_for_a_specification():
-    """MuZero has three networks, which it asks for wherever it uses one."""
-    spec = EnvironmentSpec("x", VECTOR, Discrete(2))
-    agent = Blueprint(MuZero(network=TorsoNetwork(SMALL)), spec)
-    torso_network._build.cache_clear()
-    check_agent(agent)
-    assert torso_network._build.cache_info().misses == 3
-    assert make() is make()
-    assert make() is not make(shared=False)
-
-
 def test_a_network_that_was_built_while_tracing_holds_no_tracers():
-    torso_network._build.cache_clear()
     with jax.checking_leaks():
         shapes = jax.eval_shape(lambda key: make(memory="gru").init(key), jax.random.key(0))
     params = make(memory="gru").init(jax.random.key(0))

@@ -41,7 +41,7 @@ from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import Orchestrator
+from podracer.tournament.orchestrator import Orchestrator, run_tournament
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -295,11 +295,11 @@ def own_recipe(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
     """In this process as objects, and as in processes, which know the recipe's name only."""
-    tournament = podracer.Tournament(
+    tournament = Tournament(
         (recipes.find(own_recipe),), pods=1, rounds=1, round_frames=ROUND, episodes=8,
         engine="inline",
     )  # fmt: skip
-    assert podracer.run_tournament(tournament, tmp_path / "objects") == 0
+    assert run_tournament(tournament, tmp_path / "objects") == 0
     objects = accepted_entries(read_events(tmp_path / "objects"))
 
     class Named(InlineEngine):

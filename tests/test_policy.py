@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, blueprint
+from agents import AGENTS, CONTINUOUS, blueprint, environment_for
 from walk import BOX, Walk
 
+import podracer
 from podracer.errors import ConfigError
+from podracer.ops.distributions import to_bounds
 from podracer.policy import Policy
 from podracer.types import (
     ACTION_MASK,
@@ -27,11 +29,13 @@ FIRST = np.zeros((STEPS, ROWS), bool)
 FIRST[0], FIRST[3, 1], FIRST[4, 0] = True, True, True
 
 
-def build(name, spec=None):
+def build(name, spec=None, **settings):
     """An agent, untrained but for larger weights, so that its actions differ; and its state."""
-    spec = spec or Walk(BOX if name == "sac" else Discrete(3)).spec
-    agent = blueprint(AGENTS[name], spec).build()
-    state = agent.init(jax.random.key(1), ROWS)
+    space = MultiDiscrete((3, 2)) if name.endswith("multidiscrete") else Discrete(3)
+    spec = spec or Walk(BOX if name in CONTINUOUS else space).spec
+    fields = {key: x for key, x in settings.items() if hasattr(AGENTS[name], key)}
+    agent = blueprint(dataclasses.replace(AGENTS[name], **fields), spec).build()
+    state = agent.init(jax.random.key(1), 4)
     shared = jax.tree.map(lambda x: x * 3 if jnp.ndim(x) == 2 else x, state.shared)
     return agent, dataclasses.replace(state, shared=shared)
 
@@ -69,6 +73,55 @@ def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
                 policy.reset()
             action = policy(OBSERVATIONS[t, row], REWARDS[t, row])
             np.testing.assert_allclose(action, expected[t, row], rtol=1e-5)
+
+
+SAMPLING = (
+    "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-multidiscrete", "sac",
+    "sac-gru", "lpg_student", "disco", "disco-gru",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_its_distribution_is_the_one_that_acting_samples_from(name):
+    """For the same keys samples are the same actions, also of what an episode remembers."""
+    agent, state = build(name, random_frames=0)
+    policy = Policy(agent, state)
+    carry, params = agent.carry(ROWS), agent.actor_params(state)
+    keys = jax.random.split(jax.random.key(7), ROWS)
+    for t in range(2):
+        distribution = policy.distribution(OBSERVATIONS[t], REWARDS[t])
+        sample = distribution.sample(keys)
+        sample = to_bounds(agent.spec.action, sample[0] if isinstance(sample, tuple) else sample)
+        timestep = TimeStep(
+            jnp.asarray(OBSERVATIONS[t]), jnp.asarray(REWARDS[t]), jnp.ones(ROWS),
+            jnp.full(ROWS, t == 0), jnp.zeros(ROWS, bool),
+        )  # fmt: skip
+        action, _, _ = agent.act(params, carry, timestep, keys, True)
+        np.testing.assert_allclose(sample, action, rtol=1e-5)
+        best, _, carry = agent.act(params, carry, timestep, keys, False)
+        mode = to_bounds(agent.spec.action, distribution.mode())
+        np.testing.assert_allclose(mode, best, rtol=1e-5)
+        np.testing.assert_allclose(policy(OBSERVATIONS[t], REWARDS[t]), best, rtol=1e-5)
+
+
+def test_agents_without_a_distribution_say_so():
+    for name in AGENTS.keys() - set(SAMPLING):
+        agent = blueprint(AGENTS[name], podracer.make(environment_for(name)).spec).build()
+        assert agent.distribution is None, name
+    with pytest.raises(ConfigError, match="DQN has no distribution over actions, because it"):
+        Policy(*build("dqn")).distribution(OBSERVATIONS[0])
+
+
+def test_a_distribution_of_one_observation_has_no_batch_and_changes_no_memory():
+    agent, state = build("ppo-gru")
+    policy, other = Policy(agent, state), Policy(agent, state)
+    for observation in OBSERVATIONS[:, 0]:
+        distribution = policy.distribution(observation)
+        assert distribution.logits.shape == (3,)
+        assert policy(observation) == other(observation) == distribution.mode()
+    policy.reset()
+    assert policy.distribution(OBSERVATIONS[0]).logits.shape == (ROWS, 3)
+    assert policy(OBSERVATIONS[0, 0]) in range(3)  # no batch has begun
 
 
 def test_sampled_actions_are_repeated_by_their_seed():

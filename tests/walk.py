@@ -89,8 +89,8 @@ def built(settings: Any, env: Any = WALK) -> Agent:
 
 def methods_of(agent: Agent) -> Any:
     """The methods of an agent, also those that are not part of its contract."""
-    learn: Any = agent.learn
-    return learn.__self__
+    init: Any = agent.init
+    return init.__self__
 
 
 def fresh(agent: Any) -> LearnerState:

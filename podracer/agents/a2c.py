@@ -14,38 +14,25 @@ import jax
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ActorCritic, ScheduledOptimizer
+from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.fields import bounded, static, struct
+from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings, build_optimizer
+from podracer.fields import bounded, struct
 from podracer.means import Mean
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 
 @struct
-class A2C:
+class A2C(ActorCriticSettings, GaussianSettings):
     """Advantage actor-critic for discrete or continuous actions."""
 
     learning_rate: Schedule = bounded(7e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
-    value_cost: float = bounded(0.5)
-    """Weight of the value loss in the total loss."""
-    entropy_cost: Schedule = bounded(0.01)
-    """Weight beta of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5, low=1e-6)
-    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer()
-    """Optimizer of the parameters."""
-    state_dependent_std: bool = static(default=False)
-    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
@@ -53,9 +40,7 @@ class A2C:
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
         model = ActorCritic(network, spec.action)
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
 
         def init(key: jax.Array, num_envs: int) -> LearnerState:
             return LearnerState(optimizer.init(network.init(key)))
@@ -92,4 +77,5 @@ class A2C:
             act=model.act,
             learn=Fused(loss, optimizer.apply_gradients),
             carry=network.carry,
+            distribution=model.distribution,
         )

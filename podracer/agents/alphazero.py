@@ -15,18 +15,22 @@ import jax
 import jax.numpy as jnp
 import mctx
 
+from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, off_policy, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import (
+    ScheduledOptimizer,
+    count_frames,
+)
+from podracer.agents.common.settings import EpochSettings, build_optimizer
 from podracer.agents.planning import gumbel
+from podracer.agents.planning.gumbel import PlanningSettings
 from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
-from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -62,31 +66,14 @@ class Batch:
 
 
 @struct
-class AlphaZero:
+class AlphaZero(PlanningSettings, EpochSettings):
     """Planning in the true model, for discrete actions."""
 
-    learning_rate: Schedule = bounded(1e-3)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     td_lambda: float = bounded(0.95, high=1.0)
     """Lambda of the value targets, in [0, 1]; 0 bootstraps after one step, 1 after the rollout."""
-    value_cost: float = bounded(0.5)
-    """Weight of the value loss; the policy loss has weight 1."""
     max_gradient_norm: float = bounded(1.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
-    """Optimizer of the parameters."""
-    min_value_range: float = bounded(1e-8, low=1e-12)
-    """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
     num_epochs: int = static(default=1, low=1)
-    """Number of passes over each rollout."""
     num_minibatches: int = static(default=1, low=1)
-    """Number of equal minibatches that each epoch splits the rollout of a device into."""
-    num_simulations: int = static(default=16, low=1)
-    """Simulations of the search, one environment step each, for every action."""
-    max_considered_actions: int = static(default=16, low=1)
-    """Largest number of actions that the search compares at its root."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the policy and the value, without its heads."""
 
@@ -102,9 +89,7 @@ class AlphaZero:
         network = off_policy.require_feed_forward(
             actor_critic.build_network(self.network, model.spec)
         )
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _AlphaZero(self, model, network, optimizer)
         return Agent(spec=spec, init=agent.init, act=agent.act, learn=agent.learn)
 
@@ -132,9 +117,7 @@ class _AlphaZero:
                 self.root_fn(params, timestep),
                 self.recurrent_fn,
                 timestep.observation["observation"],
-                num_simulations=self.settings.num_simulations,
-                max_considered_actions=self.settings.max_considered_actions,
-                min_value_range=self.settings.min_value_range,
+                self.settings,
                 explore=explore,
             )
             return action, {"policy": policy, "value": value}
@@ -150,7 +133,12 @@ class _AlphaZero:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        return epochs.fit(self.network, self.optimizer, self.loss, state, batch, items, axis)
+        rate = self.optimizer.rate(state.shared.frames)
+        learner, metrics = epochs.fit(
+            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+        )
+        num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
+        return LearnerState(count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the timesteps of a rollout, with λ-returns of the searched values."""

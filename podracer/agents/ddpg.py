@@ -3,9 +3,9 @@
 TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets.
 
 Sources: Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477). The
-order of an update is that of TD3's algorithm 1. Different from both papers: initial weights are
+order of an update is TD3's, algorithm 1. Different from both papers: initial weights are
 orthogonal (scaled by sqrt 2, the policy's last layer by 0.01), not uniform; actor and critics have
-one learning rate. Batch, hidden layers and learning rate are those of TD3's published code.
+one learning rate. Batch, hidden layers and learning rate come from TD3's published code.
 Different from DDPG's paper: Gaussian noise, not an Ornstein-Uhlenbeck process; the action enters
 the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distributional critics
 and AdamW's weight decay come from FastTD3 (Seo et al. 2025, arXiv 2505.22642), which projects the
@@ -23,24 +23,20 @@ import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.continuous import learning, models
 from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
     Learner,
     Parts,
+    PolicySettings,
     Transition,
 )
-from podracer.agents.continuous.models import ContinuousNetworks, ReturnDistribution
+from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, as_mean, mean_of
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
-from podracer.replay import Replay
-from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -49,7 +45,6 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
-    Trajectory,
 )
 
 
@@ -61,68 +56,22 @@ class DDPGState(ActorCriticState):
 
 
 @struct
-class DDPG:
+class DDPG(PolicySettings):
     """Deep deterministic policy gradient for continuous actions; see also `td3`."""
 
-    learning_rate: Schedule = bounded(3e-4)
-    """Learning rate of the optimizer, for the actor and the critics."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
-    target_update_rate: float = bounded(0.005, high=1.0)
-    """Rate tau, in [0, 1], at which the target networks follow the networks in each update."""
     action_noise_std: float = bounded(0.1)
     """Standard deviation sigma of the exploration noise, in halves of the action range."""
     target_noise_std: float = bounded(0.0)
     """Standard deviation of the noise on the target policy's actions, in halves of the range."""
     target_noise_clip: float = bounded(0.5)
     """Largest absolute noise c on the target policy's actions, in halves of the action range."""
-    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
-    """Optimizer of the parameters."""
-    weight_decay: float = static(default=0.0, low=0.0)
-    """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
     num_critics: int = static(default=1, low=1)
-    """Number of critics; targets use the smallest of their values."""
-    return_distribution: ReturnDistribution | None = static(default=None)
-    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
-    mean alone."""
     policy_delay: int = static(default=1, low=1)
     """Updates d of the critics for each update of the policy and the targets."""
-    n_step: int = static(default=1, low=1)
-    """Rewards n in a return before it bootstraps."""
-    random_frames: int = static(default=5_000, low=0)
-    """Frames with uniformly random actions at the start of training."""
-    normalize_observations: bool = static(default=False)
-    """Normalize observations by their running mean and variance."""
-    replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
-    """Replay buffer."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
-    """Network of the policy and of each critic, without their heads; it may be recurrent."""
-    recurrence: Recurrence = static(default=Recurrence())
-    """Settings for a recurrent network."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        networks = models.build(
-            self.network, spec, self.return_distribution, self.recurrence, policy_outputs=1
-        )
-        buffer = learning.build_buffer(
-            self.replay, spec, networks.recurrence, self.n_step, context.rollout_length
-        )
-        optimizer = learning.build_optimizer(self.optimizer, self.weight_decay, self.learning_rate)
-        learner = Learner(
-            networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
-        )
-        agent = _DDPG(self, networks, learner)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=networks.carry,
-            actor_params=learning.actor_params,
-            warmup=self.replay.warmup,
-            unlearned_timesteps=learner.unlearned_timesteps,
-        )
+        return learning.build(self, _DDPG, spec, context, policy_outputs=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +98,6 @@ class _DDPG:
             action = learning.random_at_start(action, keys, params.frames, settings.random_frames)
         action = to_bounds(self.networks.space, action)
         return action, (), models.with_last_action(carry, action)
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        return self.learner.learn(self.update, state, trajectory, key, axis)
 
     def update(
         self, state: DDPGState, transition: Transition, key: jax.Array, axis: str | None

@@ -13,7 +13,7 @@ Huber loss). Each environment and timestep acts with noise of its own, an update
 each of its three passes, evaluations have none; their implicit quantiles are evenly spaced.
 Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences. Of the n rewards of a
 return Munchausen adds to the first alone. Where it is not `double` the target's own N' quantiles
-choose the next action, or policy, not K others as in IQN. Defaults are those of small tasks; the
+choose the next action, or policy, not K others as in IQN. Defaults suit small tasks; the
 recipes `atari_dqn`, whose target network is Dopamine's, `atari_rainbow` and `atari_btr` have the
 papers' sizes.
 """
@@ -30,9 +30,9 @@ import jax.numpy as jnp
 from podracer import means
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.settings import QLearningSettings, build_optimizer
 from podracer.agents.common.value_based import Draws
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -59,25 +59,10 @@ class DQNCarry:
 
 
 @struct
-class DQN:
+class DQN(QLearningSettings):
     """Deep Q-network for discrete actions; see `rainbow` for all extensions together."""
 
     learning_rate: Schedule = bounded(2.5e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
-    epsilon: Schedule = bounded(Linear(1.0, 0.01, frames=50_000), high=1.0)
-    """Probability epsilon of a random action, in [0, 1]."""
-    apex_alpha: float = bounded(0.0)
-    """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
-    max_gradient_norm: float = bounded(10.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer()
-    """Optimizer of the parameters."""
-    target_update_period: int = static(default=250, low=1)
-    """Number of updates between copies of the parameters to the target network."""
-    n_step: int = static(default=1, low=1)
-    """Rewards n in a return before it bootstraps."""
     double: bool = static(default=True)
     """Double Q-learning: the online network selects the next action, not the target network; with
     Munchausen targets, the policy is the online network's."""
@@ -94,8 +79,6 @@ class DQN:
     implicit quantiles (IQN)."""
     munchausen: Munchausen = static(default=Munchausen())
     """Munchausen targets: a soft policy, and a reward for its log-probabilities."""
-    replay: Replay = static(default=Replay())
-    """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
 
@@ -111,9 +94,7 @@ class DQN:
             hidden=self.stream_hidden,
             cosines=self.value.cosines if isinstance(self.value, ImplicitQuantiles) else 0,
         )
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _DQN(
             self,
             off_policy.require_feed_forward(network),
@@ -175,15 +156,16 @@ class _DQN:
         """Return the mean loss of TD errors, metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)
-        num = transition.action.shape[0]
-        draws = value_based.draws_of_learning(value, settings.noisy, key, num)
-        outputs = self.outputs(params, transition.timestep, draws[0])
+        prediction_draws, *target_draws = value_based.draws_of_learning(
+            value, settings.noisy, key, len(transition.action)
+        )
+        outputs = self.outputs(params, transition.timestep, prediction_draws)
         prediction = value_based.gather_action(outputs, transition.action)
         returns, bootstrap = jax.lax.stop_gradient(
-            self.targets(params, target_params, transition, outputs, draws)
+            self.targets(params, target_params, transition, outputs, *target_draws)
         )
         losses, priorities = value.loss(
-            prediction, bootstrap, returns, transition.bootstrap_discount, draws[0].taus
+            prediction, bootstrap, returns, transition.bootstrap_discount, prediction_draws.taus
         )
         loss = means.mean_of(transition.weight * losses, transition.mask)
         metrics = {"loss": loss, "q": means.mean_of(value.mean(prediction), transition.mask)}
@@ -195,7 +177,8 @@ class _DQN:
         target_params: Params,
         transition: off_policy.Transition,
         outputs: jax.Array,
-        draws: tuple[Draws, Draws, Draws],
+        target_draws: Draws,
+        selection_draws: Draws,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the returns `[N]`, and the outputs `[N, Z]` of the values behind them.
 
@@ -203,18 +186,17 @@ class _DQN:
         """
         settings, value = self.settings, self.settings.value
         timestep, next_timestep = transition.timestep, transition.next_timestep
-        target_outputs = self.outputs(target_params, next_timestep, draws[1])
-        # The online network selects the next action, the target network evaluates it.
-        selector = (
-            self.outputs(params, next_timestep, draws[2]) if settings.double else target_outputs
-        )
+        target_outputs = selector = self.outputs(target_params, next_timestep, target_draws)
+        if settings.double:  # the online network selects the action that the target network values
+            selector = self.outputs(params, next_timestep, selection_draws)
         next_q = mask_logits(next_timestep.observation, value.mean(selector))
         if not settings.munchausen.temperature:
             next_action = jnp.argmax(next_q, axis=-1)
             bootstrap = value_based.gather_action(target_outputs, next_action)
             return transition.n_step_return, bootstrap
+        # Munchausen: the next policy is soft, and log-probabilities of actions are rewards.
         if not settings.double:
-            outputs = self.outputs(target_params, timestep, draws[2])
+            outputs = self.outputs(target_params, timestep, selection_draws)
         q = mask_logits(timestep.observation, value.mean(outputs))
         next_policy, entropy = settings.munchausen.policy(next_q)
         returns = transition.n_step_return + settings.munchausen.bonus(q, transition.action)
@@ -235,8 +217,8 @@ class _DQN:
 def rainbow(**settings: Any) -> DQN:
     """Return DQN with all its extensions (Hessel et al. 2018); `settings` override its fields.
 
-    Learning rate, target network, sizes of layers and the range of returns are those of small
-    tasks; `atari_rainbow` has the paper's.
+    Learning rate, target network, sizes of layers and the range of returns suit small tasks;
+    `atari_rainbow` has the paper's.
     """
     extensions = {
         "epsilon": 0.0,
@@ -259,7 +241,7 @@ def rainbow(**settings: Any) -> DQN:
 def btr(**settings: Any) -> DQN:
     """Return Rainbow with what Beyond The Rainbow adds; `settings` override the fields.
 
-    Network, learning rate and target network are those of small tasks; `atari_btr` has the paper's.
+    Network, learning rate and target network suit small tasks; `atari_btr` has the paper's.
     """
     additions = {
         "double": False,

@@ -22,14 +22,16 @@ from jax.typing import ArrayLike
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+    ScheduledOptimizer,
+)
 from podracer.agents.impala import Impala
 from podracer.devices.reductions import global_mean
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 NUM_INPUTS = 5
@@ -37,56 +39,30 @@ NUM_INPUTS = 5
 
 @struct
 class Metaparams:
-    """Metaparameters η: those of the network that computes the learned targets."""
+    """Metaparameters η: parameters of the network that computes the learned targets."""
 
     core: Any  # eqx.nn.LSTMCell
     head: Any  # eqx.nn.Linear
 
 
 @struct
-class Frodo:
+class Frodo(meta.MetaGradientSettings):
     """Actor-critic for discrete or continuous actions, whose return is a learned function."""
 
-    learning_rate: schedules.Schedule = bounded(6e-4)
-    """Learning rate of the optimizer for the parameters."""
-    meta_learning_rate: schedules.Schedule = bounded(1e-3)
-    """Learning rate of Adam for the metaparameters, those of the network of learned targets."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma of the outer loss and of the consistency of targets, in [0, 1]."""
-    value_cost: float = bounded(0.5)
-    """Weight of the value loss, in the inner and in the outer loss."""
-    entropy_cost: schedules.Schedule = bounded(0.01)
-    """Weight of the entropy bonus, in the inner and in the outer loss."""
     consistency_cost: float = bounded(0.1)
     """Weight, in the outer loss, of the squared difference between a target and the reward plus the
     discounted target one step later."""
-    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
-    """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
-    """Optimizer of the parameters."""
     inner_updates: int = static(default=3, low=1)
     """Number K of inner updates; the environments are divided into K + 1 parts, the last of which
     has the outer loss."""
     units: int = static(default=64, low=1)
     """Units of the LSTM that computes the learned targets."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        network = actor_critic.build_network(self.network, spec)
-        optimizer = ScheduledOptimizer(
-            meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm),
-            self.learning_rate,
-        )
-        agent = _Frodo(self, ActorCritic(network, spec.action), optimizer)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.model.act_with_log_prob,
-            learn=agent.learn,
-            carry=network.carry,
-        )
+        return meta.build(self, _Frodo, spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +136,9 @@ class _Frodo:
 
         output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))
         grads = global_mean(pullback(output_grads)[0], axis)
-        learner, update_metrics = self.optimizer.step(learner, grads)
+        learner, update_metrics = self.optimizer.step(
+            learner, grads, self.optimizer.rate(learner.frames)
+        )
         inconsistency = self.inconsistency(targets, trajectory)
         return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
 
@@ -227,7 +205,7 @@ class _Frodo:
 def split_environments(trajectory: Trajectory, count: int, shift: ArrayLike) -> Trajectory:
     """Return `count` parts `[count, T, B / count, ...]` of the environments, rotated by `shift`.
 
-    Environment i is of part i % count, so that the parts of all shards are those of one device.
+    Environment i is of part i % count, so that shards have the same parts as one device.
     """
 
     def split_axis(axis: int, x: jax.Array) -> jax.Array:

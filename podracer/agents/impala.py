@@ -14,43 +14,21 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+)
+from podracer.agents.common.settings import GaussianSettings, VtraceSettings, build_optimizer
 from podracer.devices.reductions import global_grad
-from podracer.fields import bounded, static, struct
+from podracer.fields import struct
 from podracer.means import Mean, mean_of
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
-from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 
 @struct
-class Impala:
+class Impala(VtraceSettings, GaussianSettings):
     """V-trace actor-critic for discrete or continuous actions."""
-
-    learning_rate: Schedule = bounded(6e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
-    trace_lambda: float = bounded(1.0, high=1.0)
-    """Trace parameter lambda of V-trace, in [0, 1]: a factor of each trace coefficient c."""
-    clip_rho: float = bounded(1.0)
-    """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
-    clip_c: float = bounded(1.0)
-    """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
-    value_cost: float = bounded(0.5)
-    """Weight of the value loss in the total loss."""
-    entropy_cost: Schedule = bounded(0.01)
-    """Weight of the entropy bonus in the total loss."""
-    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
-    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
-    """Optimizer of the parameters."""
-    state_dependent_std: bool = static(default=False)
-    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
@@ -58,9 +36,7 @@ class Impala:
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
         model = ActorCritic(network, spec.action)
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
 
         def init(key: jax.Array, num_envs: int) -> LearnerState:
             return LearnerState(optimizer.init(network.init(key)))
@@ -85,6 +61,7 @@ class Impala:
             act=model.act_with_log_prob,
             learn=learn,
             carry=network.carry,
+            distribution=model.distribution,
         )
 
     def loss(

@@ -8,11 +8,11 @@ default; convolutional ones begin with the torso of IMPALA, whose max-pools halv
 layer norm or none, not batch norm, and the dynamics are residual as a whole; observations are those
 of the environment, without the actions that led there; targets bootstrap from a target network by
 default, as in the paper's Reanalyze; Adam with decoupled weight decay, not momentum with an L2
-loss; a priority is the newest error of the network's value, not that of the first search, and its
-exponents are 0.6 and 0.4 by default, not 1; actions are those of the Gumbel search, not sampled
-from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself, and
-explored with the Gumbel search's noise only; the policy learns that search's improved policy over
-the samples.
+loss; a priority is the newest error of the network's value, not the first search's, and its
+exponents are 0.6 and 0.4 by default, not 1; the Gumbel search chooses actions instead of sampling
+them from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself
+and explored with the Gumbel search's noise only; the policy learns that search's improved policy
+over the samples.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import ScheduledOptimizer
+from podracer.agents.common.settings import TargetNetworkSettings
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import search_actions
+from podracer.agents.planning.gumbel import PlanningSettings
 from podracer.agents.planning.model import Model, ModelParams, build_model, scale_gradient
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.replay import Buffer, Replay, Sample
-from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -50,39 +50,23 @@ from podracer.types import (
 
 
 @struct
-class MuZero:
+class MuZero(PlanningSettings, TargetNetworkSettings):
     """Planning in a learned model, for discrete or continuous actions."""
 
-    learning_rate: Schedule = bounded(1e-3)
-    """Learning rate of the optimizer."""
     discount: float = bounded(0.997, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     value_cost: float = bounded(0.25)
-    """Weight of the value loss; policy and reward losses have weight 1."""
     max_gradient_norm: float = bounded(5.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
     weight_decay: float = bounded(1e-4)
     """Weight decay, times the learning rate, of all parameters at each step, as in AdamW."""
-    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
-    """Optimizer of the parameters."""
-    min_value_range: float = bounded(1e-8, low=1e-12)
-    """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
-    num_simulations: int = static(default=16, low=1)
-    """Number of simulations of the search for each decision; each takes one step of the model."""
-    max_considered_actions: int = static(default=16, low=1)
-    """Largest number of actions that the search compares at its root; of continuous actions the
-    number of samples at each node."""
     unroll_steps: int = static(default=5, low=1)
     """Steps K that the model is unrolled for in the loss."""
     n_step: int = static(default=5, low=1)
-    """Rewards n in a value target before it bootstraps."""
     bootstrap: Literal["search", "target_network"] = static(default="target_network")
-    """Values that the targets bootstrap from: those that the search found when acting, or those of
-    a target network."""
+    """Values that the targets bootstrap from: what the search found when acting, or a target
+    network's."""
     reanalyze_fraction: float = static(default=0.0, low=0.0, high=1.0)
     """Fraction of each sample whose policies and search values are searched anew, in [0, 1]."""
     target_update_period: int = static(default=100, low=1)
-    """Number of updates between copies of the parameters to the target network."""
     support_max: float = static(default=30.0, low=1e-6)
     """Largest value and reward after the transform h(x), nearly a square root; 30 means 900."""
     support_size: int = static(default=61, low=2)
@@ -98,7 +82,6 @@ class MuZero:
     prediction_hidden: tuple[int, ...] = static(default=(128,), low=1)
     """Widths of the fully connected hidden layers of the prediction network f."""
     replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
-    """Replay buffer."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
@@ -137,7 +120,7 @@ class _MuZero:
     model: Model
     buffer: Buffer
     optimizer: off_policy.TargetNetworkOptimizer
-    next_discount: float | jax.Array  # of the value of the next state in the search
+    next_discount: float | jax.Array  # for the next state's value in the search
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters and an empty replay."""
@@ -167,9 +150,7 @@ class _MuZero:
             root,
             partial(model.step, self.next_discount),
             observation,
-            num_simulations=settings.num_simulations,
-            max_considered_actions=settings.max_considered_actions,
-            min_value_range=settings.min_value_range,
+            settings,
             explore=explore,
         )
         samples = root.embedding[1]

@@ -9,7 +9,6 @@ masked, and standard deviations are clipped to [exp(-5), exp(2)].
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -19,12 +18,25 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, normalization
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+    count_frames,
+)
+from podracer.agents.common.settings import (
+    ActorCriticSettings,
+    EpochSettings,
+    GaussianSettings,
+    build_optimizer,
+)
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
+from podracer.ops.distributions import ActionDistribution
 from podracer.ops.moments import Moments, init_moments, moments_of
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
@@ -72,29 +84,16 @@ class Batch:
 
 
 @struct
-class PPO:
+class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     """Proximal policy optimization for discrete or continuous actions."""
 
     learning_rate: Schedule = bounded(2.5e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     clip_epsilon: float = bounded(0.2)
     """Clip range epsilon of the probability ratio, and with `clip_value` of the value's change."""
-    value_cost: float = bounded(0.5)
-    """Weight c1 of the value loss in the total loss."""
-    entropy_cost: Schedule = bounded(0.01)
-    """Weight c2 of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5, low=1e-6)
-    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer()
-    """Optimizer of the parameters."""
-    num_epochs: int = static(default=4, low=1)
-    """Number K of passes over each rollout."""
-    num_minibatches: int = static(default=4, low=1)
-    """Number of equal minibatches that each epoch splits the rollout of a device into."""
     clip_value: bool = static(default=True)
     """Whether the value loss takes the larger error of the new value and of its clipped change."""
     advantage_normalization: epochs.Grouping = static(default="minibatch")
@@ -106,19 +105,14 @@ class PPO:
     """Normalize observations by their running mean and standard deviation, clipped to [-10, 10]."""
     normalize_rewards: bool = static(default=False)
     """Divide rewards by the standard deviation of discounted reward sums, clipped to [-10, 10]."""
-    state_dependent_std: bool = static(default=False)
-    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _PPO(self, spec, ActorCritic(network, spec.action), optimizer)
         return Agent(
             spec=spec,
@@ -127,6 +121,7 @@ class PPO:
             learn=agent.learn,
             carry=network.carry,
             actor_params=agent.actor_params,
+            distribution=agent.distribution,
         )
 
 
@@ -165,36 +160,61 @@ class _PPO:
             extras["observation"] = timestep.observation
         return action, extras, carry
 
+    def distribution(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep
+    ) -> tuple[ActionDistribution, Carry]:
+        """Return the policy at a timestep."""
+        timestep = normalization.normalize_observation(params.observation_moments, timestep)
+        return self.model.distribution(params.params, carry, timestep)
+
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Update in `num_epochs` times `num_minibatches` optimizer steps."""
+        """Estimate advantages, then take steps on minibatches for K epochs (algorithm 1)."""
         settings, learner = self.settings, cast(PPOState, state.shared)
-        observation_moments = normalization.update_moments(
-            learner.observation_moments, trajectory, axis
-        )
-        trajectory = normalization.normalized_by_actor(learner.observation_moments, trajectory)
-        trajectory, return_moments, reward_sums = normalization.scale_rewards(
-            learner.return_moments, state.local, trajectory, discount=settings.discount, axis=axis
-        )
+        learning_rate = schedules.value_at(settings.learning_rate, learner.frames)
+        entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
+        learner, trajectory, reward_sums = self.normalize(learner, trajectory, state.local, axis)
         batch = self.make_batch(learner.params, trajectory)
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        moments = epochs.advantage_moments(
+        advantage_moments = epochs.advantage_moments(
             batch.advantage, batch.valid, items, settings.advantage_normalization, axis
         )
-        learner, metrics = epochs.scan_minibatches(
-            partial(self.update, batch, axis), learner, (items, *moments), settings.target_kl
-        )
-        learner = dataclasses.replace(
-            learner, observation_moments=observation_moments, return_moments=return_moments
-        )
         value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
-        learner = actor_critic.count_frames(learner, schedules.to_frames(value_moments.count))
+        learner, metrics = epochs.fit(
+            self.model.network,
+            self.optimizer,
+            learning_rate,
+            partial(self.loss, entropy_cost),
+            learner,
+            batch,
+            (items, *advantage_moments),
+            axis,
+            settings.target_kl,
+        )
+        learner = count_frames(learner, schedules.to_frames(value_moments.count))
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}
+
+    def normalize(
+        self, learner: PPOState, trajectory: Trajectory, reward_sums: PyTree, axis: str | None
+    ) -> tuple[PPOState, Trajectory, PyTree]:
+        """Return a rollout in normalized units, and the moments and sums that it adds to."""
+        if self.settings.normalize_observations:
+            moments = cast(Moments, learner.observation_moments)
+            new_moments = normalization.update_moments(moments, trajectory, axis)
+            trajectory = normalization.normalized_by_actor(moments, trajectory)
+            learner = dataclasses.replace(learner, observation_moments=new_moments)
+        if self.settings.normalize_rewards:
+            moments = cast(Moments, learner.return_moments)
+            trajectory, moments, reward_sums = normalization.scale_rewards(
+                moments, reward_sums, trajectory, discount=self.settings.discount, axis=axis
+            )
+            learner = dataclasses.replace(learner, return_moments=moments)
+        return learner, trajectory, reward_sums
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their advantages and value targets."""
@@ -219,34 +239,30 @@ class _PPO:
         )
         return epochs.to_items(batch)
 
-    def update(
-        self, batch: Batch, axis: str | None, learner: PPOState, minibatch: PyTree
-    ) -> tuple[PPOState, Metrics]:
-        """Take a step on items of the batch, whose advantages have the given mean and variance."""
-        items, *moments = minibatch
-        loss = partial(self.loss, moments, learner.frames)
-        network = self.model.network
-        return epochs.fit_minibatch(network, self.optimizer, loss, batch, axis, learner, items)
-
     def loss(
-        self, moments: Sequence[jax.Array], frames: jax.Array, params: Params, batch: Batch
+        self,
+        entropy_cost: float | jax.Array,
+        params: Params,
+        batch: Batch,
+        advantage_mean: jax.Array,
+        advantage_variance: jax.Array,
     ) -> tuple[Mean, Metrics]:
-        """Return the loss, equation 9 of Schulman et al. 2017; `moments` are of the advantages."""
+        """Return the loss, the negative objective of equation 9."""
         settings, epsilon = self.settings, self.settings.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         outputs, _ = self.model.network.apply(params, carry, batch.observation, batch.first)
-        policy = self.model.policy(outputs["policy"])
-        value = outputs["value"][..., 0]
-        advantage = normalization.standardize(batch.advantage, *moments)
+        policy, value = self.model.policy(outputs["policy"]), outputs["value"][..., 0]
         log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
+        entropy = jnp.mean(batch.valid * policy.entropy())
+
+        advantage = batch.advantage - advantage_mean
+        advantage = advantage * jax.lax.rsqrt(advantage_variance + 1e-8)
+        policy_loss = -jnp.mean(batch.valid * clipped_surrogate(ratio, advantage, epsilon))
         value_error = (value - batch.target) ** 2
         if settings.clip_value:
             value_error = clipped_value_error(value, batch.value, batch.target, epsilon)
-        policy_loss = -jnp.mean(batch.valid * clipped_surrogate(ratio, advantage, epsilon))
         value_loss = 0.5 * jnp.mean(batch.valid * value_error)
-        entropy = jnp.mean(batch.valid * policy.entropy())
-        entropy_cost = schedules.value_at(settings.entropy_cost, frames)
         loss = policy_loss + settings.value_cost * value_loss - entropy_cost * entropy
         metrics = {
             "loss": loss,

@@ -7,7 +7,7 @@ recurrent state for recurrent ones. Source: Gallici et al. 2024, algorithm 1 and
 implementation (arXiv 2407.04811), and the settings of its authors' code.
 
 Differences from both: recurrent networks have the targets of the rollout too, where theirs are
-computed again for each minibatch, they begin from a stored state instead of a window of four
+computed again for each minibatch; they begin from a stored state instead of a window of four
 earlier steps, and do not see the last action; returns bootstrap at a time-out; rewards are not
 scaled; weights are initially orthogonal; an observation is divided by 255 only where it has bytes.
 """
@@ -19,10 +19,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import epochs, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import (
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+    count_frames,
+)
+from podracer.agents.common.settings import ClippedSettings, EpochSettings, build_optimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -54,34 +60,23 @@ class Batch:
 
 
 @struct
-class PQN:
+class PQN(ClippedSettings, EpochSettings):
     """Parallelized Q-network for discrete actions."""
 
     learning_rate: Schedule = bounded(5e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(0.65, high=1.0)
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     epsilon: Schedule = bounded(Linear(1.0, 0.05, frames=50_000), high=1.0)
     """Probability epsilon of a random action, in [0, 1]."""
-    max_gradient_norm: float = bounded(10.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer("radam", epsilon=1e-8)
-    """Optimizer of the parameters."""
     num_epochs: int = static(default=2, low=1)
-    """Number of passes over each rollout."""
-    num_minibatches: int = static(default=4, low=1)
-    """Number of equal minibatches that each epoch splits the rollout of a device into."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((128, 128), layer_norm=True)))
     """Network with a value for each action; without layer normalization it may diverge."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
         network = value_based.build_q_network(self.network, spec, 1, dueling=False)
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         agent = _PQN(self, network, optimizer)
         return Agent(
             spec=spec,
@@ -126,7 +121,12 @@ class _PQN:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        return epochs.fit(self.network, self.optimizer, self.loss, state, batch, items, axis)
+        rate = self.optimizer.rate(state.shared.frames)
+        learner, metrics = epochs.fit(
+            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+        )
+        num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
+        return LearnerState(count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their λ-returns."""

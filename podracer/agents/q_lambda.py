@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
+from podracer.agents.common.settings import LearnerSettings
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
@@ -33,13 +33,11 @@ from podracer.types import (
 
 
 @struct
-class QLambda:
+class QLambda(LearnerSettings):
     """Greedy Q(λ) for discrete actions."""
 
     learning_rate: Schedule = bounded(1e-4)
-    """Learning rate of the optimizer."""
     discount: float = bounded(1.0, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(0.99, high=1.0)
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)

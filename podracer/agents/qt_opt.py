@@ -9,6 +9,7 @@ copy of one; exploration is Gaussian noise, as in `DDPG`, whose defaults these a
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +18,21 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy
 from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.continuous import learning, models
 from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
+    ContinuousSettings,
     Learner,
     Parts,
     Transition,
 )
-from podracer.agents.continuous.models import CriticNetworks, ReturnDistribution
+from podracer.agents.continuous.models import CriticNetworks
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
-from podracer.replay import Buffer, Replay
-from podracer.schedules import Schedule
+from podracer.replay import Buffer
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -42,63 +41,34 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
-    Trajectory,
 )
 
 
 @struct
-class QTOpt:
+class QTOpt(ContinuousSettings):
     """Q-learning for continuous actions, by the cross-entropy method."""
 
-    learning_rate: Schedule = bounded(3e-4)
-    """Learning rate of the optimizer."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
-    target_update_rate: float = bounded(0.005, high=1.0)
-    """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
     action_noise_std: float = bounded(0.1)
     """Standard deviation sigma of the exploration noise, in halves of the action range."""
-    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
-    """Optimizer of the parameters."""
-    weight_decay: float = static(default=0.0, low=0.0)
-    """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
-    num_critics: int = static(default=2, low=1)
-    """Number of critics; targets use the smallest of their values, actions maximize the first."""
-    return_distribution: ReturnDistribution | None = static(default=None)
-    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
-    mean alone."""
     num_samples: int = static(default=64, low=2)
     """Number of actions that each iteration of the cross-entropy method samples."""
     elite_fraction: float = static(default=0.1, low=0.0, high=1.0)
     """Fraction of the samples, the best ones, that the distribution is fitted to, in [0, 1]."""
     num_iterations: int = static(default=2, low=1)
     """Number of iterations of the cross-entropy method."""
-    n_step: int = static(default=1, low=1)
-    """Rewards n in a return before it bootstraps."""
-    random_frames: int = static(default=5_000, low=0)
-    """Frames with uniformly random actions at the start of training."""
-    normalize_observations: bool = static(default=False)
-    """Normalize observations by their running mean and variance."""
-    replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
-    """Replay buffer."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
-    """Network of each critic, without its head."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
         networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
         buffer = Buffer(self.replay, spec, self.n_step + 1)
-        optimizer = learning.build_optimizer(self.optimizer, self.weight_decay, self.learning_rate)
-        learner = Learner(
-            networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
-        )
+        learner = Learner(self, networks, buffer, learning.build_optimizer(self))
         agent = _QTOpt(self, networks, learner)
         return Agent(
             spec=spec,
             init=agent.init,
             act=agent.act,
-            learn=agent.learn,
+            learn=partial(learner.learn, agent.update),
             actor_params=agent.actor_params,
             warmup=self.replay.warmup,
         )
@@ -134,11 +104,6 @@ class _QTOpt:
             best_action = jax.vmap(self.best_action, (None, 0, None))
             action = best_action(params.actor, observation, jax.random.key(0))
         return to_bounds(self.networks.space, action), (), carry
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        return self.learner.learn(self.update, state, trajectory, key, axis)
 
     def update(
         self, state: ActorCriticState, transition: Transition, key: jax.Array, axis: str | None

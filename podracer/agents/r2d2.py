@@ -5,7 +5,7 @@ Learning". As in Acme's R2D2 the loss is summed over a sequence's timesteps and 
 sequences, and the last reward goes through tanh before the network sees it.
 
 Differences from the paper: sequences cross the ends of episodes, where memory and last action are
-reset; they start once in a rollout instead of at every 40th timestep; defaults are those of small
+reset; they start once in a rollout instead of at every 40th timestep; defaults suit small
 tasks (the paper: a burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500
 updates).
 """
@@ -20,9 +20,9 @@ import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent, value_based
-from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.settings import QLearningSettings, build_optimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -52,34 +52,25 @@ class R2D2Carry:
 
 
 @struct
-class R2D2:
+class R2D2(QLearningSettings):
     """Recurrent double Q-learning for discrete actions."""
 
     learning_rate: Schedule = bounded(5e-4)
-    """Learning rate of the optimizer."""
     discount: float = bounded(0.997, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
     epsilon: Schedule = bounded(0.4, high=1.0)
-    """Probability epsilon of a random action in the first environment, in [0, 1]."""
     apex_alpha: float = bounded(7.0)
-    """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
     max_gradient_norm: float = bounded(40.0, low=1e-6)
-    """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-3)
-    """Optimizer of the parameters."""
     priority_eta: float = static(
         default=recurrent.PRIORITY_ETA, low=0.0, high=1.0
     )  # static, so that 1 - eta is computed in float64
     """Weight eta, in [0, 1], of a sequence's largest TD error in its priority, against the mean."""
-    target_update_period: int = static(default=250, low=1)
-    """Number of updates between copies of the parameters to the target network."""
     burn_in_length: int = static(default=20, low=0)
     """Timesteps of a sequence that only refresh the stored recurrent state."""
     unroll_length: int = static(default=20, low=1)
     """Timesteps of a sequence, after the burn-in, whose action values are learned; sequences begin
     where rollouts do, so a longer rollout would leave timesteps out."""
     n_step: int = static(default=5, low=1)
-    """Rewards n in a return before it bootstraps."""
     rescale_values: bool = static(default=True)
     """Learn values on the scale h of `ops/transforms.py`, for rewards that are not clipped."""
     action_reward_inputs: bool = static(default=True)
@@ -89,7 +80,6 @@ class R2D2:
             batch_size=64, prioritized=True, priority_exponent=0.9, importance_exponent=0.6
         )
     )
-    """Replay buffer."""
     network: NetworkBuilder = static(
         default=TorsoNetwork(MLP(hidden=(64,)), memory="lstm", memory_size=64)
     )
@@ -101,9 +91,7 @@ class R2D2:
         if self.action_reward_inputs:
             observation = recurrent.last_step_spec(spec.observation, num_actions)
             inputs = dataclasses.replace(spec, observation=observation)
-        optimizer = ScheduledOptimizer(
-            self.optimizer.build(self.max_gradient_norm), self.learning_rate
-        )
+        optimizer = build_optimizer(self)
         length = self.burn_in_length + self.unroll_length + self.n_step
         agent = _R2D2(
             self,
@@ -175,7 +163,7 @@ class _R2D2:
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Return the sum over a sequence of the halved squared errors, a mean over sequences.
 
-        Where timesteps of sequences are not valid, it is that of sequences without such.
+        It is the loss of sequences without the timesteps that are not valid.
         """
         del key
         settings, trajectory = self.settings, sample.trajectory

@@ -21,24 +21,20 @@ import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.continuous import learning, models
 from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
     Learner,
     Parts,
+    PolicySettings,
     Transition,
 )
-from podracer.agents.continuous.models import ContinuousNetworks, ReturnDistribution
+from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.reductions import global_grad
-from podracer.fields import bounded, static, struct
+from podracer.fields import bounded, struct
 from podracer.means import Mean, mean_of
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
-from podracer.replay import Replay
-from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -47,7 +43,6 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
-    Trajectory,
 )
 
 
@@ -59,64 +54,17 @@ class Actor(NamedTuple):
 
 
 @struct
-class SAC:
+class SAC(PolicySettings):
     """Soft actor-critic for continuous actions."""
 
-    learning_rate: Schedule = bounded(3e-4)
-    """Learning rate of the optimizer, for the actor, the critics and the temperature."""
-    discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma, in [0, 1]."""
-    target_update_rate: float = bounded(0.005, high=1.0)
-    """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
     initial_temperature: float = bounded(1.0, low=1e-6)
     """Temperature alpha, the weight of the entropy, before the first update."""
     target_entropy: float = bounded(-1.0, low=-math.inf)
     """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""
-    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
-    """Optimizer of the parameters."""
-    weight_decay: float = static(default=0.0, low=0.0)
-    """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
-    num_critics: int = static(default=2, low=1)
-    """Number of critics; targets use the smallest of their values."""
-    return_distribution: ReturnDistribution | None = static(default=None)
-    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
-    mean alone."""
-    n_step: int = static(default=1, low=1)
-    """Rewards n in a return before it bootstraps."""
-    random_frames: int = static(default=5_000, low=0)
-    """Frames with uniformly random actions at the start of training."""
-    normalize_observations: bool = static(default=False)
-    """Normalize observations by their running mean and variance."""
-    replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
-    """Replay buffer."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
-    """Network of the policy and of each critic, without their heads; it may be recurrent."""
-    recurrence: Recurrence = static(default=Recurrence())
-    """Settings for a recurrent network."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        networks = models.build(
-            self.network, spec, self.return_distribution, self.recurrence, policy_outputs=2
-        )
-        buffer = learning.build_buffer(
-            self.replay, spec, networks.recurrence, self.n_step, context.rollout_length
-        )
-        optimizer = learning.build_optimizer(self.optimizer, self.weight_decay, self.learning_rate)
-        learner = Learner(
-            networks, buffer, optimizer, self.discount, self.n_step, self.normalize_observations
-        )
-        agent = _SAC(self, networks, learner)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=networks.carry,
-            actor_params=learning.actor_params,
-            warmup=self.replay.warmup,
-            unlearned_timesteps=learner.unlearned_timesteps,
-        )
+        return learning.build(self, _SAC, spec, context, policy_outputs=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +83,7 @@ class _SAC:
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions of the policy, or take its modes."""
-        timestep = normalize_observation(params.obs_moments, timestep)
-        outputs, carry = self.networks.policy_step(params.actor.policy, carry, timestep)
-        policy = _distribution(outputs)
+        policy, carry = self.distribution(params, carry, timestep)
         if explore:
             action, _ = policy.sample(keys)
             random_frames = self.settings.random_frames
@@ -147,10 +93,13 @@ class _SAC:
         action = to_bounds(self.networks.space, action)
         return action, (), models.with_last_action(carry, action)
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        return self.learner.learn(self.update, state, trajectory, key, axis)
+    def distribution(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep
+    ) -> tuple[SquashedNormal, Carry]:
+        """Return the policy; before `random_frames` are over, acting does not sample from it."""
+        timestep = normalize_observation(params.obs_moments, timestep)
+        outputs, carry = self.networks.policy_step(params.actor.policy, carry, timestep)
+        return _distribution(outputs), carry
 
     def update(
         self, state: ActorCriticState, transition: Transition, key: jax.Array, axis: str | None

@@ -16,12 +16,15 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import (
+    CountedState,
+    ScheduledOptimizer,
+)
+from podracer.agents.common.settings import VtraceSettings
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
 from podracer.ops.returns import vtrace
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree, Trajectory
@@ -44,56 +47,30 @@ class Metaparams:
     policy_cost: jax.Array  # g_p
     value_cost: jax.Array  # g_v
     entropy_cost: jax.Array  # g_e
-    alpha_rho: jax.Array  # of leaky V-trace
-    alpha_c: jax.Array  # of leaky V-trace
+    alpha_rho: jax.Array  # leaks of V-trace's truncations
+    alpha_c: jax.Array
 
 
 @struct
-class Stacx:
+class Stacx(VtraceSettings, meta.MetaGradientSettings):
     """Self-tuning V-trace actor-critic for discrete or continuous actions."""
 
-    learning_rate: schedules.Schedule = bounded(6e-4)
-    """Learning rate of the optimizer for the parameters."""
-    meta_learning_rate: schedules.Schedule = bounded(1e-3)
-    """Learning rate of Adam for the metaparameters."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma of the outer loss, in [0, 1]; the inner begins at most at 0.999."""
     trace_lambda: float = bounded(1.0, high=1.0)
     """Trace parameter lambda of the outer loss, in [0, 1]; the inner begins at most at 0.999."""
-    clip_rho: float = bounded(1.0)
-    """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
-    clip_c: float = bounded(1.0)
-    """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
     value_cost: float = bounded(0.5)
     """Weight g_v of the value loss in the outer loss; initially also in the inner loss."""
     entropy_cost: float = bounded(0.01)
     """Weight g_e of the entropy bonus in the outer loss; initially also in the inner loss."""
     kl_cost: float = bounded(1.0)
     """Weight g_kl, in the outer loss, of the divergence KL(old policy, new policy)."""
-    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
-    """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
-    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
-    """Optimizer of the parameters."""
     num_heads: int = static(default=3, low=1)
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
-    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
-    """Network with the policy and value heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        network = actor_critic.build_network(self.network, spec, num_heads=self.num_heads)
-        optimizer = ScheduledOptimizer(
-            meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm),
-            self.learning_rate,
-        )
-        agent = _Stacx(self, ActorCritic(network, spec.action), optimizer)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.model.act_with_log_prob,
-            learn=agent.learn,
-            carry=network.carry,
-        )
+        return meta.build(self, _Stacx, spec, num_heads=self.num_heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +116,9 @@ class _Stacx:
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        learner, update_metrics = self.optimizer.step(learner, grads)
+        learner, update_metrics = self.optimizer.step(
+            learner, grads, self.optimizer.rate(learner.frames)
+        )
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def outer_loss(

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType
 from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import describe_error
 from podracer.devices.mesh import DATA, REPLICATED
-from podracer.devices.ordering import is_reduction, scan_parts
+from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.io.schema import leaves_by_path
@@ -55,11 +55,12 @@ def check_fields(settings: Any) -> None:
             raise ConfigError(f"{name}{path} is a {_kind(leaf)}: declare it with podracer.static.")
 
 
-def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 1) -> None:
+def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 2) -> None:
     """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
 
     It is traced with `num_envs` environments and rollouts of the context's length on each of
-    `num_devices` devices. Nothing is computed.
+    `num_devices` devices, whose states must not drift apart, and whose reductions must have an
+    order if they are a CPU's. Nothing is computed.
     """
     settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)
@@ -71,6 +72,7 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     built = dataclasses.replace(built, name=name)
     key = jax.eval_shape(lambda: jax.random.key(0))
     # The settings are an argument: their float leaves must not steer Python control flow.
+    _trace(name, "build", lambda b: (b.build(), ())[1], blueprint)
     state = _trace(name, "init", lambda b, k: b.build().init(k, num_envs), blueprint, key)
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
@@ -112,9 +114,13 @@ def _check_reduces(
     def learn(state: LearnerState, trajectory: Trajectory, key: Any) -> PyTree:
         return agent.learn(state, trajectory, key, DATA)[0].shared
 
+    def ordered(*args: Any) -> PyTree:
+        is_for_cpu = jax.default_backend() == "cpu"
+        return call_in_order(learn, (DATA,), *args) if is_for_cpu else learn(*args)
+
     mesh = AbstractMesh((num_devices,), (DATA,), axis_types=(AxisType.Auto,))
     program = jax.shard_map(
-        learn, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
+        ordered, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
     with _explain(f"{agent.name}.learn cannot be traced for several devices"):
         jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
@@ -205,6 +211,7 @@ def _check_act(
     # Nobody evaluates a meta-learner.
     if not learns_rule and not _is_of_library(blueprint.settings):
         _act(blueprint, built, num_envs, inputs, explore=False)
+        _check_distribution(blueprint, built, inputs[:3])
     _check_rows(f"{name}.act", "extras", extras, num_envs)
     step = Step(timestep, action, extras)
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), step)
@@ -244,6 +251,26 @@ def _act(
         )
     _check_kept(place, "carry", inputs[1], new_carry)
     return result
+
+
+def _check_distribution(
+    blueprint: Blueprint, built: Agent, inputs: tuple[Params, Carry, TimeStep]
+) -> None:
+    """Raise `ConfigError` unless an agent's distribution, if it has one, comes with a carry."""
+    if built.distribution is None:
+        return
+    name = f"{built.name}.distribution"
+
+    def distribution(blueprint: Blueprint, *inputs: Any) -> tuple[list[Any], Carry]:
+        agent = blueprint.build()
+        assert agent.distribution is not None
+        result: Any = agent.distribution(*inputs)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise ConfigError(f"{name} must return the pair (distribution, carry).")
+        return jax.tree.leaves(result[0]), result[1]
+
+    _, new_carry = _trace(built.name, "distribution", distribution, blueprint, *inputs)
+    _check_kept(name, "carry", inputs[1], new_carry)
 
 
 def _blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:

@@ -15,8 +15,8 @@ _PARTS = ("agent", "driver", "exchange")
 _FLAGS = {  # those that are not named as their fields
     "driver=podracer.AnakinConfig()": "--arch anakin",
     "driver=podracer.SebulbaConfig()": "--arch sebulba",
-    "agent.network=podracer.TorsoNetwork(podracer.CNN())": "--torso cnn",
-    "agent.network=podracer.TorsoNetwork(podracer.ResNet())": "--torso resnet",
+    "agent.network=podracer.TorsoNetwork(podracer.networks.CNN())": "--torso cnn",
+    "agent.network=podracer.TorsoNetwork(podracer.networks.ResNet())": "--torso resnet",
     "agent.rule_file": "--update-rule",
     "exchange.peers": "--average",
     "exchange.rule": "--select",

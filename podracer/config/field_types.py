@@ -88,7 +88,7 @@ def refusal(kind: type, name: str, value: Any, hint: Any) -> str:
     if isinstance(value, type):
         text, remedy = f"the class {value.__name__}", f"write {value.__name__}(...)"
     elif hint is NetworkBuilder and isinstance(value, Torso):
-        remedy = f"write podracer.TorsoNetwork(podracer.{type(value).__name__}(...))"
+        remedy = f"write podracer.TorsoNetwork(podracer.networks.{type(value).__name__}(...))"
     elif isinstance(value, list) and fits(tuple(value), hint):
         remedy = f"write {tuple(value)}"
     elif isinstance(value, np.generic | jax.Array) and not value.shape and fits(value.item(), hint):

@@ -70,7 +70,6 @@ def flattened_images(blueprint: Blueprint) -> list[str]:
     kind = "cnn" if min(images[0][:2]) >= _SMALLEST_OF_CNN else "resnet"
     return [
         f"Images {list(images[0])} are {math.prod(images[0]):,} numbers side by side to this "
-        "network of fully connected layers: "
-        f"`agent.network=podracer.TorsoNetwork(podracer.{_KINDS[kind].__name__}())` gives it "
-        "convolutions."
+        "network of fully connected layers: `agent.network=podracer.TorsoNetwork("
+        f"podracer.networks.{_KINDS[kind].__name__}())` gives it convolutions."
     ]

@@ -33,13 +33,18 @@ def in_order(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     def ordered(*args: Any) -> Any:
         if mesh.size == 1 or platform_of(mesh) != "cpu":
             return function(*args)
-        program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        # Never true, but XLA does not know it, so it keeps what depends on it.
-        token = jax.lax.axis_index(mesh.axis_names) < 0
-        _, outputs = _evaluate(program, token, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+        return call_in_order(function, mesh.axis_names, *args)
 
     return ordered
+
+
+def call_in_order(function: Callable[..., Any], axes: tuple[str, ...], *args: Any) -> Any:
+    """Return `function(*args)`, whose reductions over the axes of a mesh wait for each other."""
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    # Never true, but XLA does not know it, so it keeps what depends on it.
+    token = jax.lax.axis_index(axes) < 0
+    _, outputs = _evaluate(program, token, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
 def is_reduction(equation: JaxprEqn) -> bool:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.networks.network import Head
 from podracer.ops.convolution import convolution
 from podracer.ops.dense import affine, dense
 from podracer.ops.spectral import spectral_norm
@@ -30,7 +31,7 @@ def cast(x: jax.Array, dtype: str = "float32") -> jax.Array:
 def relu(x: jax.Array) -> jax.Array:
     """Return the larger of x and 0.
 
-    The gradient uses the result, which the next layer stores anyway; that of `jax.nn.relu` also
+    The gradient uses the result, which the next layer stores anyway; `jax.nn.relu`'s also
     stores the sign of x.
     """
     return jnp.maximum(x, 0.0)
@@ -53,7 +54,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def orthogonal(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Array:
-    """Return orthogonal weights `shape`, the last axis that of the outputs.
+    """Return orthogonal weights `shape`, the last axis for the outputs.
 
     Under `vmap` on a CPU they are made one after another: two batched QR decompositions at once
     deadlock in jaxlib 0.10.2, each waiting in the thread pool for work that waits for a thread.
@@ -88,10 +89,10 @@ class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
     The noise is `f(e) = sign(e) sqrt |e|` of a normal number e for each input and output, a row
-    for each of x, `[N, n + m]`, or one for all, `[1, n + m]`. That of the weight from i to j is
-    `f(e_i) f(e_j)`, so rows need no matrices of their own. Initial weights and biases are uniform
-    within `1 / sqrt(n)`, the scales of their noise are `noise_scale / sqrt(n)`. Source: Fortunato
-    et al. 2018, section 3 (arXiv 1706.10295).
+    for each of x, `[N, n + m]`, or one for all, `[1, n + m]`. The noise of the weight from i to j
+    is `f(e_i) f(e_j)`, so rows need no matrices of their own. Initial weights and biases are
+    uniform within `1 / sqrt(n)`, the scales of their noise are `noise_scale / sqrt(n)`. Source:
+    Fortunato et al. 2018, section 3 (arXiv 1706.10295).
     """
 
     weight: jax.Array
@@ -121,6 +122,42 @@ class NoisyLinear(eqx.Module):
         scaled = (x * e_in).astype(dtype)
         deviation: jax.Array = dense(scaled, self.weight_scale.astype(dtype))
         return (mean + (deviation + self.bias_scale[None]) * e_out).astype(dtype)
+
+
+class HeadLayers(eqx.Module):
+    """Fully connected layers of a head, `x [N, n] -> [N, m]`."""
+
+    layers: tuple[Linear | NoisyLinear, ...]
+
+    def __init__(self, inputs: int, head: Head, *, key: jax.Array):
+        sizes = (inputs, *head.hidden, head.size)
+        scales = (*[math.sqrt(2)] * len(head.hidden), head.scale)
+        keys = jax.random.split(key, len(scales)) if head.hidden else [key]
+        self.layers = tuple(
+            NoisyLinear(n, m, head.noise_scale, key=k) if head.noisy else Linear(n, m, scale, key=k)
+            for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)
+        )
+
+    @property
+    def noise_size(self) -> int:
+        """Numbers of noise for a row: one for each input and output of each noisy layer."""
+        noisy = [layer for layer in self.layers if isinstance(layer, NoisyLinear)]
+        return sum(sum(layer.weight.shape) for layer in noisy)
+
+    def __call__(self, x: jax.Array, noise: jax.Array | None, dtype: str) -> jax.Array:
+        """Return outputs, float32; hidden layers compute in `dtype`."""
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            x = relu(x) if i else x
+            x = cast(x, dtype if i < last else "float32")
+            if isinstance(layer, Linear):
+                x = layer(x)
+            elif noise is None:
+                x = layer(x, None)
+            else:
+                size = sum(layer.weight.shape)
+                x, noise = layer(x, noise[:, :size]), noise[:, size:]
+        return x
 
 
 class Convolution(eqx.Module):

@@ -7,9 +7,8 @@ is one constant plane.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import equinox as eqx
@@ -17,13 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from podracer.errors import ConfigError
-from podracer.networks.layers import Convolution, Normalized, cast, relu
+from podracer.networks.layers import Convolution, HeadLayers, Normalized, cast, relu
 from podracer.networks.network import Head, Network
-from podracer.networks.torso_network import HeadLayers
 from podracer.networks.torsos import CNN, ResNet, apply_convolutions, as_float, make_convolutions
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
-HEAD_PLANES = 16  # that a head has at most, before its fully connected layers
+HEAD_PLANES = 16  # most planes of a head, before its fully connected layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,45 +50,41 @@ class PlaneNetwork:
         Raises `ConfigError` for heads with noise or implicit quantiles, and where the observation
         has no images, images of several sizes, or indices of states.
         """
-        return _build(self, tuple(jax.tree.leaves(observation)), tuple(heads.items()))[0]
+        if any(isinstance(head, Head) and (head.noisy or head.cosines) for head in heads.values()):
+            raise ConfigError("a network of planes has no noisy heads and no implicit quantiles.")
+        make, skeleton = self._skeleton(observation, heads)
+        _, layers = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+        def init(key: jax.Array) -> Params:
+            return eqx.filter(make(key), eqx.is_array)
+
+        def apply(
+            params: Params, carry: Carry, observation: PyTree, first: jax.Array
+        ) -> tuple[dict[str, jax.Array], Carry]:
+            T, B = first.shape
+            flat = [x.reshape(T * B, *x.shape[2:]) for x in jax.tree.leaves(observation)]
+            outputs = eqx.combine(params, layers)(_stack_planes(flat))
+            return {name: x.reshape(T, B, *x.shape[1:]) for name, x in outputs.items()}, ()
+
+        return Network(init, lambda num_envs: (), apply)
 
     def planes(self, observation: PyTree) -> ArraySpec:
         """Return the specification of the planes."""
-        return ArraySpec(_build(self, tuple(jax.tree.leaves(observation)), ())[1])
+        return ArraySpec(self._skeleton(observation, {})[1].shape)
+
+    def _skeleton(
+        self, observation: PyTree, heads: Mapping[str, Head | Planes]
+    ) -> tuple[Callable[[jax.Array], _PlaneLayers], _PlaneLayers]:
+        """Return a function that makes layers from a key, and their shapes and dtypes."""
+        input_shape = _input_shape(jax.tree.leaves(observation))
+
+        def make(key: jax.Array) -> _PlaneLayers:
+            return _PlaneLayers(self, input_shape, heads, key=key)
+
+        return make, jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-@functools.lru_cache(maxsize=256)
-def _build(
-    config: PlaneNetwork,
-    specs: tuple[ArraySpec, ...],
-    named_heads: tuple[tuple[str, Head | Planes], ...],
-) -> tuple[Network, tuple[int, int, int]]:
-    """Return a network, and the shape of its planes."""
-    if any(isinstance(head, Head) and (head.noisy or head.cosines) for _, head in named_heads):
-        raise ConfigError("a network of planes has no noisy heads and no implicit quantiles.")
-    input_shape = _input_shape(specs)
-
-    def make(key: jax.Array) -> _PlaneLayers:
-        return _PlaneLayers(config, input_shape, dict(named_heads), key=key)
-
-    skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
-    _, layers = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-
-    def init(key: jax.Array) -> Params:
-        return eqx.filter(make(key), eqx.is_array)
-
-    def apply(
-        params: Params, carry: Carry, observation: PyTree, first: jax.Array
-    ) -> tuple[dict[str, jax.Array], Carry]:
-        T, B = first.shape
-        flat = [x.reshape(T * B, *x.shape[2:]) for x in jax.tree.leaves(observation)]
-        outputs = eqx.combine(params, layers)(_stack_planes(flat))
-        return {name: x.reshape(T, B, *x.shape[1:]) for name, x in outputs.items()}, ()
-
-    return Network(init, lambda num_envs: (), apply), skeleton.shape
-
-
-def _input_shape(specs: tuple[ArraySpec, ...]) -> tuple[int, int, int]:
+def _input_shape(specs: Sequence[ArraySpec]) -> tuple[int, int, int]:
     sizes = {spec.shape[:2] for spec in specs if len(spec.shape) == 3}
     if len(sizes) != 1 or any(spec.num_values for spec in specs):
         raise ConfigError(
@@ -103,7 +97,7 @@ def _input_shape(specs: tuple[ArraySpec, ...]) -> tuple[int, int, int]:
 
 
 def _stack_planes(leaves: list[jax.Array]) -> jax.Array:
-    """Return planes `[N, H, W, C]` of leaves `[N, ...]`, those of images first."""
+    """Return planes `[N, H, W, C]` of leaves `[N, ...]`, images first."""
     images = [as_float(x) for x in leaves if x.ndim == 4]
     numbers = [as_float(x).reshape(len(x), 1, 1, -1) for x in leaves if x.ndim != 4]
     size = images[0].shape[:3]

@@ -6,7 +6,6 @@ They are Equinox modules, partitioned once, so that a learner's state holds arra
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import numpy as np
 
 from podracer.errors import ConfigError
 from podracer.fields import bounded
-from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, cast, relu
+from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.ops.dense import affine
@@ -52,62 +51,49 @@ class TorsoNetwork:
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
 
-        Raises `ConfigError` where the torso cannot take it. Equal arguments give the same object:
-        agents build their networks at every step that they trace.
+        Raises `ConfigError` where the torso cannot take it.
         """
-        specs, structure = jax.tree.flatten(observation)
-        return _build(self, tuple(specs), structure, tuple(heads.items()))
+        torso_inputs = jax.tree.map(_torso_input, observation)
 
+        def make(key: jax.Array) -> dict[str, _Trunk]:
+            groups = {"shared": heads} if self.shared else {n: {n: h} for n, h in heads.items()}
+            keys = jax.random.split(key, len(groups))
+            return {
+                name: _Trunk(self, torso_inputs, group, key=k)
+                for (name, group), k in zip(groups.items(), keys, strict=True)
+            }
 
-@functools.lru_cache(maxsize=256)
-def _build(
-    config: TorsoNetwork,
-    specs: tuple[ArraySpec, ...],
-    structure: Any,
-    named_heads: tuple[tuple[str, Head], ...],
-) -> Network:
-    heads, observation_spec = dict(named_heads), jax.tree.unflatten(structure, specs)
-    torso_inputs = jax.tree.map(_torso_input, observation_spec)
+        skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
+        _, trunks = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
-    def make(key: jax.Array) -> dict[str, _Trunk]:
-        groups = {"shared": heads} if config.shared else {n: {n: h} for n, h in heads.items()}
-        keys = jax.random.split(key, len(groups))
-        return {
-            name: _Trunk(config, torso_inputs, group, key=k)
-            for (name, group), k in zip(groups.items(), keys, strict=True)
-        }
+        def init(key: jax.Array) -> Params:
+            return eqx.filter(make(key), eqx.is_array)
 
-    skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
-    _, trunks = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+        def carry(num_envs: int) -> Carry:
+            if self.memory == "none":
+                return ()
+            return {name: trunk.carry(num_envs) for name, trunk in trunks.items()}
 
-    def init(key: jax.Array) -> Params:
-        return eqx.filter(make(key), eqx.is_array)
+        def apply(
+            params: Params,
+            carry: Carry,
+            observations: PyTree,
+            first: jax.Array,
+            noise: jax.Array | None = None,
+            taus: jax.Array | None = None,
+        ) -> tuple[dict[str, jax.Array], Carry]:
+            outputs: dict[str, jax.Array] = {}
+            carries = {}
+            observations = jax.tree.map(_one_hot, observation, observations)
+            combined = eqx.combine(params, trunks)
+            noises = _noises(noise, [trunk.heads for trunk in combined.values()])
+            for name, trunk in combined.items():
+                memory = carry[name] if carry else ()
+                head_outputs, carries[name] = trunk(memory, observations, first, noises, taus)
+                outputs |= head_outputs
+            return outputs, (carries if carry else ())
 
-    def carry(num_envs: int) -> Carry:
-        if config.memory == "none":
-            return ()
-        return {name: trunk.carry(num_envs) for name, trunk in trunks.items()}
-
-    def apply(
-        params: Params,
-        carry: Carry,
-        observation: PyTree,
-        first: jax.Array,
-        noise: jax.Array | None = None,
-        taus: jax.Array | None = None,
-    ) -> tuple[dict[str, jax.Array], Carry]:
-        outputs: dict[str, jax.Array] = {}
-        carries = {}
-        observation = jax.tree.map(_one_hot, observation_spec, observation)
-        combined = eqx.combine(params, trunks)
-        noises = _noises(noise, [trunk.heads for trunk in combined.values()])
-        for name, trunk in combined.items():
-            memory = carry[name] if carry else ()
-            head_outputs, carries[name] = trunk(memory, observation, first, noises, taus)
-            outputs |= head_outputs
-        return outputs, (carries if carry else ())
-
-    return Network(init, carry, apply, 512 if isinstance(config.torso, MLP) else 256)
+        return Network(init, carry, apply, 512 if isinstance(self.torso, MLP) else 256)
 
 
 def _noises(
@@ -161,42 +147,6 @@ def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
     assert cell.bias is not None
     forget = slice(units, 2 * units)  # after those of the input gate
     return eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[forget].set(1.0))
-
-
-class HeadLayers(eqx.Module):
-    """Fully connected layers of a head, `x [N, n] -> [N, m]`."""
-
-    layers: tuple[Linear | NoisyLinear, ...]
-
-    def __init__(self, inputs: int, head: Head, *, key: jax.Array):
-        sizes = (inputs, *head.hidden, head.size)
-        scales = (*[math.sqrt(2)] * len(head.hidden), head.scale)
-        keys = jax.random.split(key, len(scales)) if head.hidden else [key]
-        self.layers = tuple(
-            NoisyLinear(n, m, head.noise_scale, key=k) if head.noisy else Linear(n, m, scale, key=k)
-            for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)
-        )
-
-    @property
-    def noise_size(self) -> int:
-        """Numbers of noise for a row: one for each input and output of each noisy layer."""
-        noisy = [layer for layer in self.layers if isinstance(layer, NoisyLinear)]
-        return sum(sum(layer.weight.shape) for layer in noisy)
-
-    def __call__(self, x: jax.Array, noise: jax.Array | None, dtype: str) -> jax.Array:
-        """Return outputs, float32; hidden layers compute in `dtype`."""
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            x = relu(x) if i else x
-            x = cast(x, dtype if i < last else "float32")
-            if isinstance(layer, Linear):
-                x = layer(x)
-            elif noise is None:
-                x = layer(x, None)
-            else:
-                size = sum(layer.weight.shape)
-                x, noise = layer(x, noise[:, :size]), noise[:, size:]
-        return x
 
 
 class _Trunk(eqx.Module):

@@ -37,7 +37,7 @@ class Moments:
 
 
 def init_moments(item: PyTree) -> Moments:
-    """Return the moments of zero items; `item` is a tree of arrays or `ArraySpec`s of one item."""
+    """Return the moments of zero items; `item` is one, arrays or their specs."""
 
     def full(value: float) -> PyTree:
         return jax.tree.map(
@@ -88,10 +88,10 @@ def moments_of(
     total, share = global_mean((sums(items), share), axis)
     mean = _divide(total, share)
     squares = jax.tree.map(deviations, items, mean)
-    variance = _divide(global_mean(sums(squares), axis), share)
+    mean_square = global_mean(sums(squares), axis)
     size = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * num_shards(axis)
     count = jnp.float32(size) if share is None else jnp.float32(size) * share
-    return Moments(count, mean, variance)
+    return Moments(count, mean, _divide(mean_square, share))
 
 
 def _weighted_mean(axes: tuple[int, ...], weight: jax.Array | None, x: jax.Array) -> jax.Array:

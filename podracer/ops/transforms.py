@@ -25,9 +25,9 @@ def squash(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
 def unsquash(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Compute the inverse of `squash`.
 
-    The result y solves ε d² + (1 + 2 ε) d = |x| for d = sqrt(|y| + 1) - 1. Differences of numbers
-    that are nearly equal would lose digits. XLA fuses a product and a sum or not, depending on the
-    loop around them, so there is none, and every program gives the same bits.
+    The result y solves `ε d² + (1 + 2 ε) d = |x|` for `d = sqrt(|y| + 1) - 1`. Differences of
+    numbers that are nearly equal would lose digits. XLA fuses a product and a sum or not, depending
+    on the loop around them, so there is none, and every program gives the same bits.
     """
     slope = 1.0 + 2.0 * _EPSILON
     root = jnp.sqrt(4.0 * _EPSILON * (jnp.abs(x) + slope**2 / (4.0 * _EPSILON)))

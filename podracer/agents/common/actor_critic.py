@@ -4,90 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer import schedules
-from podracer.agents.common.optimizers import take_step
-from podracer.fields import reset_on_warm_start, struct
 from podracer.means import Mean, with_share
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
-from podracer.schedules import Schedule
 from podracer.types import (
     ActionSpace,
     Carry,
     Continuous,
     EnvironmentSpec,
-    LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
     Trajectory,
 )
-
-# --- parameters ----------------------------------------------------------------------------------
-
-
-@struct
-class ParamsState:
-    """Parameters and the state of their optimizer."""
-
-    params: Params
-    optimizer_state: optax.OptState
-
-
-@struct
-class CountedState(ParamsState):
-    """Parameters, the state of their optimizer, and how many frames they have learned from."""
-
-    frames: jax.Array = reset_on_warm_start()
-    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
-
-
-State = TypeVar("State", bound=CountedState)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduledOptimizer:
-    """Unscaled optimizer and the learning rate that multiplies its updates."""
-
-    optimizer: optax.GradientTransformation
-    learning_rate: Schedule
-
-    def init(self, params: Params) -> CountedState:
-        """Return the state of new parameters."""
-        return CountedState(params, self.optimizer.init(params), schedules.init_frames())
-
-    def step(self, state: State, grads: Params) -> tuple[State, Metrics]:
-        """Return a state whose parameters took one step, and the norm of the gradients."""
-        rate = schedules.value_at(self.learning_rate, state.frames)
-        params, optimizer_state = take_step(
-            self.optimizer, state.params, state.optimizer_state, grads, rate
-        )
-        state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
-        return state, {"gradient_norm": optax.tree.norm(grads)}
-
-    def apply_gradients(
-        self, state: LearnerState, grads: Params, num_frames: jax.Array
-    ) -> tuple[LearnerState, Metrics]:
-        """Take one step with gradients that are averaged over the mesh.
-
-        They come from `num_frames` frames, which the state counts.
-        """
-        learner, metrics = self.step(state.shared, grads)
-        return LearnerState(count_frames(learner, num_frames)), metrics
-
-
-def count_frames(state: State, num_frames: jax.Array) -> State:
-    """Return a state that has learned from more frames, those of all shards together."""
-    return dataclasses.replace(state, frames=schedules.add_frames(state.frames, num_frames))
-
 
 # --- networks ------------------------------------------------------------------------------------
 
@@ -174,6 +109,21 @@ class ActorCritic:
         """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
         return policy(self.space, outputs)
 
+    def outputs(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[dict[str, jax.Array], Carry]:
+        """Return the outputs `[B, n]` of each head at a timestep, and the new recurrent state."""
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        outputs, carry = self.network.apply(params, carry, observation, timestep.first[None])
+        return {name: x[0] for name, x in outputs.items()}, carry
+
+    def distribution(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[ActionDistribution, Carry]:
+        """Return the policy at a timestep `[B, ...]`, and the new recurrent state."""
+        outputs, carry = self.outputs(params, carry, timestep)
+        return self.policy(outputs["policy"]), carry
+
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
@@ -183,16 +133,11 @@ class ActorCritic:
         it is scaled to the environment's bounds: log-probabilities are those of the sample. No
         gradient flows through it.
         """
-        observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        outputs, carry = self.network.apply(params, carry, observation, timestep.first[None])
-        distribution = self.policy(outputs["policy"][0])
+        outputs, carry = self.outputs(params, carry, timestep)
+        distribution = self.policy(outputs["policy"])
         sample = distribution.sample(keys) if explore else distribution.mode()
         sample = jax.lax.stop_gradient(sample)
-        extras = {
-            "policy": outputs["policy"][0],
-            "value": outputs["value"][0, :, 0],
-            "sample": sample,
-        }
+        extras = {"policy": outputs["policy"], "value": outputs["value"][:, 0], "sample": sample}
         return to_bounds(self.space, sample), extras, carry
 
     def act_with_log_prob(
@@ -205,12 +150,8 @@ class ActorCritic:
 
     def final_value(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return the value of the final timestep, `[B]`."""
-        final = trajectory.final
-        observation = jax.tree.map(lambda x: x[None], final.observation)
-        outputs, _ = self.network.apply(
-            params, trajectory.final_carry, observation, final.first[None]
-        )
-        return outputs["value"][0, :, 0]
+        outputs, _ = self.outputs(params, trajectory.final_carry, trajectory.final)
+        return outputs["value"][:, 0]
 
     def unroll(
         self, params: Params, trajectory: Trajectory, reuse: bool = False

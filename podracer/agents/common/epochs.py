@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from podracer import schedules
-from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ScheduledOptimizer
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.devices.reductions import global_grad_in_blocks
 from podracer.errors import ConfigError
 from podracer.means import Mean, pack, unpack
 from podracer.networks import Network
 from podracer.ops.minibatches import permutation, take
 from podracer.ops.moments import moments_of
-from podracer.types import LearnerState, Metrics, Params, PyTree
+from podracer.types import Metrics, PyTree
 
-State = TypeVar("State")
-Counted = TypeVar("Counted", bound=actor_critic.CountedState)
-# (state, minibatch) -> (new state, metrics); the `approx_kl` among them, which is that of the
-# old state, must be the `Mean` over all shards
-Update = Callable[[State, PyTree], tuple[State, Metrics]]
+State = TypeVar("State", bound=CountedState)
 Grouping = Literal["minibatch", "batch", "none"]
 
 
@@ -52,48 +45,6 @@ def shuffled_minibatches(
     return items.reshape(num_epochs * num_minibatches, -1)
 
 
-def fit(
-    network: Network,
-    optimizer: ScheduledOptimizer,
-    loss: Callable[[Params, Any], tuple[Mean, Metrics]],
-    state: LearnerState,
-    batch: Any,
-    items: jax.Array,
-    axis: str | None,
-) -> tuple[LearnerState, Metrics]:
-    """Take an optimizer step on each minibatch of `items` `[K, n]` of a batch of `to_items`."""
-    update = partial(fit_minibatch, network, optimizer, loss, batch, axis)
-    learner, metrics = scan_minibatches(update, state.shared, items, target_kl=None)
-    num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
-    return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
-
-
-def fit_minibatch(
-    network: Network,
-    optimizer: ScheduledOptimizer,
-    loss: Callable[[Params, Any], tuple[Mean, Metrics]],
-    batch: Any,
-    axis: str | None,
-    learner: Counted,
-    items: jax.Array,
-) -> tuple[Counted, Metrics]:
-    """Take an optimizer step on the `loss(params, minibatch)` of items u32 `[n]` of a batch.
-
-    Leaves of the batch are `[T, N, ...]`, those of the minibatch `[T, n, ...]`. The gradient of the
-    loss, a mean over items, and the metrics are averaged over shards, in one reduction.
-    """
-    length = max(x.shape[0] for x in jax.tree.leaves(batch))
-    grads, metrics = global_grad_in_blocks(
-        lambda params, items: loss(params, take(batch, items)),
-        learner.params,
-        items,
-        indices_in_cache=network.rows_in_cache // length,
-        axis=axis,
-    )
-    learner, update_metrics = optimizer.step(learner, grads)
-    return learner, {**metrics, **update_metrics}
-
-
 def advantage_moments(
     advantages: jax.Array,
     valid: jax.Array,
@@ -103,8 +54,8 @@ def advantage_moments(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the mean and the variance `[K]` that standardize the advantages of K minibatches.
 
-    Advantages and `valid` are `[T, N]`, minibatches items `[K, n]`; the moments are those of all
-    shards.
+    Advantages and `valid` are `[T, N]`, minibatches items `[K, n]`; all shards have the same
+    moments.
     """
     mean, variance = jnp.zeros(()), jnp.ones(())
     if grouping != "none":
@@ -119,51 +70,77 @@ def advantage_moments(
     return jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance, shape)
 
 
-def scan_minibatches(
-    update: Update[State],
-    state: State,
-    minibatches: PyTree,
-    target_kl: float | None,
+def fit(
+    network: Network,
+    optimizer: ScheduledOptimizer,
+    learning_rate: float | jax.Array,
+    loss: Callable[..., tuple[Mean, Metrics]],
+    learner: State,
+    batch: Any,
+    minibatches: tuple[jax.Array, ...],
+    axis: str | None,
+    target_kl: float | None = None,
 ) -> tuple[State, Metrics]:
-    """Update a state on minibatches, leaves `[K, ...]`, in turn; metrics are means over them.
+    """Take an optimizer step on each of K minibatches in turn; metrics are means over them.
 
-    With a `target_kl` the update of the first minibatch whose `approx_kl` exceeds 1.5 times as
-    much is not applied, and the minibatches after it are skipped, as in Stable-Baselines3.
+    `minibatches` are items u32 `[K, n]` of the batch, whose leaves are `[T, N, ...]`, and arguments
+    `[K]` of the `loss(params, minibatch, *arguments)`, a mean over items. Gradients and metrics are
+    averaged over shards. With a `target_kl` the step on the first minibatch whose `approx_kl`
+    exceeds 1.5 times as much is not taken, nor any after it, as in Stable-Baselines3.
     """
-    if target_kl is None:
-        structures = []
+    length = max(x.shape[0] for x in jax.tree.leaves(batch))
 
-        def packed_update(state: State, minibatch: PyTree) -> tuple[State, jax.Array]:
-            state, metrics = update(state, minibatch)
-            structures.append(jax.tree.structure(metrics))
-            return state, pack(metrics)
+    def step(learner: State, minibatch: tuple[jax.Array, ...]) -> tuple[State, Metrics]:
+        items, *arguments = minibatch
+        grads, metrics = global_grad_in_blocks(
+            lambda params, items: loss(params, take(batch, items), *arguments),
+            learner.params,
+            items,
+            indices_in_cache=network.rows_in_cache // length,
+            axis=axis,
+        )
+        learner, norm = optimizer.step(learner, grads, learning_rate)
+        return learner, {**metrics, **norm}
 
-        state, packed = jax.lax.scan(packed_update, state, minibatches)
-        return state, unpack(jnp.mean(packed, axis=0), structures[0])
+    if target_kl is not None:
+        return _scan_until(1.5 * target_kl, step, learner, minibatches)
+    structures = []
 
-    attempt = partial(_update_within, 1.5 * target_kl, update)
+    def packed_step(learner: State, minibatch: PyTree) -> tuple[State, jax.Array]:
+        learner, metrics = step(learner, minibatch)
+        structures.append(jax.tree.structure(metrics))
+        return learner, pack(metrics)
+
+    learner, packed = jax.lax.scan(packed_step, learner, minibatches)
+    return learner, unpack(jnp.mean(packed, axis=0), structures[0])
+
+
+def _scan_until(
+    most_kl: float,
+    step: Callable[[State, PyTree], tuple[State, Metrics]],
+    learner: State,
+    minibatches: PyTree,
+) -> tuple[State, Metrics]:
+    """Step on minibatches up to the first whose `approx_kl`, before the step, is larger."""
+
+    def attempt(learner: State, minibatch: PyTree) -> tuple[tuple[State, jax.Array], Metrics]:
+        new_learner, metrics = step(learner, minibatch)
+        stop = metrics["approx_kl"].value > most_kl
+        learner = jax.tree.map(lambda old, new: jnp.where(stop, old, new), learner, new_learner)
+        return (learner, stop), {**metrics, "minibatch_fraction": 1.0 - stop}
+
     first = jax.tree.map(lambda x: x[0], minibatches)
-    shapes = jax.eval_shape(attempt, state, first)[1]
+    shapes = jax.eval_shape(attempt, learner, first)[1]
     no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def step(loop: tuple[State, jax.Array], minibatch: PyTree) -> Any:
-        state, stop = loop
+    def attempt_or_skip(loop: tuple[State, jax.Array], minibatch: PyTree) -> Any:
+        learner, stop = loop
         loop, metrics = jax.lax.cond(
-            stop, lambda *_: ((state, stop), no_metrics), attempt, state, minibatch
+            stop, lambda *_: ((learner, stop), no_metrics), attempt, learner, minibatch
         )
         return loop, (metrics, ~stop)
 
-    loop = (state, jnp.bool_(False))
-    (state, _), (metrics, tried) = jax.lax.scan(step, loop, minibatches)
+    loop = (learner, jnp.bool_(False))
+    (learner, _), (metrics, tried) = jax.lax.scan(attempt_or_skip, loop, minibatches)
     means = jax.tree.map(lambda x: jnp.sum(x) / jnp.sum(tried), metrics)
-    return state, {**means, "minibatch_fraction": jnp.mean(metrics["minibatch_fraction"])}
-
-
-def _update_within(
-    most_kl: float, update: Update[State], state: State, minibatch: PyTree
-) -> tuple[tuple[State, jax.Array], Metrics]:
-    """Return an updated state, or the old one and True where the divergence is too large."""
-    new_state, metrics = update(state, minibatch)
-    stop = metrics["approx_kl"].value > most_kl
-    state = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, new_state)
-    return (state, stop), {**metrics, "minibatch_fraction": 1.0 - stop}
+    return learner, {**means, "minibatch_fraction": jnp.mean(metrics["minibatch_fraction"])}

@@ -1,6 +1,6 @@
 """Meta-gradients: exact gradients of an outer loss through the updates of an inner learner.
 
-An update maps a learner's state and a batch to a new state; the outer loss is that of the state
+An update maps a learner's state and a batch to a new state; the outer loss judges the state
 after a few updates. It is differentiated with respect to the metaparameters of the updates.
 Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801), section 2.
 """
@@ -15,19 +15,60 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common.actor_critic import CountedState, count_frames
-from podracer.agents.common.optimizers import OptimizerBuilder, take_step
+from podracer.agent import Agent
+from podracer.agents.common.actor_critic import ActorCritic, build_network
+from podracer.agents.common.optimizers import (
+    CountedState,
+    ScheduledOptimizer,
+    count_frames,
+    take_step,
+)
+from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import global_mean
-from podracer.fields import struct
+from podracer.fields import bounded, struct
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.schedules import Schedule
-from podracer.types import LearnerState, Metrics, Params, PyTree
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
 
 META_OPTIMIZER = optax.scale_by_adam()
 
 Update = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 Objective = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
+
+
+@struct
+class MetaGradientSettings(ActorCriticSettings):
+    """Settings of actor-critics that differentiate through their own updates."""
+
+    meta_learning_rate: Schedule = bounded(1e-3)
+    """Learning rate of Adam for the metaparameters."""
+
+
+def build(
+    settings: MetaGradientSettings,
+    method: Callable[[Any, ActorCritic, ScheduledOptimizer], Any],
+    spec: EnvironmentSpec,
+    *,
+    num_heads: int = 1,
+) -> Agent:
+    """Return an actor-critic with the functions `init` and `learn` of a method."""
+    network = build_network(settings.network, spec, num_heads=num_heads)
+    model = ActorCritic(network, spec.action)
+    # With a derivative where gradients are 0.
+    optimizer = optax.chain(
+        clip_by_global_norm(settings.max_gradient_norm),
+        settings.optimizer.build(root_epsilon=1e-10),
+    )
+    agent = method(settings, model, ScheduledOptimizer(optimizer, settings.learning_rate))
+    return Agent(
+        spec=spec,
+        init=agent.init,
+        act=model.act_with_log_prob,
+        learn=agent.learn,
+        carry=network.carry,
+        distribution=model.distribution,
+    )
 
 
 @struct
@@ -54,7 +95,7 @@ def learn(
 ) -> tuple[LearnerState, Metrics]:
     """Take inner updates of the parameters, then an outer step on the metaparameters.
 
-    `update`, `objective` and `batches` are those of `meta_grad`, whose `info` are metrics; the
+    `update`, `objective` and `batches` are arguments of `meta_grad`, whose `info` are metrics; the
     batches come from `num_frames` frames of all shards.
     """
     learner = CountedState(state.params, state.optimizer_state, state.frames)
@@ -116,14 +157,6 @@ def clip_by_global_norm(limit: float | jax.Array) -> optax.GradientTransformatio
         return jax.tree.map(lambda g: g * scale, grads)
 
     return optax.stateless(clip)
-
-
-def differentiable_optimizer(
-    optimizer: OptimizerBuilder, max_gradient_norm: float | jax.Array
-) -> optax.GradientTransformation:
-    """Return the unscaled optimizer on clipped gradients, with a derivative where they are 0."""
-    clip = clip_by_global_norm(max_gradient_norm)
-    return optax.chain(clip, optimizer.build(root_epsilon=1e-10))
 
 
 # --- networks that read rollouts ------------------------------------------------------------------

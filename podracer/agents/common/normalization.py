@@ -1,7 +1,4 @@
-"""Normalization of observations and rewards by running moments.
-
-Where moments are None nothing is normalized.
-"""
+"""Normalization of observations and rewards by running moments."""
 
 from __future__ import annotations
 
@@ -12,25 +9,26 @@ import jax.numpy as jnp
 
 from podracer.ops.moments import Moments, merge, moments_of, normalize
 from podracer.ops.returns import discounted_sums
-from podracer.types import PyTree, TimeStep, Trajectory
+from podracer.types import TimeStep, Trajectory
 
 
 def normalize_observation(moments: Moments | None, timestep: TimeStep) -> TimeStep:
-    """Return a timestep whose observation has about zero mean and unit variance."""
+    """Return a timestep whose observation has about zero mean and unit variance.
+
+    It stays as it is without moments.
+    """
     if moments is None:
         return timestep
     observation = normalize(moments, timestep.observation)
     return dataclasses.replace(timestep, observation=observation)
 
 
-def normalized_by_actor(moments: Moments | None, trajectory: Trajectory) -> Trajectory:
+def normalized_by_actor(moments: Moments, trajectory: Trajectory) -> Trajectory:
     """Return a trajectory with the normalized observations that acting has seen.
 
     Acting keeps them in its extras as `observation`: its moments may be older than the learner's,
     `moments`, which normalize the final observation, since acting has not seen it.
     """
-    if moments is None:
-        return trajectory
     steps = trajectory.steps
     timestep = dataclasses.replace(steps.timestep, observation=steps.extras["observation"])
     return dataclasses.replace(
@@ -40,24 +38,20 @@ def normalized_by_actor(moments: Moments | None, trajectory: Trajectory) -> Traj
     )
 
 
-def update_moments(
-    moments: Moments | None, trajectory: Trajectory, axis: str | None
-) -> Moments | None:
-    """Return the moments of the valid observations so far, with a rollout's; None stays None."""
-    if moments is None:
-        return None
+def update_moments(moments: Moments, trajectory: Trajectory, axis: str | None) -> Moments:
+    """Return the moments of the valid observations so far, with a rollout's."""
     valid = trajectory.valid().astype(jnp.float32)
     return merge(moments, moments_of(trajectory.steps.timestep.observation, axis, valid))
 
 
 def scale_rewards(
-    moments: Moments | None,
-    sums: PyTree,
+    moments: Moments,
+    sums: jax.Array,
     trajectory: Trajectory,
     *,
     discount: float,
     axis: str | None,
-) -> tuple[Trajectory, Moments | None, PyTree]:
+) -> tuple[Trajectory, Moments, jax.Array]:
     """Divide rewards by the standard deviation of the discounted sums of past rewards.
 
     Only valid transitions have a sum. The quotients are clipped to [-10, 10]. `moments` and
@@ -65,8 +59,6 @@ def scale_rewards(
     so far and the newest sum of each environment. Source: Engstrom et al. 2020, section 3 (arXiv
     2005.12729).
     """
-    if moments is None:
-        return trajectory, moments, sums
     next_timesteps = trajectory.next_timesteps()
     ended = next_timesteps.last | (next_timesteps.discount == 0)
     decay = jnp.full_like(next_timesteps.reward, 1.0) * discount
@@ -74,10 +66,4 @@ def scale_rewards(
     moments = merge(moments, moments_of(returns, axis, trajectory.valid().astype(jnp.float32)))
     scale = jax.lax.rsqrt(moments.variance + 1e-8)
     rewards = jnp.clip(trajectory.timesteps().reward * scale, -10.0, 10.0)
-    trajectory = trajectory.with_rewards(rewards)
-    return trajectory, moments, sums
-
-
-def standardize(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
-    """Return numbers with zero mean and unit variance, from their moments."""
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-8)
+    return trajectory.with_rewards(rewards), moments, sums

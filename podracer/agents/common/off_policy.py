@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.devices.mesh import check_divisible
 from podracer.devices.reductions import global_grad, num_shards
 from podracer.errors import ConfigError
@@ -140,7 +140,9 @@ class TargetNetworkOptimizer:
         grads, (metrics, priorities) = global_grad(
             loss, state.params, state.target_params, sample, key, axis=axis
         )
-        state, gradient_metrics = self.optimizer.step(state, grads)
+        state, gradient_metrics = self.optimizer.step(
+            state, grads, self.optimizer.rate(state.frames)
+        )
         updates = state.updates + 1
         target_params = optax.periodic_update(
             state.params, state.target_params, updates, self.period

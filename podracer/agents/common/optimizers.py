@@ -6,14 +6,17 @@ follow a schedule (docs/decisions/0029).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+import dataclasses
+from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.fields import Flag, bounded, static, struct
-from podracer.types import Params
+from podracer import schedules
+from podracer.fields import Flag, bounded, reset_on_warm_start, static, struct
+from podracer.schedules import Schedule
+from podracer.types import LearnerState, Metrics, Params
 
 
 @runtime_checkable
@@ -94,3 +97,66 @@ def take_step(
     updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
     updates = jax.tree.map(lambda update: -learning_rate * update, updates)
     return optax.apply_updates(params, updates), optimizer_state
+
+
+# --- parameters and their optimizer ---------------------------------------------------------------
+
+
+@struct
+class ParamsState:
+    """Parameters and the state of their optimizer."""
+
+    params: Params
+    optimizer_state: optax.OptState
+
+
+@struct
+class CountedState(ParamsState):
+    """Parameters, the state of their optimizer, and how many frames they have learned from."""
+
+    frames: jax.Array = reset_on_warm_start()
+    """Valid transitions of all rollouts, uint32 [], see `schedules`."""
+
+
+State = TypeVar("State", bound=CountedState)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduledOptimizer:
+    """Unscaled optimizer and the learning rate that multiplies its updates."""
+
+    optimizer: optax.GradientTransformation
+    learning_rate: Schedule
+
+    def init(self, params: Params) -> CountedState:
+        """Return the state of new parameters."""
+        return CountedState(params, self.optimizer.init(params), schedules.init_frames())
+
+    def rate(self, frames: jax.Array) -> float | jax.Array:
+        """Return the learning rate after a number of frames."""
+        return schedules.value_at(self.learning_rate, frames)
+
+    def step(
+        self, state: State, grads: Params, learning_rate: float | jax.Array
+    ) -> tuple[State, Metrics]:
+        """Return a state whose parameters took one step, and the norm of the gradients."""
+        params, optimizer_state = take_step(
+            self.optimizer, state.params, state.optimizer_state, grads, learning_rate
+        )
+        state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
+        return state, {"gradient_norm": optax.tree.norm(grads)}
+
+    def apply_gradients(
+        self, state: LearnerState, grads: Params, num_frames: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        """Take one step with gradients that are averaged over the mesh.
+
+        They come from `num_frames` frames, which the state counts.
+        """
+        learner, metrics = self.step(state.shared, grads, self.rate(state.shared.frames))
+        return LearnerState(count_frames(learner, num_frames)), metrics
+
+
+def count_frames(state: State, num_frames: jax.Array) -> State:
+    """Return a state that has learned from more frames, those of all shards together."""
+    return dataclasses.replace(state, frames=schedules.add_frames(state.frames, num_frames))

@@ -22,7 +22,7 @@ from podracer.networks import LAST_STEP, Network
 from podracer.replay import Sample
 from podracer.types import ArraySpec, Carry, Params, PyTree, Step, TimeStep, Trajectory
 
-PRIORITY_ETA = 0.9  # of R2D2's section 2.3
+PRIORITY_ETA = 0.9  # R2D2, section 2.3
 
 
 # --- replay --------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Recurrence:
 class History:
     """Sequences `[T, N, ...]` up to those M timesteps for which a network is asked."""
 
-    inputs: PyTree  # of the network, [T, N, ...]
+    inputs: PyTree  # for the network, [T, N, ...]
     first: jax.Array  # bool [T, N]
     memory: Carry  # at the first timestep, [N, ...], of the network that acted
     positions: jax.Array  # i32 [M], t N + n for the timestep t after the burn-in of sequence n

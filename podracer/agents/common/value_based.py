@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.optimizers import CountedState
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.networks import Head, Network, NetworkBuilder
@@ -136,7 +136,7 @@ def draws_of_acting(value: ActionValue, noisy: bool, keys: jax.Array, explore: b
 def draws_of_learning(
     value: ActionValue, noisy: bool, key: jax.Array, num: int
 ) -> tuple[Draws, Draws, Draws]:
-    """Return the draws of an update's passes: what is learned, the target, and what chooses.
+    """Return random draws for the passes of an update: prediction, target, action selection.
 
     Noise is one for all `num` samples, as in Fortunato et al. 2018, section 3.1.
     """
@@ -161,7 +161,7 @@ def _fold_in(keys: jax.Array, number: int) -> jax.Array:
 class ActorParams:
     """Parameters of an epsilon-greedy actor."""
 
-    params: Params  # of the Q-network
+    params: Params  # for the Q-network
     epsilon: jax.Array  # f32 [], before each environment's exponent
 
 

@@ -12,15 +12,23 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
+from podracer.agent import Agent, Context
 from podracer.agents.common import normalization, off_policy, recurrent
-from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer
 from podracer.agents.common.off_policy import Transition as Transition
-from podracer.agents.common.optimizers import OptimizerBuilder
+from podracer.agents.common.optimizers import (
+    CountedState,
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+)
 from podracer.agents.common.recurrent import History, Recurrence
-from podracer.agents.continuous.models import CriticNetworks
-from podracer.fields import struct
+from podracer.agents.common.settings import LearnerSettings
+from podracer.agents.continuous import models
+from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
+from podracer.fields import bounded, static, struct
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import from_bounds
-from podracer.ops.moments import Moments, init_moments, merge, moments_of
+from podracer.ops.moments import Moments, init_moments
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -33,6 +41,86 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@struct
+class ContinuousSettings(LearnerSettings):
+    """Settings of DDPG, SAC and QT-Opt."""
+
+    learning_rate: Schedule = bounded(3e-4)
+    target_update_rate: float = bounded(0.005, high=1.0)
+    """Rate tau, in [0, 1], at which the target networks follow the networks in each update."""
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
+    weight_decay: float = static(default=0.0, low=0.0)
+    """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
+    num_critics: int = static(default=2, low=1)
+    """Number of critics; targets use the smallest of their values."""
+    return_distribution: ReturnDistribution | None = static(default=None)
+    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
+    mean alone."""
+    n_step: int = static(default=1, low=1)
+    """Rewards n in a return before it bootstraps."""
+    random_frames: int = static(default=5_000, low=0)
+    """Frames with uniformly random actions at the start of training."""
+    normalize_observations: bool = static(default=False)
+    """Normalize observations by their running mean and variance."""
+    replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
+    """Replay buffer."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
+    """Network of the policy, if there is one, and of each critic, without their heads."""
+
+
+@struct
+class PolicySettings(ContinuousSettings):
+    """Settings of DDPG and SAC, which learn a policy."""
+
+    recurrence: Recurrence = static(default=Recurrence())
+    """Settings for a recurrent network."""
+
+
+def build(
+    settings: PolicySettings,
+    method: Callable[[Any, ContinuousNetworks, Learner], Any],
+    spec: EnvironmentSpec,
+    context: Context,
+    *,
+    policy_outputs: int,
+) -> Agent:
+    """Return an agent with the functions `init`, `act` and `update` of a method.
+
+    Its policy has `policy_outputs` numbers for each action coordinate.
+    """
+    networks = models.build(
+        settings.network,
+        spec,
+        settings.return_distribution,
+        settings.recurrence,
+        policy_outputs=policy_outputs,
+    )
+    buffer = Buffer(settings.replay, spec, settings.n_step + 1)
+    unlearned_timesteps = 0
+    if recurrence := networks.recurrence:  # sequences that begin where rollouts do
+        length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
+        buffer = Buffer(settings.replay, spec, length, context.rollout_length, every_step=True)
+        unlearned_timesteps = max(0, context.rollout_length - recurrence.unroll_length)
+    learner = Learner(settings, networks, buffer, build_optimizer(settings))
+    agent = method(settings, networks, learner)
+    return Agent(
+        spec=spec,
+        init=agent.init,
+        act=agent.act,
+        learn=partial(learner.learn, agent.update),
+        carry=networks.carry,
+        actor_params=actor_params,
+        # A policy with scales is one, a policy with means alone is not.
+        distribution=agent.distribution if policy_outputs == 2 else None,
+        warmup=settings.replay.warmup,
+        unlearned_timesteps=unlearned_timesteps,
+    )
+
 
 # --- learning ------------------------------------------------------------------------------------
 
@@ -49,7 +137,7 @@ class ActorCriticState(off_policy.ReplayLearnerState):
     """Learner state of DDPG, SAC or QT-Opt: actor, if any, critics and their targets."""
 
     params: Parts
-    target_params: Any  # as `params` in DDPG, else of the critics alone
+    target_params: Any  # both parts in DDPG, else the critics alone
     optimizer_states: Parts
     obs_moments: Moments | None  # None if observations are not normalized
 
@@ -63,12 +151,10 @@ Update = Callable[[State, Transition, jax.Array, str | None], tuple[State, Metri
 class Learner:
     """Replay of n-step transitions, or of sequences of them, and optimizer of the two parts."""
 
+    settings: ContinuousSettings
     networks: CriticNetworks
     buffer: Buffer
     optimizer: ScheduledOptimizer
-    discount: float | jax.Array
-    n_step: int
-    normalize_observations: bool
 
     def init(
         self, params: Parts, target_params: Any, num_envs: int, carry: Carry = ()
@@ -79,16 +165,10 @@ class Learner:
             params=params,
             target_params=jax.tree.map(jnp.copy, target_params),
             optimizer_states=Parts(*map(self.optimizer.optimizer.init, params)),
-            obs_moments=init_moments(observation) if self.normalize_observations else None,
+            obs_moments=init_moments(observation) if self.settings.normalize_observations else None,
             frames=schedules.init_frames(),
         )
         return LearnerState(state, self.buffer.init(num_envs, carry=recurrent.stored_spec(carry)))
-
-    @property
-    def unlearned_timesteps(self) -> int:
-        """Timesteps of a rollout that come after a sequence, which begins with it."""
-        recurrence = self.networks.recurrence
-        return 0 if recurrence is None else max(0, self.buffer.stride - recurrence.unroll_length)
 
     def learn(
         self,
@@ -115,9 +195,7 @@ class Learner:
             recurrent.check_rollout(self.buffer.stride, trajectory)
         shared = cast(ActorCriticState, state.shared)
         if shared.obs_moments is not None:
-            valid = trajectory.valid().astype(jnp.float32)
-            rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, valid)
-            obs_moments = merge(shared.obs_moments, rollout_moments)
+            obs_moments = normalization.update_moments(shared.obs_moments, trajectory, axis)
             state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
         return off_policy.learn_from_replay(
             self.buffer,
@@ -141,8 +219,8 @@ class Learner:
         if recurrence is not None:
             timesteps = observe(sample.trajectory.timesteps())
             observe = self._with_history(recurrence, sample.trajectory, timesteps)
-            sample = recurrent.windows(sample, recurrence, self.n_step)
-        transition = off_policy.n_step_transition(sample, self.discount)
+            sample = recurrent.windows(sample, recurrence, self.settings.n_step)
+        transition = off_policy.n_step_transition(sample, self.settings.discount)
         return dataclasses.replace(
             transition,
             timestep=observe(transition.timestep),
@@ -172,7 +250,7 @@ class Learner:
             if grads is None:
                 return params, optimizer_state
             part = CountedState(params, optimizer_state, state.frames)
-            part, _ = self.optimizer.step(part, grads)
+            part, _ = self.optimizer.step(part, grads, self.optimizer.rate(state.frames))
             return part.params, part.optimizer_state
 
         parts = map(step_part, state.params, state.optimizer_states, grads)
@@ -180,29 +258,13 @@ class Learner:
         return dataclasses.replace(state, params=params, optimizer_states=optimizer_states)
 
 
-def build_buffer(
-    replay: Replay,
-    spec: EnvironmentSpec,
-    recurrence: Recurrence | None,
-    n_step: int,
-    rollout_length: int,
-) -> Buffer:
-    """Return a buffer of n-step transitions, or of sequences that begin where rollouts do."""
-    if recurrence is None:
-        return Buffer(replay, spec, n_step + 1)
-    length = recurrence.burn_in_length + recurrence.unroll_length + n_step
-    return Buffer(replay, spec, length, rollout_length, every_step=True)
-
-
-def build_optimizer(
-    optimizer: OptimizerBuilder, weight_decay: float, learning_rate: Schedule
-) -> ScheduledOptimizer:
+def build_optimizer(settings: ContinuousSettings) -> ScheduledOptimizer:
     """Return an optimizer, with decoupled weight decay where that is not 0.
 
     Only matrices decay: no biases, scales of normalized layers or temperature. Source: Loshchilov
     and Hutter 2019 (arXiv 1711.05101).
     """
-    method = optimizer.build()
+    method = settings.optimizer.build()
 
     def is_matrix(path: tuple[Any, ...], param: jax.Array) -> bool:
         # By its name, too: the vectors of residual blocks are stacked.
@@ -212,9 +274,9 @@ def build_optimizer(
     def matrices(params: Params) -> PyTree:
         return jax.tree.map_with_path(is_matrix, params)
 
-    if weight_decay != 0:
-        method = optax.chain(method, optax.add_decayed_weights(weight_decay, matrices))
-    return ScheduledOptimizer(method, learning_rate)
+    if settings.weight_decay != 0:
+        method = optax.chain(method, optax.add_decayed_weights(settings.weight_decay, matrices))
+    return ScheduledOptimizer(method, settings.learning_rate)
 
 
 # --- acting --------------------------------------------------------------------------------------

@@ -111,8 +111,8 @@ class CriticNetworks:
         if self.distribution is None:
             return jnp.min(outputs, axis=0)
 
-        def smaller(one: jax.Array, other: jax.Array) -> jax.Array:
-            return jnp.where((self.mean(other) < self.mean(one))[:, None], other, one)
+        def smaller(a: jax.Array, b: jax.Array) -> jax.Array:
+            return jnp.where((self.mean(b) < self.mean(a))[:, None], b, a)
 
         return functools.reduce(smaller, list(outputs))
 

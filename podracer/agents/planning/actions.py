@@ -63,8 +63,8 @@ class SearchActions:
         """Return the environment's actions that the indices `[N]` stand for."""
         if isinstance(self.space, Discrete):
             return index
-        chosen = samples["samples"][jnp.arange(len(index)), index]
-        return distributions.to_bounds(self.space, chosen)
+        actions = samples["samples"][jnp.arange(len(index)), index]
+        return distributions.to_bounds(self.space, actions)
 
     def log_probs(self, policy: jax.Array, samples: Samples) -> jax.Array:
         """Return log-probabilities `[N, A]` of all actions, or log-densities of the samples."""

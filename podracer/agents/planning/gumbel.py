@@ -14,13 +14,34 @@ import jax
 import jax.numpy as jnp
 import mctx
 
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.agents.common.settings import ClippedSettings
 from podracer.errors import ConfigError
+from podracer.fields import bounded, static, struct
 from podracer.ops.action_masks import action_mask
+from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, Params, PyTree, Trajectory
 
 # `chex.dataclass` hides the constructors of mctx's outputs from type checkers.
 RootFnOutput: Any = mctx.RootFnOutput
 RecurrentFnOutput: Any = mctx.RecurrentFnOutput
+
+
+@struct
+class PlanningSettings(ClippedSettings):
+    """Settings of agents that search."""
+
+    learning_rate: Schedule = bounded(1e-3)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
+    value_cost: float = bounded(0.5)
+    """Weight of the value loss; the other losses have weight 1."""
+    min_value_range: float = bounded(1e-8, low=1e-12)
+    """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
+    num_simulations: int = static(default=16, low=1)
+    """Number of simulations of the search for each decision; each takes one step of the model."""
+    max_considered_actions: int = static(default=16, low=1)
+    """Largest number of actions that the search compares at its root; of continuous actions the
+    number of samples at each node."""
 
 
 def next_discount(spec: EnvironmentSpec, discount: float | jax.Array) -> float | jax.Array:
@@ -45,10 +66,8 @@ def gumbel_search(
     root: mctx.RootFnOutput,
     recurrent_fn: Any,  # mctx.RecurrentFn
     observation: PyTree,
+    settings: PlanningSettings,
     *,
-    num_simulations: int,
-    max_considered_actions: int,
-    min_value_range: float | jax.Array,
     explore: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Search from the root of one environment, all leaves `[1, ...]`.
@@ -66,11 +85,13 @@ def gumbel_search(
         key,
         root,
         recurrent_fn,
-        num_simulations,
+        settings.num_simulations,
         invalid_actions=None if mask is None else ~mask,
-        max_num_considered_actions=max_considered_actions,
+        max_num_considered_actions=settings.max_considered_actions,
         gumbel_scale=1.0 if explore else 0.0,
-        qtransform=partial(mctx.qtransform_completed_by_mix_value, epsilon=min_value_range),
+        qtransform=partial(
+            mctx.qtransform_completed_by_mix_value, epsilon=settings.min_value_range
+        ),
     )
     value = policy_output.search_tree.summary().value
     action, policy, value = jax.tree.map(

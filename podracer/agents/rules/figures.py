@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 15
-_PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
+_PROBABILITIES = (0.1, 0.5, 0.9)  # policies give to the action taken
 _EPISODES, _STEPS = 2000, 20
 
 
@@ -56,8 +56,8 @@ def draw_over_returns(figure: Figure, targets: Targets, title: str) -> None:
     """
 
     def flat_targets(probability: float) -> tuple[np.ndarray, ...]:
-        returns, *others = (np.asarray(x) for x in targets(probability))
-        return tuple(x.reshape(returns.size, *x.shape[2:]) for x in (returns, *others))
+        arrays = [np.asarray(x) for x in targets(probability)]
+        return tuple(x.reshape(arrays[0].size, *x.shape[2:]) for x in arrays)
 
     axes = figure.add_subplot(1, 2, 1)
     for index, probability in enumerate(_PROBABILITIES):

@@ -16,7 +16,6 @@ from podracer.agents.common.recurrent import check_rollout
 from podracer.environment import TaskGroups
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.ops.distributions import Categorical
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, Trajectory
 
 
@@ -101,7 +100,7 @@ def lifetime_experience(
 def map_lifetimes(function: Callable[..., PyTree], params: Params, inputs: PyTree) -> Any:
     """Return `function(params, *inputs)` for each of L lifetimes with its own of B environments.
 
-    Leaves of `params` are `[L, ...]`, those of `inputs` and of the result `[T, B, ...]`.
+    Leaves of `params` are `[L, ...]`, of `inputs` and the result `[T, B, ...]`.
     """
     lifetimes = jax.tree.leaves(params)[0].shape[0]
     grouped = jax.tree.map(lambda x: x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), inputs)
@@ -130,14 +129,6 @@ def standardize(advantages: jax.Array, valid: jax.Array, lifetimes: int) -> jax.
     return (centered / (deviation + 1e-3)).reshape(advantages.shape)
 
 
-def policy_gradient(
-    logits: jax.Array, data: Experience, advantages: jax.Array, lifetimes: int
-) -> jax.Array:
-    """Return the mean of advantages `[T, B]` times log-probabilities of each lifetime, `[L]`."""
-    log_prob = Categorical(logits[:-1]).log_prob(data.action)
-    return lifetime_means(advantages * log_prob, lifetimes)
-
-
 # --- windows of K rollouts -----------------------------------------------------------------------
 
 
@@ -155,7 +146,7 @@ def to_rollouts(window: PyTree) -> Any:
 
 
 def to_rollout(grouped: PyTree) -> Any:
-    """Return leaves `[L, T, E, ...]` as those of a rollout, `[T, B, ...]`."""
+    """Return leaves `[L, T, E, ...]` as a rollout's, `[T, B, ...]`."""
     window = jax.tree.map(lambda x: x[:, None], grouped)
     return jax.tree.map(lambda x: x[0], to_rollouts(window))
 

@@ -20,9 +20,8 @@ import optax
 
 from podracer import schedules
 from podracer.agent import Agent, Context, Rule
-from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.meta import meta_grad
-from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.optimizers import ParamsState, take_step
 from podracer.agents.rules.lifetimes import (
     Experience,
     empty_window,
@@ -71,6 +70,12 @@ class MetaSettings:
     """Learning rate of the critics (Adam), whose values give the advantages."""
     max_gradient_norm: float = bounded(0.5, low=1e-6)
     """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
+    student_learning_rate: float = bounded(40.0)
+    """Learning rate of the students."""
+    policy_entropy_cost: float = bounded(0.05)
+    """Weight beta_0 of the students' policy entropy in the meta-objective."""
+    prediction_entropy_cost: float = bounded(1e-3)
+    """Weight beta_1 of the entropy of the students' predictions in the meta-objective."""
     inner_updates: int = static(default=5, low=1)
     """Number K of a student's updates that the meta-gradient goes back through."""
     lifetime_groups: int = static(default=1, low=1)
@@ -89,7 +94,11 @@ class Students(Protocol):
     """
 
     def init(self, key: jax.Array) -> Any:
-        """Return an untrained student, with an attribute `params`."""
+        """Return one untrained student, with an attribute `params`."""
+        ...
+
+    def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Any:
+        """Return each student's outputs on its own timesteps `[T, B, ...]`, such as `policy`."""
         ...
 
     def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
@@ -100,20 +109,15 @@ class Students(Protocol):
         """Return the students after one update, and regularizers `[L]` of the meta-objective."""
         ...
 
-    def policy_objective(
-        self, students: Any, data: Experience, advantages: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Return the policy-gradient objective of each student, and its entropies, `[L]` each.
-
-        The entropies are among the regularizers of `update`, which has them before the update.
-        """
+    def entropies(self, outputs: Any, data: Experience, lifetimes: int) -> Metrics:
+        """Return entropies `[L]`; `update` has them before the update among its regularizers."""
         ...
 
 
 class MetaCosts(NamedTuple):
     """Weights of the regularizers in the meta-objective, by name."""
 
-    entropies: Mapping[str, float | jax.Array]  # which are to be large
+    entropies: Mapping[str, float | jax.Array]  # maximized
     targets: Mapping[str, float | jax.Array]  # penalties on the targets of the rule
 
 
@@ -148,9 +152,9 @@ class MetaBatch:
     """Data of one update of the rule, leaves `[L, ...]`."""
 
     students: PyTree  # before the K updates
-    window: Experience  # of the K updates, [L, K, T, E, ...]
+    window: Experience  # for the K updates, [L, K, T, E, ...]
     rollout: Experience  # after them, [L, T, E, ...]
-    advantages: jax.Array  # of that rollout, f32 [L, T, E]
+    advantages: jax.Array  # in that rollout, f32 [L, T, E]
     is_whole: jax.Array  # bool [L]
     task: jax.Array  # i32 [L]
 
@@ -189,6 +193,22 @@ def build(
         actor_params=training.actor_params,
         rule=rule,
     )
+
+
+def descend(
+    optimizer: optax.GradientTransformation,
+    learning_rate: float | jax.Array,
+    states: ParamsState,
+    grads: Params,
+) -> ParamsState:
+    """Return L parameters after one step of their optimizers each."""
+
+    def step(state: ParamsState, grads: Params) -> ParamsState:
+        return ParamsState(
+            *take_step(optimizer, state.params, state.optimizer_state, grads, learning_rate)
+        )
+
+    return jax.vmap(step)(states, grads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,7 +376,11 @@ class MetaTraining:
 
         `aux` has the regularizers of each update, `[K, L]`; `weights` of lifetimes are `[L]`.
         """
-        objective, final = self.students.policy_objective(students, data, advantages)
+        lifetimes = weights.shape[0]
+        outputs = self.students.outputs(students.params, data.observation, data.first)
+        log_prob = Categorical(outputs.policy[:-1]).log_prob(data.action)
+        objective = lifetime_means(advantages * log_prob, lifetimes)
+        final = self.students.entropies(outputs, data, lifetimes)
         # Entropies count after each update of a student, targets at each update.
         entropies = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in final.items()}
         means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **entropies}.items()}
@@ -395,12 +419,8 @@ class MetaTraining:
 
         grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
         standardized = standardize(advantages, data.valid, lifetimes)
-
-        def step(critic: ParamsState, grads: Params) -> ParamsState:
-            rate, state = settings.critic_learning_rate, critic.optimizer_state
-            return ParamsState(*take_step(CRITIC_OPTIMIZER, critic.params, state, grads, rate))
-
-        return jax.vmap(step)(critics, grads), standardized
+        critics = descend(CRITIC_OPTIMIZER, settings.critic_learning_rate, critics, grads)
+        return critics, standardized
 
     # --- new lifetimes ----------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """DiscoRL: students that a discovered rule such as Disco103 trains, and discovery of such rules."""
 
 from podracer.agents.rules.disco.discovery import DiscoDiscovery
-from podracer.agents.rules.disco.new_rule import RuleSize
+from podracer.agents.rules.disco.rule_file import RuleSize
 from podracer.agents.rules.disco.student import Disco
 
 __all__ = ["Disco", "DiscoDiscovery", "RuleSize"]

@@ -1,9 +1,9 @@
 """DiscoDiscovery: a rule with the inputs and outputs of Disco103, learned from many lifetimes.
 
 Each group of environments is the lifetime of one student in one task (`environment.TaskGroups`).
-The rule updates the students after each rollout; after K updates the next rollout gives the
-meta-objective, a policy gradient with the advantages of critics of its own, which is differentiated
-through all K updates with respect to the rule (`common/meta_training.py`, as LPG is learned).
+The rule updates the students after each rollout. After K updates the next rollout gives the
+meta-objective: a policy gradient with the advantages of critics of its own. It is differentiated
+through all K updates with respect to the rule (`rules/meta_training.py`, as LPG is learned).
 Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms" (Nature),
 methods, and the published notebook of meta-training.
 
@@ -29,29 +29,28 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.disco.figures import draw_targets
-from podracer.agents.rules.disco.learning import (
-    StudentState,
-    build_optimizer,
-    descend,
-    init_student,
-    student_loss,
-)
+from podracer.agents.rules.disco.figures import targets_over_returns
 from podracer.agents.rules.disco.network import (
     Outputs,
     StudentNetwork,
     StudentParams,
     build_network,
 )
-from podracer.agents.rules.disco.new_rule import RuleSize
 from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
-from podracer.agents.rules.disco.rule_file import encode_rule
+from podracer.agents.rules.disco.rule_file import RuleSize, encode_rule
+from podracer.agents.rules.disco.student import (
+    StudentState,
+    build_optimizer,
+    descend,
+    init_student,
+    student_loss,
+)
 from podracer.agents.rules.disco.values import Values, estimate_values, masked_powers
+from podracer.agents.rules.figures import draw_over_returns
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
     map_lifetimes,
-    policy_gradient,
     student_spec,
 )
 from podracer.agents.rules.meta_training import MetaCosts, MetaSettings
@@ -72,13 +71,9 @@ class DiscoDiscovery(MetaSettings):
     trace_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of the students' Retrace, in [0, 1]."""
     student_learning_rate: float = bounded(0.05)
-    """Learning rate of the students (Adam)."""
     value_cost: float = bounded(0.2)
     """Weight of the action values' loss in a student's loss."""
     policy_entropy_cost: float = bounded(0.01)
-    """Weight of the students' policy entropy in the meta-objective."""
-    prediction_entropy_cost: float = bounded(1e-3)
-    """Weight of the entropies of the students' predictions y and z in the meta-objective."""
     target_divergence_cost: float = bounded(1e-2)
     """Weight of the divergence of the policy's targets from the policy of the target parameters, a
     penalty in the meta-objective."""
@@ -116,11 +111,13 @@ class DiscoDiscovery(MetaSettings):
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
     def _draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
+        params = state.shared.rule
+        targets = partial(targets_over_returns, params, self.discount, self.trace_lambda)
+        draw_over_returns(figure, targets, "Policy target: probability of the action taken")
 
 
-def _export(state: LearnerState, about: Mapping[str, Any]) -> bytes:
-    """Return the rule in the published format, which has no place for `about`."""
+def _export(state: LearnerState, origin: Mapping[str, Any]) -> bytes:
+    """Return the rule in the published format, which has no place for `origin`."""
     return encode_rule(state.shared.rule)
 
 
@@ -148,13 +145,13 @@ class _Students:
 
         return map_lifetimes(logits, params, (observation, first))
 
-    def outputs(self, params: Params, data: Experience) -> Outputs:
-        """Return each student's outputs on its own timesteps, `[T+1, B, ...]`."""
+    def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Outputs:
+        """Return each student's outputs on its own timesteps, `[T, B, ...]`."""
 
         def apply(params: StudentParams, observation: PyTree, first: jax.Array) -> Outputs:
             return self.network.apply(params, (), observation, first)
 
-        return map_lifetimes(apply, params, (data.observation, data.first))
+        return map_lifetimes(apply, params, (observation, first))
 
     def update(
         self, rule: RuleParams, students: StudentState, data: Experience
@@ -166,8 +163,10 @@ class _Students:
         """
         settings, lifetimes = self.settings, students.moments.mean.shape[0]
         support = evenly_spaced(-settings.support_max, settings.support_max, settings.support_size)
-        outputs, pullback = jax.vjp(partial(self.outputs, data=data), students.params)
-        target_outputs = self.outputs(students.target_params, data)
+        outputs, pullback = jax.vjp(
+            lambda params: self.outputs(params, data.observation, data.first), students.params
+        )
+        target_outputs = self.outputs(students.target_params, data.observation, data.first)
         data = dataclasses.replace(data, behavior=outputs.policy[:-1])
         values = estimate_values(
             outputs, target_outputs, data, support, settings.discount, settings.trace_lambda
@@ -209,28 +208,17 @@ class _Students:
         target_policy = Categorical(target_outputs.policy[:-1])
         divergence = target_policy.divergence(Categorical(targets.policy))
         return students, {
-            **_entropies(outputs, data, lifetimes),
+            **self.entropies(outputs, data, lifetimes),
             "target_divergence": lifetime_means(data.valid * divergence, lifetimes),
         }
 
-    def policy_objective(
-        self, students: StudentState, data: Experience, advantages: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Return the policy-gradient objective and the entropies of each student, `[L]` each."""
-        lifetimes = students.memory[0].shape[0]
-        outputs = self.outputs(students.params, data)
-        objective = policy_gradient(outputs.policy, data, advantages, lifetimes)
-        return objective, _entropies(outputs, data, lifetimes)
-
-
-def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-    """Return mean entropies of policy and of both predictions over each lifetime's steps, `[L]`."""
-    before = jax.tree.map(lambda x: x[:-1], outputs)
-    of_action = Categorical(gather_action(before.action_prediction, data.action))
-    prediction = Categorical(before.prediction).entropy() + of_action.entropy()
-    return {
-        "policy_entropy": lifetime_means(
-            data.valid * Categorical(before.policy).entropy(), lifetimes
-        ),
-        "prediction_entropy": lifetime_means(data.valid * prediction, lifetimes),
-    }
+    def entropies(self, outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+        """Return mean entropies of policy and of both predictions over each lifetime, `[L]`."""
+        acted = jax.tree.map(lambda x: x[:-1], outputs)
+        of_action = Categorical(gather_action(acted.action_prediction, data.action))
+        prediction = Categorical(acted.prediction).entropy() + of_action.entropy()
+        policy_entropy = Categorical(acted.policy).entropy()
+        return {
+            "policy_entropy": lifetime_means(data.valid * policy_entropy, lifetimes),
+            "prediction_entropy": lifetime_means(data.valid * prediction, lifetimes),
+        }

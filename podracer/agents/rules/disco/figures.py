@@ -1,14 +1,12 @@
 """Figure of a DiscoRL rule: its targets as functions of the return.
 
-The rule is applied, with the memory of a new lifetime, to episodes of a synthetic student with a
-constant policy, uniform predictions and values of 0, and with random rewards.
+The rule is applied, with the memory of a new lifetime, to episodes with random rewards. Their
+synthetic student has a constant policy, uniform predictions and values of 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +14,7 @@ import jax.numpy as jnp
 from podracer.agents.rules.disco.network import Outputs
 from podracer.agents.rules.disco.rule import RuleParams, apply_rule, init_memory
 from podracer.agents.rules.disco.values import estimate_values, init_moments
-from podracer.agents.rules.figures import draw_over_returns, synthetic_episodes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from podracer.agents.rules.figures import synthetic_episodes
 
 
 def targets_over_returns(
@@ -52,12 +47,3 @@ def targets_over_returns(
     targets, _ = apply_rule(params, memory, data, outputs, outputs, values)
     policy_target = jax.nn.softmax(targets.policy)[..., 0]
     return returns, policy_target, jax.nn.softmax(targets.prediction)
-
-
-def draw_targets(figure: Figure, params: RuleParams, discount: float, trace_lambda: float) -> None:
-    """Draw the rule's targets over the return: median, middle 80 %, and means."""
-    draw_over_returns(
-        figure,
-        partial(targets_over_returns, params, discount, trace_lambda),
-        "Policy target: probability of the action taken",
-    )

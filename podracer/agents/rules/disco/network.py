@@ -27,7 +27,7 @@ class Outputs:
     policy: jax.Array  # f32 [T, B, A]
     prediction: jax.Array  # y(s), f32 [T, B, Y]
     action_prediction: jax.Array  # z(s, a), f32 [T, B, A, Y]
-    action_value: jax.Array  # of q(s, a), f32 [T, B, A, Z]
+    action_value: jax.Array  # for q(s, a), f32 [T, B, A, Z]
     next_policy: jax.Array  # policy of the next timestep, f32 [T, B, A, A]
 
 
@@ -36,10 +36,10 @@ class StudentParams:
     """Parameters of a student."""
 
     torso: Params  # with the heads of policy, y and of the model's first state
-    hidden: jax.Array  # of the model's LSTM, f32 [H, 4 H]; gates in the order of `ops/lstm.py`
+    hidden: jax.Array  # in the model's LSTM, f32 [H, 4 H]; gates in the order of `ops/lstm.py`
     action: jax.Array  # f32 [A, 4 H]
     bias: jax.Array  # f32 [4 H]
-    heads: Params  # of the model's outputs
+    heads: Params  # for the model's outputs
 
 
 @dataclasses.dataclass(frozen=True)

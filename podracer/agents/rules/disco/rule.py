@@ -51,9 +51,9 @@ class LSTM:
 class EmbeddingParams:
     """Parameters that embed what the rule sees of a transition."""
 
-    prediction: tuple[Linear, Linear]  # of y, to one number
-    action_prediction: tuple[Linear, Linear]  # of z, to one number for each action
-    actions: tuple[Linear, Linear]  # of all that is known of each action
+    prediction: tuple[Linear, Linear]  # from y to one number
+    action_prediction: tuple[Linear, Linear]  # from z to one number for each action
+    actions: tuple[Linear, Linear]  # from all that is known about each action
 
 
 @struct
@@ -66,7 +66,7 @@ class RuleParams:
     prediction: Linear  # target of y
     action_prediction: Linear  # target of z
     policy: tuple[Linear, Linear]  # target of the policy, action by action
-    summary: Linear  # of a transition, for the lifetime's LSTM
+    summary: Linear  # from a transition to an input of the lifetime's LSTM
     lifetime_embedding: EmbeddingParams
     lifetime_input: Linear
     lifetime: LSTM  # over updates
@@ -78,11 +78,11 @@ class Targets:
 
     policy: jax.Array  # f32 [T, B, A]
     prediction: jax.Array  # f32 [T, B, Y]
-    action_prediction: jax.Array  # of the action taken, f32 [T, B, Y]
+    action_prediction: jax.Array  # for the action taken, f32 [T, B, Y]
 
 
 def init_memory(units: int) -> Memory:
-    """Return the memory at the beginning of a lifetime, `units` being those of its LSTM."""
+    """Return the memory at the beginning of a lifetime, for an LSTM of so many units."""
     zeros = jnp.zeros(units)
     return zeros, jnp.copy(zeros)
 
@@ -98,7 +98,7 @@ def apply_rule(
     """Return the targets of T transitions, and the memory's inputs from each, `[T, B, n]`.
 
     `online` and `target` are the outputs of the student and of its target parameters for T+1
-    timesteps. The memory is that of all environments, or leads with B.
+    timesteps. All environments share the memory, or it leads with B.
     """
     features, of_actions = _embed(params.embedding, data, online, target, values)
     resets = backward_resets(data.valid, data.discount)

@@ -2,30 +2,34 @@
 
 `disco_103.npz` comes with github.com/google-deepmind/disco_rl. Rules of other sizes, such as those
 that `DiscoDiscovery` learns, have other numbers of units and of predictions; the narrow layers
-between have the published widths.
+between have the published widths. New rules, from which discovery begins, have the same layers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import zipfile
 from collections.abc import Callable, Mapping
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.rules.disco.rule import LSTM, Array, EmbeddingParams, Linear, RuleParams
 from podracer.errors import ConfigError
+from podracer.fields import static, struct
 from podracer.io.npz import DAMAGE, read_array
 
 _CORE, _LIFETIME = "lstm", "lstm/~/meta_lstm/~unroll"
-_WIDTH, _ACTION_WIDTH = 16, 2  # of embeddings, and of what they say of an action
-_FEATURES, _CHANNELS = 27, 9  # of a transition and of an action, see `rule.py`
+_WIDTH, _ACTION_WIDTH = 16, 2  # widths of embeddings, and of their features of an action
+_FEATURES, _CHANNELS = 27, 9  # numbers for a transition and for an action, see `rule.py`
 
 
 def layer_shapes(predictions: int, units: int, lifetime_units: int) -> dict[str, tuple[int, int]]:
     """Return the shape of the weights of each layer, `(inputs, outputs)`, by its name in the file.
 
-    A rule has `units` in its backward LSTM and `lifetime_units` in that of the lifetime; its
+    A rule has `units` in its backward LSTM and `lifetime_units` in the lifetime's; its
     student's predictions have as many categories as `predictions` says.
     """
     shapes = {
@@ -107,6 +111,49 @@ def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) ->
     )
 
 
+# --- new rules -----------------------------------------------------------------------------------
+
+
+@struct
+class RuleSize:
+    """Size of a rule's network; that of Disco103 has 256, 128 and 600."""
+
+    units: int = static(default=32, low=1)
+    """Units of the rule's backward LSTM."""
+    lifetime_units: int = static(default=16, low=1)
+    """Units of the LSTM that remembers a student's lifetime."""
+    predictions: int = static(default=8, low=1)
+    """Categories of a student's predictions y and z."""
+
+    def init(self, key: jax.Array) -> RuleParams:
+        """Return random parameters.
+
+        Weights are as haiku has them by default. The memory's factors are 1 at first: with haiku's
+        biases of 0 the first update of each lifetime would have no target.
+        """
+        shapes = layer_shapes(self.predictions, self.units, self.lifetime_units)
+        ends = np.cumsum([n * m for n, m in shapes.values()])
+        # One draw: each one of its own would be a program of its own to compile.
+        normal = jnp.split(jax.random.truncated_normal(key, -2.0, 2.0, (ends[-1],)), ends[:-1])
+        layers = {
+            name: Linear(x.reshape(n, m) / n**0.5, jnp.zeros(m))
+            for (name, (n, m)), x in zip(shapes.items(), normal, strict=True)
+        }
+        params = from_layers(layers, _new_lstm)
+        ones = jnp.ones_like(jnp.asarray(params.modulation.bias))
+        modulation = dataclasses.replace(params.modulation, bias=ones)
+        return dataclasses.replace(params, modulation=modulation)
+
+
+def _new_lstm(layer: Linear) -> LSTM:
+    weight, bias = jnp.asarray(layer.weight), jnp.asarray(layer.bias)
+    units = bias.size // 4
+    return LSTM(weight[:-units], weight[-units:], bias.at[units : 2 * units].set(1.0))
+
+
+# --- layers by name ------------------------------------------------------------------------------
+
+
 def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
     """Return all layers; raises one of `DAMAGE` unless they fit each other."""
     predictions = read_array(archive, f"{_CORE}/linear_2/b", np.float32).size
@@ -172,7 +219,7 @@ def _linear(lstm: LSTM) -> Linear:
 
 
 def _swap_gates(x: Array) -> np.ndarray:
-    """Swap the two gates in the middle: ours are i, f, g, o, those of haiku i, g, f, o."""
+    """Swap the two gates in the middle: ours are i, f, g, o, haiku's i, g, f, o."""
     first, second, third, fourth = np.split(np.asarray(x), 4, axis=-1)
     return np.concatenate([first, third, second, fourth], axis=-1)
 

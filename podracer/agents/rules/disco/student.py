@@ -10,11 +10,11 @@ leads to the next rollout is never learned. So no end of an episode is learned w
 last steps of rollouts: if each episode takes the same multiple of T timesteps, as in Catch, whose
 episodes have 9, with rollouts of 9 or 3.
 
-Differs from the published code: what a terminal leads to, which the rule reads too, is in a device
-environment the first timestep of the next episode instead of the last of its own, so there and in a
-host environment the rule teaches slightly differently (docs/decisions/0002); ignored actions at
-time-outs count in no mean and end Retrace's traces, where the code has no time-outs and lets the
-step after an end count in all means but the loss; torsos end with an activation; weights are
+Differs from the published code: the rule also reads what a terminal leads to. In a device
+environment that is the first timestep of the next episode instead of the last of its own. So there
+and in a host environment the rule teaches slightly differently (docs/decisions/0002). Ignored
+actions at time-outs count in no mean and end Retrace's traces. The code has no time-outs, and lets
+the step after an end count in all means but the loss. Torsos end with an activation; weights are
 initialized orthogonally; the moving average of TD errors, which only a log reads, is left out.
 """
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,25 +31,32 @@ import optax
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent
-from podracer.agents.rules.disco.learning import (
-    StudentState,
-    build_optimizer,
-    descend,
-    init_student,
-    student_loss,
-)
+from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules.disco.network import Outputs, StudentNetwork, build_network
-from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
+from podracer.agents.rules.disco.rule import (
+    Memory,
+    RuleParams,
+    Targets,
+    apply_rule,
+    init_memory,
+    remember,
+)
 from podracer.agents.rules.disco.rule_file import decode_rule
-from podracer.agents.rules.disco.values import estimate_values, masked_powers
-from podracer.agents.rules.lifetimes import to_experience
+from podracer.agents.rules.disco.values import (
+    AdvantageMoments,
+    estimate_values,
+    init_moments,
+    masked_powers,
+)
+from podracer.agents.rules.lifetimes import Experience, to_experience
 from podracer.devices.reductions import global_mean
 from podracer.errors import ConfigError
 from podracer.fields import bounded, reset_on_warm_start, static, struct
 from podracer.io.npz import check_digest
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Categorical
-from podracer.ops.transforms import evenly_spaced
+from podracer.ops.transforms import evenly_spaced, squash, two_hot
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -62,6 +70,109 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+
+# Constants with which the published rules were discovered.
+_TARGET_DECAY = 0.9  # target parameters are an exponential moving average
+_MAX_UPDATE = 1.0  # for a parameter, before the learning rate
+
+
+@struct
+class StudentState:
+    """State of a student: parameters, and what the rule knows of the lifetime."""
+
+    params: Params  # `StudentParams`
+    target_params: Params
+    optimizer_state: optax.OptState
+    moments: AdvantageMoments
+    memory: Memory
+
+
+State = TypeVar("State", bound=StudentState)
+
+
+def build_optimizer(root_epsilon: float = 0.0) -> optax.GradientTransformation:
+    """Return the unscaled optimizer of a student."""
+    return optax.chain(optax.scale_by_adam(eps_root=root_epsilon), optax.clip(_MAX_UPDATE))
+
+
+def init_student(
+    network: StudentNetwork,
+    optimizer: optax.GradientTransformation,
+    memory_units: int,
+    key: jax.Array,
+) -> StudentState:
+    """Return an untrained student."""
+    params: Params = network.init(key)
+    return StudentState(
+        params,
+        target_params=jax.tree.map(jnp.copy, params),
+        optimizer_state=optimizer.init(params),
+        moments=init_moments(),
+        memory=init_memory(memory_units),
+    )
+
+
+def descend(
+    optimizer: optax.GradientTransformation,
+    learning_rate: float | jax.Array,
+    state: State,
+    grads: Params,
+) -> State:
+    """Return a student whose parameters took a step, and their average followed the old ones."""
+    params, optimizer_state = take_step(
+        optimizer, state.params, state.optimizer_state, grads, learning_rate
+    )
+    target_params = optax.incremental_update(state.params, state.target_params, 1.0 - _TARGET_DECAY)
+    return dataclasses.replace(
+        state, params=params, target_params=target_params, optimizer_state=optimizer_state
+    )
+
+
+def student_loss(
+    outputs: Outputs,
+    next_policy: jax.Array,
+    targets: Targets,
+    value_targets: jax.Array,
+    data: Experience,
+    weights: jax.Array,
+    support: jax.Array,
+    value_cost: float | jax.Array,
+) -> tuple[jax.Array, Metrics]:
+    """Return a student's loss, a mean with `weights [T, B]`, and its parts.
+
+        L = KL(π̂ || π) + KL(ŷ || y) + KL(ẑ || z(a)) + KL(π' || p(a)) + c_q H(two-hot(h(G)), q(a))
+
+    Targets are constants. p(a) is the policy that was predicted for the next timestep, and π' the
+    actual one, `next_policy [T, B, A]`, where the episode goes on. `value_targets` G are `[T, B]`.
+    """
+    acted = jax.tree.map(lambda x: x[:-1], outputs)
+
+    def of_action(x: jax.Array) -> jax.Array:
+        return gather_action(x, data.action)
+
+    divergence = _divergence(next_policy, of_action(acted.next_policy))
+    log_values = jax.nn.log_softmax(of_action(acted.action_value))
+    losses = {
+        "policy_loss": _divergence(targets.policy, acted.policy),
+        "prediction_loss": _divergence(targets.prediction, acted.prediction),
+        "action_prediction_loss": _divergence(
+            targets.action_prediction, of_action(acted.action_prediction)
+        ),
+        "next_policy_loss": jnp.where(data.discount > 0, divergence, 0.0),
+        "value_loss": -jnp.sum(two_hot(squash(value_targets), support) * log_values, axis=-1),
+    }
+    costs = dict.fromkeys(losses, 1.0) | {"value_loss": value_cost}
+    parts = {name: jnp.mean(weights * loss) for name, loss in losses.items()}
+    total = sum((costs[name] * part for name, part in parts.items()), jnp.float32(0))
+    entropy = jnp.mean(weights * Categorical(acted.policy).entropy())
+    return total, {"loss": total, **parts, "entropy": entropy}
+
+
+def _divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
+    return Categorical(target).divergence(Categorical(logits))
+
+
+# --- the agent ------------------------------------------------------------------------------------
 
 
 @struct
@@ -146,6 +257,7 @@ class Disco:
             act=agent.act,
             learn=agent.learn,
             carry=network.torso.carry,
+            distribution=agent.distribution,
             warmup=self.replay.warmup,
         )
 
@@ -174,11 +286,17 @@ class _Disco:
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; extras are the logits of the `policy`."""
+        policy, carry = self.distribution(params, carry, timestep)
+        action = policy.sample(keys) if explore else policy.mode()
+        return action, {"policy": policy.logits}, carry
+
+    def distribution(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[Categorical, Carry]:
+        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         logits, carry = self.network.policy(params, carry, observation, timestep.first[None])
-        policy = Categorical(logits[0])
-        action = policy.sample(keys) if explore else policy.mode()
-        return action, {"policy": logits[0]}, carry
+        return Categorical(logits[0]), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

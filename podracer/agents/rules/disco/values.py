@@ -16,7 +16,7 @@ from podracer.ops.distributions import Categorical
 from podracer.ops.returns import retrace
 from podracer.ops.transforms import unsquashed_mean
 
-_DECAY = 0.99  # of the moving averages, with which the rule was discovered
+_DECAY = 0.99  # for moving averages, as when the rule was discovered
 
 
 @struct
@@ -64,11 +64,11 @@ def masked_powers(advantages: jax.Array, mask: jax.Array) -> tuple[jax.Array, ..
 class Values:
     """Values and advantages of T transitions between T+1 timesteps."""
 
-    v: jax.Array  # of states under the policy, f32 [T+1, B]
-    q: jax.Array  # of actions by the target parameters, f32 [T+1, B, A]
-    q_advantages: jax.Array  # of all actions by the target parameters, f32 [T+1, B, A]
+    v: jax.Array  # state values under the policy, f32 [T+1, B]
+    q: jax.Array  # action values by the target parameters, f32 [T+1, B, A]
+    q_advantages: jax.Array  # for all actions by the target parameters, f32 [T+1, B, A]
     targets: jax.Array  # Retrace targets of the actions taken, f32 [T, B]
-    advantages: jax.Array  # of these targets over the target parameters' value, f32 [T, B]
+    advantages: jax.Array  # these targets minus the target parameters' value, f32 [T, B]
     normalized_advantages: jax.Array  # f32 [T, B]
     normalized_q_advantages: jax.Array  # f32 [T+1, B, A]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -21,17 +22,16 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
-from podracer.agents.common.actor_critic import ParamsState
-from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules import meta_training
+from podracer.agents.rules.figures import draw_over_returns
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
     map_lifetimes,
-    policy_gradient,
     student_spec,
 )
-from podracer.agents.rules.lpg.figures import draw_targets
+from podracer.agents.rules.lpg.figures import targets_over_returns
 from podracer.agents.rules.lpg.rule import (
     Outputs,
     RuleParams,
@@ -42,7 +42,7 @@ from podracer.agents.rules.lpg.rule import (
     to_outputs,
 )
 from podracer.agents.rules.lpg.rule_file import encode_rule
-from podracer.agents.rules.meta_training import MetaCosts, MetaSettings
+from podracer.agents.rules.meta_training import MetaCosts, MetaSettings, descend
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import Network
@@ -59,15 +59,8 @@ class LPG(MetaSettings):
     """Learned Policy Gradient: discovers an update rule for students with discrete actions."""
 
     learning_rate: Schedule = bounded(1e-4)
-    """Learning rate of the update rule (Adam)."""
-    student_learning_rate: float = bounded(40.0)
-    """Learning rate of the students."""
     prediction_cost: float = bounded(0.5)
     """Weight alpha_y of the prediction's loss in a student's loss."""
-    policy_entropy_cost: float = bounded(0.05)
-    """Weight beta_0 of the students' policy entropy in the meta-objective."""
-    prediction_entropy_cost: float = bounded(1e-3)
-    """Weight beta_1 of the entropy of the students' predictions in the meta-objective."""
     policy_target_cost: float = bounded(5e-3)
     """Weight beta_2 of the squared policy targets pi-hat, a penalty in the meta-objective."""
     prediction_target_cost: float = bounded(1e-3)
@@ -97,11 +90,15 @@ class LPG(MetaSettings):
         rule = Rule(self._export, self._draw)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
-    def _export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
-        return encode_rule(self.rule, state.shared.rule, about)
+    def _export(self, state: LearnerState, origin: Mapping[str, Any]) -> bytes:
+        return encode_rule(self.rule, state.shared.rule, origin)
 
     def _draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, self.rule, state.shared.rule, self.discount)
+        params = state.shared.rule
+        targets = partial(targets_over_returns, self.rule, params, self.discount)
+        draw_over_returns(
+            figure, targets, "Policy target: how much likelier the action should become"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,35 +142,17 @@ class _Students:
         # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
         grads = jax.tree.map(lambda g: lifetimes * g, grads)
         prediction_size = jnp.sum(targets.prediction**2, axis=-1)
-        return self.descend(students, grads), {
-            **_entropies(outputs, data, lifetimes),
+        students = descend(self.optimizer, settings.student_learning_rate, students, grads)
+        return students, {
+            **self.entropies(outputs, data, lifetimes),
             "policy_target": lifetime_means(data.valid * targets.policy**2, lifetimes),
             "prediction_target": lifetime_means(data.valid * prediction_size, lifetimes),
         }
 
-    def descend(self, students: ParamsState, grads: Params) -> ParamsState:
-        """Return the students after one step of their optimizers each."""
-
-        def step(student: ParamsState, grads: Params) -> ParamsState:
-            rate, state = self.settings.student_learning_rate, student.optimizer_state
-            return ParamsState(*take_step(self.optimizer, student.params, state, grads, rate))
-
-        return jax.vmap(step)(students, grads)
-
-    def policy_objective(
-        self, students: ParamsState, data: Experience, advantages: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Return the policy-gradient objective and the entropies of each student, `[L]` each."""
-        lifetimes = jax.tree.leaves(students.params)[0].shape[0]
-        outputs = self.outputs(students.params, data.observation, data.first)
-        objective = policy_gradient(outputs.policy, data, advantages, lifetimes)
-        return objective, _entropies(outputs, data, lifetimes)
-
-
-def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-    """Return mean entropies of policy and prediction over the steps of each lifetime, `[L]`."""
-    policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
-    return {
-        "policy_entropy": lifetime_means(data.valid * policy.entropy(), lifetimes),
-        "prediction_entropy": lifetime_means(data.valid * prediction.entropy(), lifetimes),
-    }
+    def entropies(self, outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+        """Return mean entropies of policy and prediction over each lifetime's steps, `[L]`."""
+        policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
+        return {
+            "policy_entropy": lifetime_means(data.valid * policy.entropy(), lifetimes),
+            "prediction_entropy": lifetime_means(data.valid * prediction.entropy(), lifetimes),
+        }

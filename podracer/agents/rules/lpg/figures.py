@@ -6,18 +6,12 @@ prediction, and with random rewards. Its targets then depend on the rewards that
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.rules.figures import draw_over_returns, synthetic_episodes
+from podracer.agents.rules.figures import synthetic_episodes
 from podracer.agents.rules.lpg.rule import Outputs, UpdateRule
 from podracer.types import Params
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def targets_over_returns(
@@ -34,12 +28,3 @@ def targets_over_returns(
     outputs = Outputs(policy, jnp.zeros((*data.first.shape, rule.predictions)))
     targets = rule.apply(params, data, outputs, discount)
     return returns, targets.policy, targets.prediction
-
-
-def draw_targets(figure: Figure, rule: UpdateRule, params: Params, discount: float) -> None:
-    """Draw the rule's targets over the return: median, middle 80 %, and means."""
-    draw_over_returns(
-        figure,
-        partial(targets_over_returns, rule, params, discount),
-        "Policy target: how much likelier the action should become",
-    )

@@ -24,9 +24,9 @@ SCHEMA = "schema"
 _VERSION = 1
 
 
-def encode_rule(rule: UpdateRule, params: Params, about: Mapping[str, Any]) -> bytes:
+def encode_rule(rule: UpdateRule, params: Params, origin: Mapping[str, Any]) -> bytes:
     """Return the content of a file with the rule's parameters, f32, and where it was learned."""
-    schema = {"podracer_rule": _VERSION, "rule": dataclasses.asdict(rule), "about": dict(about)}
+    schema = {"podracer_rule": _VERSION, "rule": dataclasses.asdict(rule), "about": dict(origin)}
     arrays = {name: np.asarray(leaf) for name, leaf in _named(params).items()}
     encoded = np.frombuffer(json.dumps(schema, indent=1).encode(), np.uint8)
     content = io.BytesIO()
@@ -47,14 +47,14 @@ def decode_rule(content: bytes, name: str) -> tuple[UpdateRule, Params]:
             rule = UpdateRule(**schema["rule"])
             if any(type(n) is not int or not 0 < n <= 2**16 for n in schema["rule"].values()):
                 raise ValueError(f"no rule has the shape {rule}")
-            like = jax.eval_shape(rule.init, jax.eval_shape(lambda: jax.random.key(0)))
+            shapes = jax.eval_shape(rule.init, jax.eval_shape(lambda: jax.random.key(0)))
             leaves = [
                 read_array(archive, key, np.float32, leaf.shape)
-                for key, leaf in _named(like).items()
+                for key, leaf in _named(shapes).items()
             ]
     except DAMAGE as error:
         raise ConfigError(f"{name} is not an update rule: {error}.") from error
-    return rule, jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return rule, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def read_rule(path: str | Path) -> tuple[UpdateRule, Params]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common.actor_critic import CountedState, ScheduledOptimizer, count_frames
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer, count_frames
 from podracer.agents.rules.lifetimes import to_experience
 from podracer.agents.rules.lpg.rule import (
     Outputs,
@@ -109,6 +109,7 @@ class LPGStudent:
             act=agent.act,
             learn=agent.learn,
             carry=network.carry,
+            distribution=agent.distribution,
         )
 
 
@@ -129,10 +130,16 @@ class _LPGStudent:
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; there are no extras."""
+        policy, carry = self.distribution(params, carry, timestep)
+        return policy.sample(keys) if explore else policy.mode(), (), carry
+
+    def distribution(
+        self, params: Params, carry: Carry, timestep: TimeStep
+    ) -> tuple[Categorical, Carry]:
+        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         heads, carry = self.network.apply(params, carry, observation, timestep.first[None])
-        policy = Categorical(mask_logits(timestep.observation, heads["policy"][0]))
-        return policy.sample(keys) if explore else policy.mode(), (), carry
+        return Categorical(mask_logits(timestep.observation, heads["policy"][0])), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -149,7 +156,9 @@ class _LPGStudent:
         targets = settings.rule.apply(shared.rule, data, outputs, settings.discount)
         output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
         (grads,) = pullback(output_grads)
-        shared, metrics = self.optimizer.step(shared, global_mean(grads, axis))
+        shared, metrics = self.optimizer.step(
+            shared, global_mean(grads, axis), self.optimizer.rate(shared.frames)
+        )
         num_frames = schedules.count_frames(trajectory, axis)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return LearnerState(count_frames(shared, num_frames)), {
