@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
-from podracer.devices.loops import scan
+from podracer.devices.kernels import scan
 from podracer.environment import Environment
 from podracer.fields import struct, unchecked
 from podracer.ops.sums import compensated_sum
@@ -173,7 +173,8 @@ def rollout(
     def body(actor: ActorState, keys: tuple[jax.Array, jax.Array]) -> tuple[ActorState, Any]:
         return interact(agent, env, params, actor, *keys)
 
-    final, steps = scan(body, actor, (act_keys, step_keys))
+    with jax.named_scope("rollout"):
+        final, steps = scan(body, actor, (act_keys, step_keys))
     trajectory = Trajectory(steps, final.timestep, actor.carry, final.carry)
     # Not in the loop, where XLA computes the environment's step again for each of the statistics.
     episodes = count_episodes(actor.episodes, trajectory)

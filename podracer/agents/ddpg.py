@@ -33,6 +33,7 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
+from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, as_mean, mean_of
@@ -108,7 +109,7 @@ class _DDPG:
             self.critic_loss, state.params.critics, state, transition, key, axis=axis
         )
         state = learner.step(state, Parts(None, grads))
-        metrics["gradient_norm"] = optax.tree.norm(grads)
+        metrics["gradient_norm"] = global_norm(grads)
 
         def update_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
             grads, metrics = global_grad(
@@ -118,7 +119,7 @@ class _DDPG:
             target_params = optax.incremental_update(
                 state.params, state.target_params, settings.target_update_rate
             )
-            metrics["actor_gradient_norm"] = as_mean(optax.tree.norm(grads))
+            metrics["actor_gradient_norm"] = as_mean(global_norm(grads))
             return dataclasses.replace(state, target_params=target_params), metrics
 
         def keep_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:

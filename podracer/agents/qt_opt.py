@@ -28,6 +28,7 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import CriticNetworks
+from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean
@@ -117,7 +118,7 @@ class _QTOpt:
             state.params.critics, state.target_params, self.settings.target_update_rate
         )
         state = dataclasses.replace(state, target_params=target_params)
-        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+        return state, {**metrics, "gradient_norm": global_norm(grads)}, priorities
 
     def critic_loss(
         self,

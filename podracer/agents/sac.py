@@ -31,6 +31,7 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
+from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, struct
 from podracer.means import Mean, mean_of
@@ -118,8 +119,8 @@ class _SAC:
             state.params.critics, state.target_params, self.settings.target_update_rate
         )
         norms = {
-            "gradient_norm": optax.tree.norm(grads),
-            "actor_gradient_norm": optax.tree.norm(actor_grads),
+            "gradient_norm": global_norm(grads),
+            "actor_gradient_norm": global_norm(actor_grads),
         }
         state = dataclasses.replace(state, target_params=target_params)
         return state, {**metrics, **actor_metrics, **norms}, priorities

@@ -9,13 +9,11 @@ from collections import Counter
 from functools import cached_property
 from typing import Any
 
-import jax
-import jax.extend.core
-
 from podracer.config.experiment import Experiment
+from podracer.devices.kernels import inner_programs
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
-from podracer.plan.hlo import Collective, Loop
+from podracer.plan.hlo import Counts, Loop
 from podracer.plan.hlo import Program as Text
 from podracer.plan.programs import Program, programs_of
 from podracer.plan.targets import LAUNCH_SECONDS, Target
@@ -34,7 +32,7 @@ class Compiled:
     compile_seconds: float  # of CPU time, tracing included
 
     @cached_property
-    def totals(self) -> tuple[int, int, list[Collective]]:
+    def work(self) -> Counts:
         """Kernels, bytes and collectives of an update."""
         return self.update.total()
 
@@ -45,9 +43,9 @@ class Compiled:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
-        kernels, size, collectives = self.totals
-        step = _find_loop(self.update, "rollout")
-        minibatch = _find_loop(self.update, "minibatches")
+        kernels = self.work.kernels
+        loops = [x for x in self.update.walk() if x is not self.update]
+        minibatch = next((x for x in loops if x.scope == "minibatches"), None)
         return {
             "role": self.program.role,
             "devices_of_host": self.program.devices,
@@ -55,12 +53,16 @@ class Compiled:
             "temporary_bytes": self.program.copies * self.temporary_bytes,
             "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
-            "kernels_per_update": kernels,
-            "kernels_per_step": step and step.total()[0],
-            "kernels_per_minibatch": minibatch and minibatch.total()[0],
-            "collectives_per_update": [dataclasses.asdict(x) for x in collectives],
+            "kernels_per_update": kernels.total(),
+            "kernels_per_step": round(kernels["rollout"] / self.program.length, 1),
+            "kernels_per_minibatch": minibatch and minibatch.total().kernels.total(),
+            "loops": [
+                {"scope": x.scope, "trips": x.trips, "kernels": x.total().kernels.total()}
+                for x in loops
+            ],
+            "collectives_per_update": [dataclasses.asdict(x) for x in self.work.collectives],
             "flops_per_update": self.flops,
-            "bytes_per_update": size,
+            "bytes_per_update": self.work.bytes,
             "compile_seconds": round(self.compile_seconds, 1),
         }
 
@@ -103,7 +105,7 @@ class CompiledRun:
         if kind is None:
             return None
         first = self.programs[0]
-        launches = LAUNCH_SECONDS * first.totals[0] if kind.platform == "cuda" else 0.0
+        launches = LAUNCH_SECONDS * first.work.kernels.total() if kind.platform == "cuda" else 0.0
         return max(launches, first.flops / kind.flops)
 
     @property
@@ -176,27 +178,25 @@ def show(run: CompiledRun) -> str:
     ]
     for compiled in run.programs:
         facts, role = compiled.to_json(), compiled.program.role
-        whose = "" if role == "device" else f", {role}"
-        lines += ["", f"Each device{whose}:"]
-        lines += [f"  {name:42}{format_bytes(n):>12}" for name, n in compiled.memory.items() if n]
+        call, unit = ("a call", "rows") if role == "actor" else ("an update", "environment steps")
+        lines += ["", f"Each {'device' if role == 'device' else role}:"]
+        lines += [_line(name, format_bytes(n)) for name, n in compiled.memory.items() if n]
         if facts["host_bytes"]:
-            lines.append(f"  {'in host memory':42}{format_bytes(facts['host_bytes']):>12}")
-        unit = "update" if role != "actor" else "call"
-        rows = [
-            (
-                f"environment steps of an {unit}" if unit == "update" else "rows of a call",
-                facts["steps_per_update"],
-            ),
-            (f"kernels of {_article(unit)}", facts["kernels_per_update"]),
-            ("kernels of an environment step", facts["kernels_per_step"]),
-            ("kernels of a minibatch", facts["kernels_per_minibatch"]),
-            (f"FLOPs of {_article(unit)}, matrix products", facts["flops_per_update"]),
-            (f"bytes that {_article(unit)} moves", facts["bytes_per_update"]),
-        ]
-        lines += [f"  {name:42}{value:>12,}" for name, value in rows if value is not None]
-        for (kind, size), times in Counter((x.kind, x.bytes) for x in compiled.totals[2]).items():
-            lines.append(f"  {kind + ' x ' + str(times):42}{format_bytes(size):>12}")
-        lines.append(f"  {'CPU seconds to trace and compile':42}{facts['compile_seconds']:>12}")
+            lines.append(_line("in host memory", format_bytes(facts["host_bytes"])))
+        rows = {
+            f"{unit} of {call}": "steps_per_update",
+            f"kernels of {call}": "kernels_per_update",
+            "kernels of an environment step": "kernels_per_step",
+            "kernels of a minibatch": "kernels_per_minibatch",
+            f"FLOPs of {call}, matrix products": "flops_per_update",
+            f"bytes that {call} moves": "bytes_per_update",
+        }
+        lines += [_line(name, f"{facts[key]:,}") for name, key in rows.items() if facts[key]]
+        for (kind, size), times in Counter(
+            (x.kind, x.bytes) for x in compiled.work.collectives
+        ).items():
+            lines.append(_line(f"{kind} x {times}", format_bytes(size)))
+        lines.append(_line("CPU seconds to trace and compile", str(facts["compile_seconds"])))
     usable = run.target.usable_bytes
     if usable is not None:
         verb = "fits" if run.fits else "does not fit"
@@ -204,18 +204,8 @@ def show(run: CompiledRun) -> str:
     return "\n".join(lines)
 
 
-def _article(unit: str) -> str:
-    return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
-
-
-def _find_loop(loop: Loop, scope: str) -> Loop | None:
-    """Return the first loop within a scope that runs forward, the deepest that begins there."""
-    for inner in loop.loops:
-        if scope in inner.name and "transpose" not in inner.name:
-            return inner
-        if deeper := _find_loop(inner, scope):
-            return deeper
-    return None
+def _line(name: str, value: str) -> str:
+    return f"  {name:42}{value:>14}"
 
 
 def matrix_flops(jaxpr: Any) -> int:
@@ -230,7 +220,9 @@ def matrix_flops(jaxpr: Any) -> int:
         if name == "dot_general":
             ((contracted, _), _) = params["dimension_numbers"]
             shape = equation.invars[0].aval.shape
-            total += 2 * equation.outvars[0].aval.size * _size(shape, contracted)
+            total += (
+                2 * equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
+            )
         elif name == "conv_general_dilated":
             numbers, kernel = params["dimension_numbers"], equation.invars[1].aval
             per_output = kernel.size // kernel.shape[numbers.rhs_spec[0]]
@@ -239,18 +231,9 @@ def matrix_flops(jaxpr: Any) -> int:
             total += max(matrix_flops(branch.jaxpr) for branch in params["branches"])
         else:
             times = params["length"] if name == "scan" else 1
-            total += times * sum(map(matrix_flops, _inner(params)))
+            total += times * sum(map(matrix_flops, inner_programs(params)))
     return total
 
 
 def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
     return math.prod(shape[axis] for axis in axes)
-
-
-def _inner(params: dict[str, Any]) -> list[Any]:
-    """Return the programs within an equation."""
-    leaves = jax.tree.leaves(
-        params, is_leaf=lambda x: isinstance(x, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr)
-    )
-    closed = (getattr(x, "jaxpr", x) for x in leaves)
-    return [x for x in closed if isinstance(x, jax.extend.core.Jaxpr)]

@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
+SCOPES = ("rollout", "minibatches")
+"""Names of `jax.named_scope` that kernels are counted by."""
 _FREE = frozenset(
     [
         "parameter",
@@ -52,6 +55,15 @@ class Instruction:
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
         return match[1] if match else ""
 
+    @property
+    def called(self) -> list[str]:
+        """Computations that a call runs, or of which a condition runs one."""
+        if match := re.search(r"branch_computations=\{([^}]*)\}", self.text):
+            return re.findall(r"%?([\w.\-]+)", match[1])
+        if self.opcode == "conditional":
+            return [self.attribute("true_computation"), self.attribute("false_computation")]
+        return [self.attribute("to_apply") or self.attribute("calls")]
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
@@ -62,26 +74,39 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """Loop, or the whole program, with what its body does each time, inner loops apart."""
+class Counts:
+    """Work of a part of a program, on one device."""
 
-    name: str  # scope of the source, as `jax.named_scope` calls it
+    kernels: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Number of kernels by the scope of `SCOPES` that they are in, "" for no scope."""
+    bytes: int = 0
+    """Bytes that the kernels read and write."""
+    collectives: tuple[Collective, ...] = ()
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.kernels + other.kernels,
+            self.bytes + other.bytes,
+            self.collectives + other.collectives,
+        )
+
+    def __mul__(self, times: int) -> Counts:
+        kernels = Counter({name: times * n for name, n in self.kernels.items()})
+        return Counts(kernels, times * self.bytes, times * self.collectives)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Loop, or the whole program, with the work of one iteration, inner loops apart."""
+
+    scope: str
     trips: int | None
-    kernels: int
-    bytes: int  # read and written by the kernels
-    collectives: tuple[Collective, ...]
+    body: Counts
     loops: tuple[Loop, ...]
 
-    def total(self) -> tuple[int, int, list[Collective]]:
-        """Return kernels, bytes and collectives of one iteration, inner loops included."""
-        kernels, size, collectives = self.kernels, self.bytes, list(self.collectives)
-        for loop in self.loops:
-            inner = loop.total()
-            times = loop.trips or 1
-            kernels += times * inner[0]
-            size += times * inner[1]
-            collectives += times * inner[2]
-        return kernels, size, collectives
+    def total(self) -> Counts:
+        """Return the work of one iteration, inner loops included."""
+        return sum((x.total() * (x.trips or 1) for x in self.loops), self.body)
 
     def walk(self) -> Iterator[Loop]:
         """Yield this loop and all within it."""
@@ -111,39 +136,31 @@ class Program:
     @cached_property
     def whole(self) -> Loop:
         """The program, and the loops in it."""
-        return self._loop(self._entry, "program", 1)
+        return self._loop(self._entry, "", 1)
 
     @property
     def update(self) -> Loop:
         """The loop over updates, whose length XLA does not know; else the whole program."""
         return next((x for x in self.whole.walk() if x.trips is None), self.whole)
 
-    def _loop(self, computation: str, name: str, trips: int | None) -> Loop:
-        kernels, size = 0, 0
-        collectives: list[Collective] = []
-        loops: list[Loop] = []
+    def _loop(self, computation: str, scope: str, trips: int | None) -> Loop:
+        body, loops = Counts(), list[Loop]()
         instructions = self._computations.get(computation, {})
         for x in instructions.values():
+            own_scope = _scope(x.text) or scope
             if x.opcode == "while":
-                loops.append(self._loop(x.attribute("body"), _scope(x.text), self._trips(x)))
+                loops.append(self._loop(x.attribute("body"), own_scope, self._trips(x)))
             elif x.opcode in ("call", "conditional", "async-start"):
-                branches = [x.attribute("to_apply") or x.attribute("calls")]
-                if match := re.search(r"branch_computations=\{([^}]*)\}", x.text):
-                    branches = re.findall(r"%?([\w.\-]+)", match[1])
-                elif x.opcode == "conditional":
-                    branches = [x.attribute("true_computation"), x.attribute("false_computation")]
-                # Of the branches of a condition the dearest counts.
-                called = max((self._loop(b, "", 1) for b in branches), key=lambda b: b.total()[0])
-                kernels, size = kernels + called.kernels, size + called.bytes
-                collectives += called.collectives
+                called = (self._loop(name, own_scope, 1) for name in x.called)
+                # Of the branches of a condition the one with most kernels counts.
+                called = max(called, key=lambda branch: branch.total().kernels.total())
+                body += called.body
                 loops += called.loops
             elif x.opcode not in _FREE and not x.opcode.endswith("-done"):
-                kernels += 1
-                size += self._traffic(x, instructions)
                 kind = x.opcode.removesuffix("-start")
-                if kind in _COLLECTIVES:
-                    collectives.append(Collective(kind, x.size))
-        return Loop(name, trips, kernels, size, tuple(collectives), tuple(loops))
+                collectives = (Collective(kind, x.size),) if kind in _COLLECTIVES else ()
+                body += Counts(Counter([own_scope]), self._traffic(x, instructions), collectives)
+        return Loop(scope, trips, body, tuple(loops))
 
     def _trips(self, loop: Instruction) -> int | None:
         """Return the number of iterations of a loop, None where it is not known.
@@ -222,6 +239,7 @@ def _bytes(shape: str) -> int:
 
 
 def _scope(text: str) -> str:
-    """Return the innermost named scope of a loop, such as `rollout`, with `transpose` around it."""
+    """Return the outermost of `SCOPES` that an instruction is in."""
     match = re.search(r'op_name="([^"]*)"', text)
-    return match[1] if match else ""
+    found = re.search(rf"\b({'|'.join(SCOPES)})\b", match[1]) if match else None
+    return found[1] if found else ""

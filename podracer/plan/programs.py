@@ -37,6 +37,7 @@ class Program:
     devices: int  # of each host that run it
     trace: Callable[[], Any]  # returns the traced program, `jax.stages.Traced`
     steps: int  # environment steps on one device in one call, of Anakin in one update
+    length: int  # of the rollout within it
     state: dict[str, int]  # bytes on one device by part
     host_bytes: int = 0  # of the host's memory that one device uses
     copies: int = 1  # of the program that run at once on a device
@@ -70,6 +71,7 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
         len(mesh.local_devices),
         lambda: chunk.trace(agent, state, request),
         config.steps_per_update // mesh.size,
+        config.rollout_length,
         _state_parts(state, target),
         _host_bytes(state, target),
     )
@@ -91,6 +93,7 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: 
         len(mesh.local_devices),
         lambda: chunk.trace(agents, states, abstract_request(mesh)),
         config.steps_per_update * len(pods) // mesh.size,
+        config.rollout_length,
         _state_parts(states, target),
     )
 
@@ -145,6 +148,7 @@ def _sebulba(
             num_learners,
             lambda: update.trace(*arguments),
             steps // num_learners,
+            1,
             learner,
             _host_bytes(state, target),
         ),
@@ -153,6 +157,7 @@ def _sebulba(
             len(split.actors),
             lambda: act.trace(*inputs),
             split.num_envs,
+            1,
             actor,
             copies=threads,
         ),

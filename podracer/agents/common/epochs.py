@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
+from podracer.devices.kernels import scan
 from podracer.devices.reductions import global_grad_in_blocks
 from podracer.errors import ConfigError
 from podracer.means import Mean, pack, unpack
@@ -111,7 +112,8 @@ def fit(
         structures.append(jax.tree.structure(metrics))
         return learner, pack(metrics)
 
-    learner, packed = jax.lax.scan(packed_step, learner, minibatches)
+    with jax.named_scope("minibatches"):
+        learner, packed = scan(packed_step, learner, minibatches)
     return learner, unpack(jnp.mean(packed, axis=0), structures[0])
 
 

@@ -24,6 +24,7 @@ from podracer.agents.common.optimizers import (
     take_step,
 )
 from podracer.agents.common.settings import ActorCriticSettings
+from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, struct
 from podracer.ops.dense import affine
@@ -104,7 +105,7 @@ def learn(
     grads = global_mean(grads, axis)
     rate = schedules.value_at(meta_learning_rate, state.frames)
     meta = take_step(META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate)
-    metrics = {**metrics, "meta_gradient_norm": optax.tree.norm(grads)}
+    metrics = {**metrics, "meta_gradient_norm": global_norm(grads)}
     return LearnerState(_join(count_frames(learner, num_frames), *meta)), metrics
 
 

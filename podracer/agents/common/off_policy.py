@@ -83,7 +83,9 @@ def learn_from_replay(
         return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
 
     def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
-        loop, metrics = jax.lax.scan(step, loop, jax.random.split(key, config.updates_per_rollout))
+        keys = jax.random.split(key, config.updates_per_rollout)
+        with jax.named_scope("minibatches"):
+            loop, metrics = jax.lax.scan(step, loop, keys)
         return loop, jax.tree.map(jnp.mean, metrics)
 
     loop = (state.shared, replay.priorities)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
+from podracer.devices.kernels import global_norm
 from podracer.fields import Flag, bounded, reset_on_warm_start, static, struct
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
@@ -61,7 +62,17 @@ class Optimizer:
             method = _scale_by_rms(self.rmsprop_decay, self.epsilon, root_epsilon)
         if max_gradient_norm is None:
             return method
-        return optax.chain(optax.clip_by_global_norm(max_gradient_norm), method)
+        return optax.chain(_clip_by_global_norm(max_gradient_norm), method)
+
+
+def _clip_by_global_norm(limit: float | jax.Array) -> optax.GradientTransformation:
+    """Return `optax.clip_by_global_norm` with the norm of `devices.kernels`."""
+
+    def clip(grads: Params, params: Params | None = None) -> Params:
+        norm = global_norm(grads)
+        return jax.tree.map(lambda x: jnp.where(norm < limit, x, x / norm * limit), grads)
+
+    return optax.stateless(clip)
 
 
 def _scale_by_rms(
@@ -144,7 +155,7 @@ class ScheduledOptimizer:
             self.optimizer, state.params, state.optimizer_state, grads, learning_rate
         )
         state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
-        return state, {"gradient_norm": optax.tree.norm(grads)}
+        return state, {"gradient_norm": global_norm(grads)}
 
     def apply_gradients(
         self, state: LearnerState, grads: Params, num_frames: jax.Array

@@ -34,6 +34,7 @@ from podracer.agents.rules.lifetimes import (
     to_rollout,
     to_rollouts,
 )
+from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_mean
 from podracer.environment import TaskGroups
 from podracer.fields import bounded, reset_on_warm_start, static, struct
@@ -312,7 +313,7 @@ class MetaTraining:
         rule, optimizer_state = take_step(
             self.optimizer, shared.rule, shared.optimizer_state, grads, rate
         )
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
+        metrics = {"loss": loss, "gradient_norm": global_norm(grads)}
         for name, total, count in zip(self.reward_names, reward, valid, strict=True):
             mean = total / jnp.maximum(count, 1e-8)
             metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])

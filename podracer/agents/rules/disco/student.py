@@ -50,6 +50,7 @@ from podracer.agents.rules.disco.values import (
     masked_powers,
 )
 from podracer.agents.rules.lifetimes import Experience, to_experience
+from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_mean
 from podracer.errors import ConfigError
 from podracer.fields import bounded, reset_on_warm_start, static, struct
@@ -352,4 +353,4 @@ class _Disco:
             moments=moments,
             memory=remember(state.rule, state.memory, memory_input),
         )
-        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, sample.weights
+        return state, {**metrics, "gradient_norm": global_norm(grads)}, sample.weights

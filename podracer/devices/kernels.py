@@ -1,4 +1,7 @@
-"""Loops over time, which an accelerator runs several steps at once."""
+"""Common operations in forms that take few kernels on an accelerator, and are as usual on a CPU.
+
+Launching a kernel on an accelerator takes longer than the work of a small one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from typing import Any
 
 import jax
 import jax.extend.core
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
 
 from podracer.devices.reductions import is_for_cpu
 from podracer.types import PyTree
@@ -20,9 +26,7 @@ def scan(
 ) -> tuple[Any, PyTree]:
     """Return what `jax.lax.scan` returns.
 
-    Launching a kernel on an accelerator takes longer than the work of a small one, so there an
-    iteration runs as many steps as XLA can fuse in a reasonable time to compile. A CPU keeps one,
-    and with it the bits.
+    On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
     """
     steps = 1
     if not is_for_cpu():
@@ -30,6 +34,13 @@ def scan(
         size = count_equations(jax.make_jaxpr(body)(carry, first).jaxpr)
         steps = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1)))
     return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
+
+
+def global_norm(tree: PyTree) -> jax.Array:
+    """Return the norm of all arrays of a tree together, f32 `[]`."""
+    if is_for_cpu():
+        return optax.tree.norm(tree)
+    return jnp.linalg.norm(ravel_pytree(tree)[0])
 
 
 def count_equations(jaxpr: Any) -> int:
