@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
-from podracer.devices.kernels import scan
 from podracer.devices.reductions import global_grad_in_blocks
 from podracer.errors import ConfigError
 from podracer.means import Mean, pack, unpack
@@ -113,7 +112,7 @@ def fit(
         return learner, pack(metrics)
 
     with jax.named_scope("minibatches"):
-        learner, packed = scan(packed_step, learner, minibatches)
+        learner, packed = jax.lax.scan(packed_step, learner, minibatches)
     return learner, unpack(jnp.mean(packed, axis=0), structures[0])
 
 
