@@ -140,8 +140,9 @@ class Program:
 
     @property
     def update(self) -> Loop:
-        """The loop over updates, whose length XLA does not know; else the whole program."""
-        return next((x for x in self.whole.walk() if x.trips is None), self.whole)
+        """The loop over updates, the largest whose length XLA does not know; else the program."""
+        unknown = [x for x in self.whole.walk() if x.trips is None]
+        return max(unknown, key=lambda x: x.total().kernels.total(), default=self.whole)
 
     def _loop(self, computation: str, scope: str, trips: int | None) -> Loop:
         body, loops = Counts(), list[Loop]()
