@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,9 +60,6 @@ from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @struct
@@ -115,8 +112,8 @@ class DiscoDiscovery(MetaSettings):
         rule = Rule(_export, self._draw)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
-    def _draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
+    def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
+        return draw_targets(state.shared.rule, self.discount, self.trace_lambda)
 
 
 def _export(state: LearnerState, about: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,7 @@ import jax.numpy as jnp
 from podracer.agents.rules.disco.network import Outputs
 from podracer.agents.rules.disco.rule import RuleParams, apply_rule, init_memory
 from podracer.agents.rules.disco.values import estimate_values, init_moments
-from podracer.agents.rules.figures import draw_over_returns, synthetic_episodes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 
 
 def targets_over_returns(
@@ -54,10 +51,9 @@ def targets_over_returns(
     return returns, policy_target, jax.nn.softmax(targets.prediction)
 
 
-def draw_targets(figure: Figure, params: RuleParams, discount: float, trace_lambda: float) -> None:
+def draw_targets(params: RuleParams, discount: float, trace_lambda: float) -> list[dict[str, Any]]:
     """Draw the rule's targets over the return: median, middle 80 %, and means."""
-    draw_over_returns(
-        figure,
+    return figures_over_returns(
         partial(targets_over_returns, params, discount, trace_lambda),
         "Policy target: probability of the action taken",
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -49,9 +49,6 @@ from podracer.networks import Network
 from podracer.ops.distributions import Categorical
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @struct
@@ -100,8 +97,8 @@ class LPG(MetaSettings):
     def _export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
         return encode_rule(self.rule, state.shared.rule, about)
 
-    def _draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, self.rule, state.shared.rule, self.discount)
+    def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
+        return draw_targets(self.rule, state.shared.rule, self.discount)
 
 
 @dataclasses.dataclass(frozen=True)

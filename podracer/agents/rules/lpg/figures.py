@@ -7,17 +7,14 @@ prediction, and with random rewards. Its targets then depend on the rewards that
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.rules.figures import draw_over_returns, synthetic_episodes
+from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lpg.rule import Outputs, UpdateRule
 from podracer.types import Params
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def targets_over_returns(
@@ -36,10 +33,9 @@ def targets_over_returns(
     return returns, targets.policy, targets.prediction
 
 
-def draw_targets(figure: Figure, rule: UpdateRule, params: Params, discount: float) -> None:
+def draw_targets(rule: UpdateRule, params: Params, discount: float) -> list[dict[str, Any]]:
     """Draw the rule's targets over the return: median, middle 80 %, and means."""
-    draw_over_returns(
-        figure,
+    return figures_over_returns(
         partial(targets_over_returns, rule, params, discount),
         "Policy target: how much likelier the action should become",
     )
