@@ -703,10 +703,10 @@ def test_a_sweep_shows_its_settings_with_the_score(tmp_path):
     ]
     page = Page(write_report(runs, tmp_path / "report.html"))
     drawn = figures(page.source)
-    best = drawn["Score of each configuration, and the best so far"]["data"]
+    best = drawn["Score of configurations, and the best so far"]["data"]
     assert best[0]["y"] == [round(0.9 - i, 6) for i in range(1, 12)]
     assert best[1]["y"] == [best[0]["y"][0]] * 11
-    (bars,) = drawn["Spearman's rank correlation with the score, each setting by itself"]["data"]
+    (bars,) = drawn["Rank correlation of each setting with the score"]["data"]
     assert (bars["x"], bars["y"]) == ([1], ["learning_rate"])
     lines = drawn["Configurations: settings and score"]["data"]
     assert [trace["meta"]["group"] for trace in lines] == [f"{i:02}" for i in range(11, 0, -1)]

@@ -172,7 +172,7 @@ def test_a_run_is_shown_and_nothing_is_written(tmp_path):
     assert "they step environments 60 % of theirs" in parts["waiting"]
     waits = figures(parts["waiting"])
     assert [len(waits[f"{x}: share of time"]["data"]) for x in ("Actors", "Learner")] == [5, 3]
-    assert waits["Actors: share of time"]["data"][0]["y"] == [0.6] * 10
+    assert waits["Actors: share of time"]["data"][0]["y"] == [0.6] * 20
     assert "Loss" in figures(parts["metrics"])
     assert {path: path.stat().st_mtime_ns for path in [run, *run.iterdir()]} == before
 

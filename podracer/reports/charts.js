@@ -3,7 +3,7 @@
 
 const TITLES = { frames: "frames", updates: "updates", seconds: "seconds",
   clock: "time, UTC, as if it had never paused" };
-const HOVER = "%{text}<br>%{x}: %{y}<extra></extra>";
+const HOVER = "<br>%{x}: %{y}<extra></extra>";
 const SMOOTH = 2; // percent of a run that its curve is a running mean over, as in scores
 const settings = { axis: "", smooth: SMOOTH, logX: false, logY: false, off: new Set() };
 const blocks = new Map(); // element to its JSON
@@ -47,6 +47,7 @@ function show(element) {
     element.heads = heads;
   }
   blocks.set(element, block);
+  setControls(element);
   const panels = element.lastElementChild;
   while (panels.children.length > block.figures.length) panels.lastChild.remove();
   block.figures.forEach((figure, index) => {
@@ -72,13 +73,18 @@ const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br>", 
 function redraw() {
   for (const element of blocks.keys()) {
     if (!element.isConnected) { blocks.delete(element); continue; }
-    for (const input of element.querySelectorAll("[data-off]"))
-      input.checked = !settings.off.has(input.dataset.off);
-    for (const input of element.querySelectorAll("[data-setting]")) {
-      const value = settings[input.dataset.setting];
-      if (input.type === "checkbox") input.checked = value; else input.value = value;
-    }
+    setControls(element);
     for (const panel of element.lastElementChild.children) if (panel.isNear) draw(panel);
+  }
+}
+
+function setControls(element) {
+  for (const input of element.querySelectorAll("[data-off]"))
+    input.checked = !settings.off.has(input.dataset.off);
+  for (const input of element.querySelectorAll("[data-setting]")) {
+    const value = settings[input.dataset.setting];
+    if (input.type === "checkbox") input.checked = value; else input.value = value;
+    if (input.selectedIndex === -1) input.selectedIndex = 0; // an axis of other charts alone
   }
 }
 
@@ -93,7 +99,6 @@ function toolbar(axes) {
   const control = (text, name, input) => {
     input.dataset.setting = name;
     input.addEventListener("input", change);
-    if (input.type === "checkbox") input.checked = settings[name]; else input.value = settings[name];
     return make("label", {}, text, input);
   };
   const options = axes.map((axis) => make("option", { value: axis, textContent: TITLES[axis] }));
@@ -129,7 +134,7 @@ function entries(legend) {
     return item;
   });
   const list = make("ul", { className: "legend" }, ...items);
-  if (legend.length > 6) {
+  if (legend.length > 12) {
     const filter = make("input", { type: "search", placeholder: "show those with ..." });
     filter.setAttribute("aria-label", "show those whose names have this text");
     filter.oninput = () => {
@@ -148,11 +153,13 @@ function move(event) {
   const steps = { ArrowLeft: [-0.2, -0.2], ArrowRight: [0.2, 0.2], "+": [0.2, -0.2], "-": [-0.3, 0.3] };
   const panel = event.currentTarget;
   if (event.target !== panel || event.ctrlKey || event.metaKey || !panel._fullLayout) return;
-  if (event.key === "0")
+  if (event.key === "0") {
+    panel.view = null;
     Plotly.relayout(panel, { "xaxis.autorange": true, "yaxis.autorange": true });
-  else if (event.key in steps) {
+  } else if (event.key in steps) {
     const axis = panel._fullLayout.xaxis, [low, high] = axis.range.map(axis.r2l);
     const range = [low, high].map((x, i) => axis.l2r(x + (high - low) * steps[event.key][i]));
+    panel.view = { range, scale: panel._fullLayout.uirevision };
     Plotly.relayout(panel, { "xaxis.range": range });
   } else return;
   event.preventDefault();
@@ -194,12 +201,26 @@ function chosen(trace, axis) {
     if (meta.smooth) y = runningMean(y, meta.smooth === "run" ? smooth : smooth - SMOOTH);
     visible &&= x.length > 0;
   }
-  const hovertemplate = trace.hoverinfo === "skip" ? undefined : HOVER;
+  const about = Array.isArray(trace.text) ? "%{text}" : "%{meta}"; // one text is no text of points
+  const hovertemplate = trace.hoverinfo === "skip" ? undefined : about + HOVER;
   const style = themed({ mode: "lines", hovertemplate, ...trace, meta: null, x: null, y: null });
-  return { ...style, x, y, visible: Boolean(visible) };
+  return { ...style, meta: trace.text, x, y, visible: Boolean(visible) };
 }
 
-function draw(panel) {
+// Draw a panel once what it draws already has ended; what changes meanwhile is drawn together.
+async function draw(panel) {
+  panel.isStale = true;
+  if (panel.isBusy) return;
+  panel.isBusy = true;
+  try {
+    while (panel.isStale) {
+      panel.isStale = false;
+      await render(panel);
+    }
+  } finally { panel.isBusy = false; }
+}
+
+async function render(panel) {
   const { data, layout } = panel.figure;
   const hasCurves = data.some((trace) => trace.meta?.curves);
   const axis = { gridcolor: "--line", zerolinecolor: "--line", linecolor: "--line", automargin: true };
@@ -223,9 +244,10 @@ function draw(panel) {
     xaxis: { ...axis, showgrid: false, zeroline: false, nticks: 7, exponentformat: "B", ...layout.xaxis, ...x },
     yaxis: { ...axis, nticks: 6, exponentformat: isSmall ? "e" : "B", ...layout.yaxis, ...y },
   });
+  if (panel.view?.scale === full.uirevision) full.xaxis.range = [...panel.view.range];
   full.xaxis.title = { standoff: 6, ...full.xaxis.title };
   const name = plain(layout.title.text).replace(/[^\w-]+/g, "_");
-  Plotly.react(panel, traces, full, {
+  await Plotly.react(panel, traces, full, {
     responsive: true, displaylogo: false,
     toImageButtonOptions: { filename: name, scale: 2 },
     modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage", {
@@ -233,12 +255,6 @@ function draw(panel) {
       click: () => download(`${name}.csv`, csv(panel)),
     }]],
   });
-  for (const button of panel.querySelectorAll(".modebar-btn")) {
-    button.tabIndex = 0;
-    button.setAttribute("role", "button");
-    button.setAttribute("aria-label", button.dataset.title);
-    button.onkeydown = (event) => { if (event.key === "Enter") button.click(); };
-  }
 }
 
 // Return the points that a panel shows; a text cannot become a formula of a spreadsheet.

@@ -93,7 +93,7 @@ def _figures(settings: Settings, scores: Mapping[str, Score]) -> list[Figure]:
     line = {"shape": "hv", "color": TEXT, "width": 1.6}
     record = trace(place, np.maximum.accumulate(values), text="best so far", line=line)
     figures.append(
-        figure("Score of each configuration, and the best so far", [dots, record], "configuration")
+        figure("Score of configurations, and the best so far", [dots, record], "configuration")
     )
     correlations = _correlations(settings, means)
     if correlations:
@@ -103,7 +103,7 @@ def _figures(settings: Settings, scores: Mapping[str, Score]) -> list[Figure]:
         )
         bars = trace(amounts, names, text=names, type="bar", orientation="h",
                      textposition="none", marker={"color": COLORS[0]})  # fmt: skip
-        title = "Spearman's rank correlation with the score, each setting by itself"
+        title = "Rank correlation of each setting with the score"
         height = 120 + 22 * len(names)
         figures.append(figure(title, [bars], xaxis={"range": [-1, 1]}, height=height))
     return figures

@@ -222,22 +222,14 @@ def _stages(
     stretches: Sequence[tuple[np.ndarray, ...]],
 ) -> Figure:
     """Stack stages to the whole; nothing stands where nothing ran, as during compilation."""
-    start, end, seconds = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
-    shares = seconds / seconds.sum(axis=1, keepdims=True)
-    style = {"type": "bar", "width": end - start, "textposition": "none"}
-    traces = [
-        trace(
-            (start + end) / 2,
-            share,
-            text,
-            text=text,
-            **style,
-            marker={"color": color, "line": {"width": 0}},
-        )
-        for (_, text, color), share in zip(stages, shares.T, strict=True)
-    ]
-    axis = {"range": [0, 1], "tickformat": ".0%"}
-    return figure(title, traces, "seconds", yaxis=axis, bargap=0)
+    traces = []
+    for index, (start, end, seconds) in enumerate(stretches):
+        edges = np.stack([start, end], axis=1).ravel()
+        shares = np.repeat(seconds / seconds.sum(axis=1, keepdims=True), 2, axis=0)
+        for (_, text, color), share in zip(stages, shares.T, strict=True):
+            style = {"stackgroup": str(index), "line": {"width": 0, "color": color}}
+            traces.append(trace(edges, share, text, text=text, fillcolor=color, **style))
+    return figure(title, traces, "seconds", yaxis={"range": [0, 1], "tickformat": ".0%"})
 
 
 def segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:

@@ -143,7 +143,7 @@ def _period(name: str, result: PeriodResult) -> str:
         "Drawdown: below the highest so far", drawdowns, xaxis=dates, yaxis=percents, height=220
     )
     holdings = figure(
-        "Holdings of the policy: fractions of its equity",
+        "Holdings of the policy, of its equity",
         areas,
         xaxis=dates,
         yaxis={**percents, "range": [0, 1]},
