@@ -126,14 +126,16 @@ def _chart(name: str, curves: Sequence[Curve], axes: Axes, title: str) -> str:
         color, style = color_of[curve.name], {"dash": dashes[curve.kind]}
         about = [curve.name, *([str(curve.reading)] if curve.reading else [])]
         symbol = "circle" if curve.kind == "measured" else "circle-open"
-        few = len(curve.points) <= _MAX_MARKERS
+        has_markers = len(curve.points) <= _MAX_MARKERS
+        x, y = np.array(curve.points, float).T
         traces.append(
             trace(
-                *np.array(curve.points, float).T,
+                x,
+                y,
                 curve.name,
                 name=curve.kind,
                 text="\n".join(about),
-                mode="lines+markers" if few else "lines",
+                mode="lines+markers" if has_markers else "lines",
                 line={"color": color, "width": 0.8 if curve.faint else 2, **style},
                 marker={"symbol": symbol, "size": 7, "color": color},
                 opacity=0.6 if curve.faint else 1,

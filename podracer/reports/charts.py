@@ -25,10 +25,10 @@ COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e3
 POD, WINNER = COLORS[:2]  # all pods of a population, and the best one with its ancestors
 GRAY, TEXT = "#8a919a", "--text"  # a name with dashes is a variable of the page's style
 AXES = ("frames", "updates", "seconds")
-_POINTS = 1000  # of a curve at most
+_POINTS = 1000  # in a curve at most
 _ALL_POINTS = 50_000  # in a block, about; a page of six million bytes has room for two
-_CURVES = 64  # runs drawn in a block at most
-_RAW = 8  # groups at most whose unsmoothed values are drawn, too
+_CURVES = 64  # runs shown in a block at most
+_RAW = 8  # groups at most whose unsmoothed values are shown, too
 _SETTINGS = 10  # under the pointer at most
 _GRID = 200  # points at which the seeds of a group are compared
 
@@ -70,10 +70,10 @@ def trace(
     }
 
 
-def figure(title: str, traces: Sequence[Trace], over: str = "", **layout: Any) -> Figure:
+def figure(title: str, traces: Sequence[Trace], x_title: str = "", **layout: Any) -> Figure:
     """Return a figure with a plain title, and with the name of its x axis."""
     lines = textwrap.wrap(title, 46)
-    x_axis = {"title": {"text": html.escape(over)}, **layout.pop("xaxis", {})}
+    x_axis = {"title": {"text": html.escape(x_title)}, **layout.pop("xaxis", {})}
     heading = {"text": "<br>".join(map(html.escape, lines))}
     margin = {"t": 20 + 17 * len(lines)}
     return {
@@ -149,11 +149,11 @@ def curves(
     Groups of several seeds also have their score, with its interval where seeds are enough.
     `num_blocks` share the room that a page has.
     """
-    most = max(1, _CURVES // num_blocks)
-    members = {label: count_seeds(runs)[0] for label, runs in [*groups.items()][:most]}
+    limit = max(1, _CURVES // num_blocks)
+    members = {label: count_seeds(runs)[0] for label, runs in [*groups.items()][:limit]}
     colors = dict(zip(members, itertools.cycle(COLORS), strict=False))
-    drawn = {label: runs[: max(1, most // len(members))] for label, runs in members.items()}
-    num_drawn, num_runs = sum(map(len, drawn.values())), sum(map(len, groups.values()))
+    shown = {label: runs[: max(1, limit // len(members))] for label, runs in members.items()}
+    num_drawn, num_runs = sum(map(len, shown.values())), sum(map(len, groups.values()))
     size = num_blocks * num_drawn * (len(panels) + len(axes))
     points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
     texts = {label: _text(settings) for label, settings in differing_settings(members).items()}
@@ -161,19 +161,19 @@ def curves(
     for panel in panels:
         traces = []
         for label, color in colors.items():
-            group = label, color, texts[label], len(drawn) <= _RAW
-            traces += _runs(group, drawn[label], panel, axes, points)
+            group = label, color, texts[label], len(shown) <= _RAW
+            traces += _runs(group, shown[label], panel, axes, points)
             traces += _score(label, color, members[label], panel, axes)
         if traces:
             figures.append(figure(panel.title, traces))
     legend = [
         LegendEntry(label, colors[label], [run.name for run in runs] if len(runs) > 1 else [])
-        for label, runs in drawn.items()
+        for label, runs in shown.items()
     ]
     has_choice = len(legend) > 1 or any(entry.runs for entry in legend)
     block = charts(name, figures, legend if has_choice else [], axes=axes)
-    left_out = f"<small>{num_drawn} of {num_runs} runs are drawn.</small>"
-    return block + (left_out if block and num_runs > most else "")
+    left_out = f"<small>{num_drawn} of {num_runs} runs are shown.</small>"
+    return block + (left_out if block and num_runs > limit else "")
 
 
 def differing_settings(groups: Groups) -> Settings:
@@ -200,7 +200,7 @@ def _runs(
 ) -> Iterator[Trace]:
     """Yield the traces of a group's runs: curves, thin where there are several, and dots.
 
-    The group has a label, a color, a text about its settings, and says if raw values are drawn.
+    The group has a label, a color, a text about its settings, and says if raw values are shown.
     """
     label, color, text, has_raw = group
     for run in runs:
@@ -249,17 +249,17 @@ def _of_run(
     meta = {"group": label, "run": run.name, "curves": curves_by_axis, "smooth": smooth}
     if (start := _start(run)) is not None:
         meta["start"] = start
-    about = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
-    return {**trace([], [], text=about), "meta": meta, **style}
+    description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
+    return {**trace([], [], text=description), "meta": meta, **style}
 
 
 def _start(run: RunRecords) -> float | None:
     """Return when a run began, in milliseconds since 1970."""
     try:
-        began = datetime.datetime.fromisoformat(str((run.whole or run).config.get("started")))
+        start = datetime.datetime.fromisoformat(str((run.whole or run).config.get("started")))
     except ValueError:
         return None
-    return 1000 * began.timestamp()
+    return 1000 * start.timestamp()
 
 
 def _score(

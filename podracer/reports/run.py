@@ -305,10 +305,10 @@ def _update_rule(run: RunRecords) -> str:
     if (rule := agent.rule) is None:
         return ""
     figures = []
-    for drawn in rule.draw(state):
-        layout = {"height": 340, "colorway": COLORS, **drawn["layout"]}
+    for rule_figure in rule.draw(state):
+        layout = {"height": 340, "colorway": COLORS, **rule_figure["layout"]}
         title = layout.pop("title")["text"]
-        figures.append(figure(title, drawn["data"], **layout))
+        figures.append(figure(title, rule_figure["data"], **layout))
     return charts(f"rule {run.name}", figures, width=480)
 
 
@@ -330,14 +330,14 @@ def _stages(runs: Sequence[RunRecords]) -> str:
     ticks = {"tickvals": list(places.tolist()), "ticktext": [html.escape(run.name) for run in runs]}
     axis = {**ticks, "autorange": "reversed", "showgrid": False}
     height = min(110 + 24 * len(runs), 900)
-    drawn = figure("Wall time by stage", traces, "seconds", yaxis=axis, height=height)
+    chart = figure("Wall time by stage", traces, "seconds", yaxis=axis, height=height)
     rows = []
     for run, stages in zip(runs, stage_seconds, strict=True):
         total = sum(stages.values())
         shares = (f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())
         rows.append([run.name, ", ".join(shares), clock(total)])
     legend = [LegendEntry(name, color) for name, color in colors.items()]
-    return charts("stages", [drawn], legend, width=600) + table(
+    return charts("stages", [chart], legend, width=600) + table(
         ["Run", "Shares", "Wall time"], rows
     )
 

@@ -40,8 +40,8 @@ def sweep(groups: Groups) -> str:
             continue
         scores = {label: score_of_runs(runs, members.values()) for label, runs in members.items()}
         name = f"sweep {next(iter(members))} {environment}"
-        drawn = charts(name, _figures(settings, scores), width=480)
-        parts.append(environment_title(environment, environments) + ranking(members) + drawn)
+        figures = charts(name, _figures(settings, scores), width=480)
+        parts.append(environment_title(environment, environments) + ranking(members) + figures)
     return "".join(parts)
 
 
@@ -143,7 +143,7 @@ def _parallel(settings: Settings, means: Mapping[str, float]) -> Figure:
         text = _describe(label, settings[label], means[label])
         style = {"line": line, "mode": "lines+markers", "marker": {"color": shade, "size": 4}}
         traces.append(
-            trace(*points, label, text=text, hovertemplate="%{text}<extra></extra>", **style)
+            trace(*points, label, text=text, hovertemplate="%{meta}<extra></extra>", **style)
         )
     ticks = {"tickvals": list(range(len(keys))), "ticktext": [_short(k) or "score" for k in keys]}
     return figure(

@@ -53,7 +53,7 @@ _DRAWN = (
     *(key for _, key, _ in _DISTANCE),
 )
 _UNKNOWN = "This run did not record how long each waited."
-_RUNS = 4  # drawn at most
+_RUNS = 4  # curve at most
 _BINS = 150  # in one chart at most
 _MATTERS = 0.1  # share of waiting that is mentioned
 _CLEAR = 2.0  # one side waits this many times as long as the other: it waits for it
@@ -211,8 +211,8 @@ def _charts(run: RunRecords) -> str:
         if len(x):
             line = {"color": COLORS[0], "width": 1.2}
             mode = "markers" if len(x) == 1 else "lines"
-            drawn = trace(x, y, text=title, line=line, mode=mode)
-            figures.append(figure(title, [drawn], "seconds", yaxis=layout))
+            curve = trace(x, y, text=title, line=line, mode=mode)
+            figures.append(figure(title, [curve], "seconds", yaxis=layout))
     return charts(f"waiting {run.name}", figures, legend)
 
 

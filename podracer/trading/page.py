@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def _period(name: str, result: PeriodResult) -> str:
     )
 
 
-def _legend(colors: dict[str, str]) -> list[LegendEntry]:
+def _legend(colors: Mapping[str, str]) -> list[LegendEntry]:
     return [LegendEntry(label, color) for label, color in colors.items()]
 
 

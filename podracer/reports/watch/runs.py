@@ -25,7 +25,7 @@ from podracer.scores.score import returns_of
 
 FILMS = ("play.mp4", "play.gif")
 _EVALUATION = "evaluation_return"
-_MEMBER_RECORDS = 20_000  # of all pods together at most
+_MEMBER_RECORDS = 20_000  # in all pods together at most
 
 
 class WatchedRun:
@@ -230,10 +230,10 @@ def _pods(run: WatchedRun) -> str:
     """Draw the pods of a population, and rank their configurations by their last evaluation."""
     records, (name, experiment) = run.records, (run.path.name, run.records.config["experiment"])
     size = -(-len(run.pods) * len(experiment["pods"]) // _MEMBER_RECORDS)
-    some = [
+    kept_records = [
         x for i, x in enumerate(reversed(run.pods)) if i % max(size, 1) == 0 or _EVALUATION in x
     ]
-    groups = group_runs(members_of(records, some[::-1]))
+    groups = group_runs(members_of(records, kept_records[::-1]))
     # The frames of a pod add up over all records, of which some are left out.
-    drawn = curves(f"pods {name}", groups, [RETURNS], axes=("updates", "seconds"))
-    return drawn + (sweep(groups) or ranking(groups)) + lineage_figures(name, experiment, run.pods)
+    block = curves(f"pods {name}", groups, [RETURNS], axes=("updates", "seconds"))
+    return block + (sweep(groups) or ranking(groups)) + lineage_figures(name, experiment, run.pods)
