@@ -229,6 +229,7 @@ async function render(panel) {
     type: over === "clock" ? "date" : settings.logX ? "log" : "linear" } : {};
   const y = hasCurves ? { type: settings.logY ? "log" : "linear" } : {};
   const traces = data.map((trace) => chosen(trace, over));
+  const isLog = hasCurves ? settings.logY : layout.yaxis?.type === "log";
   const isSmall = traces.every((trace) => Array.from(trace.y).every((at) => !(Math.abs(at) > 0.01)));
   const extraLines = layout.title.text.split("<br>").length - 1; // plotly would cut them off
   const title = { x: 0.01, xanchor: "left", y: 1, yanchor: "top", yref: "container",
@@ -242,7 +243,7 @@ async function render(panel) {
     title: { ...title, font: { size: 13, color: "--text" }, ...layout.title },
     margin: { l: 44, r: 10, b: 36, ...layout.margin },
     xaxis: { ...axis, showgrid: false, zeroline: false, nticks: 7, exponentformat: "B", ...layout.xaxis, ...x },
-    yaxis: { ...axis, nticks: 6, exponentformat: isSmall ? "e" : "B", ...layout.yaxis, ...y },
+    yaxis: { ...axis, nticks: 6, exponentformat: isSmall || isLog ? "power" : "B", ...layout.yaxis, ...y },
   });
   if (panel.view?.scale === full.uirevision) full.xaxis.range = [...panel.view.range];
   full.xaxis.title = { standoff: 6, ...full.xaxis.title };

@@ -10,7 +10,7 @@ import html
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -135,20 +135,32 @@ def group_runs(runs: Sequence[RunRecords]) -> Groups:
         groups.setdefault(
             json.dumps([run.recipe, run.configuration, alone], sort_keys=True), []
         ).append(run)
-    return {_label(members, runs): members for members in groups.values()}
+    labels = [_label(members, runs, _rounded) for members in groups.values()]
+    if len(set(labels)) < len(labels):
+        labels = [_label(members, runs, str) for members in groups.values()]
+    return dict(zip(labels, groups.values(), strict=True))
 
 
-def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
+def _label(
+    members: Sequence[RunRecords], runs: Sequence[RunRecords], text: Callable[[str], str]
+) -> str:
     first = members[0]
     if len(members) == 1:
         return first.name
     peers = [run.configuration for run in runs if run.recipe == first.recipe]
     differing = [
-        f"{key.rpartition('.')[2]} {value}"
+        f"{key.rpartition('.')[2]} {text(value)}"
         for key, value in first.configuration.items()
         if any(peer.get(key) != value for peer in peers)
     ]
     return ", ".join([first.recipe, *differing, counted(members)])
+
+
+def _rounded(value: str) -> str:
+    try:
+        return f"{float(value):.6g}" if len(value) > 8 else value
+    except ValueError:
+        return value
 
 
 def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_
 from podracer.scores.statistics import ENOUGH
 
 REMARKS = "Remarks"
+_SENTENCES = 8  # that are not folded
 
 
 def final_scores(groups: Groups, *, of_directories: bool = False) -> str:
@@ -25,7 +26,11 @@ def final_scores(groups: Groups, *, of_directories: bool = False) -> str:
         if len(places) > 1:
             peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
             sentences.append(_sentence(label, members, score_of_runs(members, peers)))
-    return "".join(sentences)
+    content = "".join(sentences)
+    if len(sentences) <= _SENTENCES:
+        return content
+    title = f"Scores of {len(sentences)} configurations"
+    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _sentence(label: str, members: Sequence[RunRecords], score: Score) -> str:

@@ -95,7 +95,7 @@ def lineage_figures(name: str, experiment: Mapping[str, Any], records: Sequence[
             trace(*joined(lines.tolist()), entry.label, text=entry.label, opacity=opacity,
                   line={"color": entry.color, "width": width})
             for lines, entry, width, opacity in (
-                (lineage.pods, LEGEND[0], 0.8, 0.5), (lineage.winner, LEGEND[1], 2.2, 1.0),
+                (lineage.pods, LEGEND[0], 0.8, 0.7), (lineage.winner, LEGEND[1], 2.2, 1.0),
             )
         ]  # fmt: skip
         figures.append(figure(lineage.title, traces, "updates", yaxis=scale))
