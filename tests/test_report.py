@@ -696,6 +696,17 @@ def test_the_mean_of_seeds_goes_on_where_one_has_ended():
     np.testing.assert_allclose(y[-1], 15.0)  # of 10, where the short one ended, and 20
 
 
+def test_a_single_record_is_a_dot_in_the_color_of_its_group():
+    groups = {
+        name: [RunRecords(name, {}, [{"frames": 9, "updates": 1, "loss": 2.0}], {})]
+        for name in ("a", "b")
+    }
+    block = blocks(curves("all", groups, [Panel("Loss", "loss")]))["all"]
+    for entry in block["legend"]:
+        own = [x for x in block["figures"][0]["data"] if x["meta"]["group"] == entry["label"]]
+        assert {(x["mode"], x["marker"]["color"]) for x in own} == {("markers", entry["color"])}
+
+
 def test_a_sweep_shows_its_settings_with_the_score(tmp_path):
     runs = [
         make_run(tmp_path / f"{i:02}", learning_rate=10.0**-i, offset=-float(i), records=8)

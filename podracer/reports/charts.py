@@ -206,7 +206,7 @@ def _runs(
     for run in runs:
         curve = _curves_of(run, panel.key, axes, points)
         is_dot = all(len(x) == 1 for x, _ in curve.values())
-        style = {"mode": "markers"} if is_dot else {}
+        style = {"mode": "markers", "marker": {"color": color}} if is_dot else {}
         if curve and len(runs) == 1:
             raw = {"line": {"color": color, "width": 0.8}, "opacity": 0.3, "hoverinfo": "skip"}
             if has_raw:
@@ -219,8 +219,8 @@ def _runs(
         if dots := _curves_of(run, panel.points, axes, points):
             mode = "lines+markers" if len(runs) > 1 else "markers"
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
-            line = {"color": color, "width": 0.6, "dash": "dot"}
-            yield _of_run(label, run, dots, text, smooth=None, mode=mode, marker=marker, line=line)
+            style = {"line": {"color": color, "width": 0.6, "dash": "dot"}, "marker": marker}
+            yield _of_run(label, run, dots, text, smooth=None, mode=mode, **style)
 
 
 def _curves_of(run: RunRecords, key: str, axes: Sequence[str], points: int) -> dict[str, Curve]:

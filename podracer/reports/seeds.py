@@ -12,7 +12,7 @@ from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_
 from podracer.scores.statistics import ENOUGH
 
 REMARKS = "Remarks"
-_SENTENCES = 8  # that are not folded
+_SENTENCES = 8  # more are folded
 
 
 def final_scores(groups: Groups, *, of_directories: bool = False) -> str:
