@@ -75,7 +75,7 @@ def scores(log: TournamentLog) -> str:
         figure(f"{title} over wall time", over_time, name, height=340),
         figure(f"{title} over the frames of the lineage", over_frames, "frames", height=340),
     ]
-    return charts("scores", figures, [*_NAMES, LegendEntry(_BEST, TEXT)], width=480)
+    return charts("scores", figures, [*_NAMES, LegendEntry(_BEST, TEXT)], width=440)
 
 
 def hyperparameters(log: TournamentLog) -> str:
