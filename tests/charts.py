@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -14,7 +15,7 @@ BLOCK = re.compile(
 )
 
 
-def blocks(page):
+def blocks(page: str) -> dict[str, Any]:
     """Return the blocks of charts on a page by name; every figure is a sound one to plotly."""
     found = {}
     for name, text in BLOCK.findall(page):
@@ -27,7 +28,7 @@ def blocks(page):
     return found
 
 
-def figures(page):
+def figures(page: str) -> dict[str, Any]:
     """Return all figures of a page by their titles."""
     return {
         html.unescape(figure["layout"]["title"]["text"].replace("<br>", " ")): figure
@@ -36,7 +37,7 @@ def figures(page):
     }
 
 
-def _themed(value):
+def _themed(value: Any) -> Any:
     """Colors of the page's style, which the script looks up, replaced by one."""
     if isinstance(value, dict):
         return {key: _themed(x) for key, x in value.items()}
@@ -45,7 +46,7 @@ def _themed(value):
     return "#000" if isinstance(value, str) and value.startswith("--") else value
 
 
-def _revived(value, arrays):
+def _revived(value: Any, arrays: Any) -> Any:
     if isinstance(value, list):
         return [_revived(x, arrays) for x in value]
     if not isinstance(value, dict):
