@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 import podracer
 from podracer import recipes
-from podracer.reports.curves import COLORS
+from podracer.reports.charts import COLORS
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 
 RECIPES = (

@@ -47,7 +47,7 @@ from podracer.environment import HasWorlds
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Replay
-from podracer.reports.curves import COLORS
+from podracer.reports.charts import COLORS
 from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from podracer.reports.curves import COLORS
+from podracer.reports.charts import COLORS
 from podracer.scores.statistics import ENOUGH, bootstrap_interval, interquartile_mean
 
 Groups = dict[str, list[records.Row]]  # rows of each contender by its name

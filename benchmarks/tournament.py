@@ -25,7 +25,7 @@ from podracer import recipes
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.selection import Range
 from podracer.io.signals import StopSignals
-from podracer.reports.curves import COLORS
+from podracer.reports.charts import COLORS
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -35,9 +35,6 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Act = Callable[[Params, Carry, TimeStep, jax.Array, bool], tuple[jax.Array, PyTree, Carry]]
 Distribution = Callable[
@@ -167,9 +164,9 @@ class Rule:
     export: Callable[[LearnerState, Mapping[str, Any]], bytes]
     """`(state, origin)`: Return the learned rule as the content of a file; `origin` says where it
     was learned."""
-    draw: Callable[[LearnerState, Figure], None]
-    """`(state, figure)`: Draw what the learned rule does, with titles and labels, on an empty
-    figure."""
+    draw: Callable[[LearnerState], list[dict[str, Any]]]
+    """`(state)`: Return plotly figures of what the learned rule does, as dictionaries with `data`
+    and `layout`."""
 
 
 # --- settings ------------------------------------------------------------------------------------

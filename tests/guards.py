@@ -692,7 +692,7 @@ GUARDS = [
         "reports/page.py",
         "<{tag}{attributes}>{html.escape(value)}</{tag}>",
         "<{tag}{attributes}>{value}</{tag}>",
-        "test_report.py::test_a_report_is_self_contained_and_runs_nothing",
+        "test_report.py::test_a_report_is_self_contained_and_runs_its_own_scripts_alone",
     ),
     Guard(
         "reports/watch/server.py",
@@ -713,16 +713,22 @@ GUARDS = [
         "test_watch.py::test_only_regular_files_are_read",
     ),
     Guard(
-        "reports/watch/chart.py",
-        'class="title">{html.escape(title)}</text>',
-        'class="title">{title}</text>',
+        "reports/charts.py",
+        'for character in "&<>":',
+        'for character in "":',
         "test_watch.py::test_nothing_that_a_file_says_is_run_or_ends_the_page",
+    ),
+    Guard(
+        "reports/charts.py",
+        'html.escape(part).replace("\\n", "<br>")',
+        'part.replace("\\n", "<br>")',
+        "test_report.py::test_names_and_settings_are_text_in_charts",
     ),
     Guard(
         "reports/run.py",
         "text = {key: html.escape(str(value)) for",
         "text = {key: str(value) for",
-        "test_report.py::test_a_report_is_self_contained_and_runs_nothing",
+        "test_report.py::test_a_report_is_self_contained_and_runs_its_own_scripts_alone",
     ),
     # --- processes that share a run ---
     Guard(

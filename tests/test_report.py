@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import html.parser
-import io
 import json
 import math
 import re
@@ -14,18 +12,17 @@ import stat
 import numpy as np
 import pytest
 import scipy.stats
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from charts import blocks, figures
 from PIL import Image, ImageSequence
 
 from podracer.cli.runs import ReportOptions, report
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.seal import seal_json
 from podracer.io.sinks import read_metrics
-from podracer.reports import curves, video
 from podracer.reports import run as run_report
-from podracer.reports.curves import Panel
+from podracer.reports import video
+from podracer.reports.charts import Panel, curves
+from podracer.reports.page import charts_script, hash_of, plotly_script
 from podracer.reports.run import _load, write_report
 from podracer.reports.selection import lineages
 from podracer.reports.timeline import segments
@@ -69,28 +66,18 @@ def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, 
     return directory
 
 
-@pytest.fixture
-def unpainted(monkeypatch):
-    """Pictures are drawn, but saved as a blank one: painting takes nearly all of a report's time.
-
-    For tests that read the text of a page; `compared` has pictures.
-    """
-    blank = io.BytesIO()
-    Image.new("RGBA", (1, 1)).save(blank, "png")
-    monkeypatch.setattr(
-        FigureCanvasAgg, "print_png", lambda self, file, **_: file.write(blank.getvalue())
-    )
-
-
 class Page(html.parser.HTMLParser):
     """The tags, attributes, and visible text of a page."""
 
     def __init__(self, path):
         super().__init__()
-        self.source = path.read_text(encoding="utf-8")
+        whole = path.read_text(encoding="utf-8")
+        self.scripts = re.findall("<script>(.*?)</script>", whole, re.DOTALL)
+        self.source = re.sub("<script>.*?</script>", "", whole, flags=re.DOTALL)
         self.tags, self.attributes, text = set(), [], []
         self.handle_data = text.append
-        self.feed(self.source)
+        self.feed(re.sub("<script.*?</script>", "", self.source, flags=re.DOTALL))
+        self.size = len(whole.encode())
         self.text = re.sub(r"\s+", " ", " ".join(text))
 
     def handle_starttag(self, tag, attributes):
@@ -111,27 +98,84 @@ def compared(tmp_path_factory):
     return Page(write_report(runs, root / "report.html"))
 
 
-def test_a_report_is_self_contained_and_runs_nothing(compared):
-    assert not compared.tags & {"script", "link", "iframe", "object", "embed", "form", "a"}
-    sources = [value for name, value in compared.attributes if name in ("src", "srcset", "href")]
-    assert sources
-    assert all(value.startswith("data:image/png;base64,") for value in sources)
+def test_a_report_is_self_contained_and_runs_its_own_scripts_alone(compared):
+    assert not compared.tags & {"script", "link", "iframe", "object", "embed", "form", "a", "img"}
     assert not any(name.startswith("on") for name, _ in compared.attributes)
     assert "://" not in compared.source
     assert "@import" not in compared.source
     assert compared.text.count(HOSTILE) == 3  # one shared setting, the message, the traceback
+    assert compared.scripts == [plotly_script(), charts_script()]
+    (policy,) = [value for name, value in compared.attributes if "default-src" in (value or "")]
+    hashes = " ".join(map(hash_of, compared.scripts))
+    assert policy == (
+        f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}"
+    )
 
 
-def test_pictures_differ_for_light_and_dark_pages(compared):
-    light = [value for name, value in compared.attributes if name == "src"]
-    dark = [value for name, value in compared.attributes if name == "srcset"]
-    assert len(light) == len(dark) == 5
-    for one, other in zip(light, dark, strict=True):
-        assert one != other
-        for value in (one, other):
-            with Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))) as image:
-                assert image.width > 500
-                assert image.getextrema()[3] == (0, 255)  # clear ground, and something on it
+def test_the_charts_hold_what_was_recorded(compared):
+    drawn = blocks(compared.source)["learning "]
+    assert drawn["axes"] == ["frames", "updates", "seconds"]
+    returns, length, pace = drawn["figures"]
+    by_run = {}
+    for trace in returns["data"]:
+        by_run.setdefault(trace["meta"].get("run"), []).append(trace)
+    for name, offset in (("a0", 0.0), ("a1", 0.25)):
+        line, dots = by_run[name]
+        values = [offset + i / 12 for i in range(1, 13) if i != 3]
+        for axis, scale, start in (("frames", 1000, 0), ("updates", 1, 0), ("seconds", 1, 5)):
+            x, y = line["meta"]["curves"][axis]
+            assert x == [start + scale * i for i in range(1, 13) if i != 3]
+            np.testing.assert_allclose(y, values, rtol=1e-5)
+        assert dots["meta"]["curves"]["updates"] == [
+            [4, 8, 12],
+            [offset + x for x in (0.5, 0.9, 0.5)],
+        ]
+        assert line["text"].startswith(f"{name}<br>seed {name[1]}<br>learning_rate 0.001")
+    assert by_run[None][0]["name"] == "score"
+    assert [trace["meta"]["smooth"] for trace in by_run["slow"]] == [None, "run", None]
+    assert length["data"][0]["meta"]["curves"]["updates"][1] == [9] * 12
+    assert pace["data"][0]["meta"]["curves"]["updates"][1] == [2_000_000] * 12
+    legend = {entry["label"]: entry["runs"] for entry in drawn["legend"]}
+    assert legend == {"catch, learning_rate 0.001, 2 seeds": ["a0", "a1"], "slow": []}
+
+
+def test_names_and_settings_are_text_in_charts(tmp_path):
+    run = make_run(tmp_path / "<img src=x onerror=alert(1)>", records=4)
+    record = {"updates": 9, "frames": 9, "seconds": 9, "episode_return": 1.0, HOSTILE: 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert "<img" not in page.source
+    titles = [html.escape(x) for x in figures(page.source) if "alert" in x]
+    assert len(titles) == 1
+    for figure in figures(page.source).values():
+        for trace in figure["data"]:
+            assert not re.search("<(?!br>)", "".join(trace["text"]))
+        assert "<img" not in str(figure["layout"])
+
+
+def test_a_page_of_many_long_runs_stays_below_six_megabytes(tmp_path):
+    metrics = {f"metric_{i}": 0.123456 * i for i in range(12)}
+    runs = []
+    for seed in range(40):
+        runs.append(make_run(tmp_path / f"a run with a long name {seed}", learning_rate=seed + 1))
+        with (runs[-1] / "metrics.jsonl").open("w") as file:
+            for i in range(1, 301):
+                values = {key: x * i / 7 for key, x in metrics.items()}
+                values |= {
+                    "updates": i,
+                    "frames": 12_345 * i,
+                    "seconds": i / 3,
+                    "episode_return": 1 / i,
+                }
+                file.write(json.dumps(values) + "\n")
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert page.size < 6e6
+    line = blocks(page.source)["learning "]["figures"][0]["data"][0]
+    x, y = line["meta"]["curves"]["frames"]
+    assert len(x) < 300
+    assert x[-1] == 12_345 * 300
+    size = -(-300 // len(x))  # a point is the mean of so many records
+    assert y[0] == pytest.approx(np.mean([1 / i for i in range(1, size + 1)]), rel=1e-5)
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_curve(compared):
@@ -140,11 +184,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_curve(compared):
     assert "95 %" not in compared.text
 
 
-@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("seeds", [ENOUGH - 1, ENOUGH])
-def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, monkeypatch, seeds):
-    bands = []
-    monkeypatch.setattr(Axes, "fill_between", lambda *args, **options: bands.append(args))
+def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, seeds):
     runs = [make_run(tmp_path / f"{i}", seed=i, offset=0.25 * (i == 0)) for i in range(seeds)]
     page = Page(write_report(runs, tmp_path / "report.html"))
     if seeds < ENOUGH:
@@ -152,7 +193,18 @@ def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, monkeypa
     else:
         words = "final evaluation 0.500, 95 % interval 0.500 to 0.667 (interquartile mean over"
     assert words in page.text
-    assert bool(bands) == ("95 % bootstrap interval" in page.text) == (seeds >= ENOUGH)
+    traces = figures(page.source)["Episode return (dots: evaluation)"]["data"]
+    parts = {trace["name"]: trace["meta"]["curves"] for trace in traces if "name" in trace}
+    assert ("low" in parts) == ("95 % bootstrap interval" in page.text) == (seeds >= ENOUGH)
+    x, score = parts["score"]["updates"]
+    series = [0.25 * (i == 0) + np.delete(np.arange(1, 13) / 12, 2) for i in range(seeds)]
+    at = np.delete(np.arange(1.0, 13.0), 2)
+    grid = np.linspace(1, 12, len(x))
+    values = np.stack([np.interp(grid, at, running_mean(y)) for y in series])
+    np.testing.assert_allclose(score, score_of_seeds(values), rtol=1e-4)
+    if seeds >= ENOUGH:
+        bounds = (parts[name]["updates"][1] for name in ("low", "high"))
+        np.testing.assert_allclose(list(bounds), bootstrap_interval(values), rtol=1e-4)
 
 
 def test_differences_are_marked_and_the_rest_is_shared(compared):
@@ -166,7 +218,6 @@ def test_a_crash_is_shown(compared):
     assert "code 72" in compared.text
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_the_summary_of_one_run(tmp_path):
     page = Page(write_report([make_run(tmp_path / "solo", seed=7)], tmp_path / "report.html"))
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
@@ -178,11 +229,16 @@ def test_the_summary_of_one_run(tmp_path):
     }  # fmt: skip
     assert "Distinct episodes" not in page.text  # the run is older than their count
     assert "step 53 %, compile 29 %, other 18 %" in page.text
-    assert "Policy loss" in str(page.attributes)
-    assert "Entropy" not in str(page.attributes)  # never had a value
+    assert "Policy loss" in figures(page.source)
+    assert "Entropy" not in figures(page.source)  # never had a value
+    stages = {x["text"][0]: x["x"] for x in figures(page.source)["Wall time by stage"]["data"]}
+    assert stages == {
+        "solo<br>step 0:09": [9],
+        "solo<br>compile 0:05": [5],
+        "solo<br>other 0:03": [3],
+    }
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
     runs = []
     for seed in (0, 1):
@@ -208,7 +264,6 @@ def test_the_same_runs_give_the_same_page(tmp_path):
 
 @pytest.mark.parametrize("config", [None, "{}", '{"experiment": {}, "device": "cpu"}'])
 @pytest.mark.parametrize("metrics", ["", '{"updates": 1}\n', '{"updates": 1, "loss": null}\n{"up'])
-@pytest.mark.usefixtures("unpainted")
 def test_a_report_needs_little(tmp_path, config, metrics):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
@@ -217,7 +272,6 @@ def test_a_report_needs_little(tmp_path, config, metrics):
     assert tmp_path.name in page.text
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_runs_of_one_name_are_told_apart(tmp_path):
     runs = [make_run(tmp_path / parent / "run", records=1) for parent in ("x", "y")]
     page = Page(write_report(runs, tmp_path / "report.html"))
@@ -232,7 +286,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
         assert len(re.findall(rf"{name} is a repetition of \S*x/run", page.text)) == 1
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path):
     """Of its pods a line more may be there; and its error is told once."""
     pods = [{"seed": seed, "hyperparameters": []} for seed in range(3)]
@@ -380,12 +433,10 @@ def said(tmp_path, **options):
          "10 % of its own. Try more learner devices or a smaller batch."),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("unpainted")
 def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
     assert said(tmp_path, **options)[1] == sentence
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_starts_count_only_if_there_is_nothing_else(tmp_path):
     resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
     assert "they step environments 65 % of theirs" in resumed
@@ -406,15 +457,15 @@ def test_starts_count_only_if_there_is_nothing_else(tmp_path):
         (("actor_", "learner_", "lag", "queue"), None),
     ],
 )
-@pytest.mark.usefixtures("unpainted")
 def test_panels_show_what_was_recorded(tmp_path, without, shown):
     page, sentence = said(tmp_path, without=without, queue=1.2)
-    named = [value for name, value in page.attributes if name == "alt" and "Episode" not in value]
-    assert len(named) == bool(shown)
+    block = blocks(page.source).get("waiting run", {"figures": [], "legend": []})
+    named = [figure["layout"]["title"]["text"] for figure in block["figures"]]
     for title in ("Actors", "Learner", "Policy lag", "Queues"):
         assert any(title in value for value in named) == (title in (shown or []))
-    assert ("waits for trajectories" in page.text) == ("Learner" in (shown or []))
-    assert ("steps environments" in page.text) == ("Actors" in (shown or []))
+    labels = [entry["label"] for entry in block["legend"]]
+    assert ("waits for trajectories" in labels) == ("Learner" in (shown or []))
+    assert ("steps environments" in labels) == ("Actors" in (shown or []))
     assert (sentence is None) == (shown is None)
     assert "Losses and other metrics" not in page.text
     assert "actor time" not in page.text.lower()
@@ -430,7 +481,6 @@ def test_a_gap_while_compiling_is_left_blank(tmp_path):
     assert (again[0], last[-1]) == pytest.approx((end[-1] + 20.0, records[-1]["seconds"]))
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_the_summary_of_sebulba_runs(tmp_path):
     page, _ = said(tmp_path, starts=(1, 7), queue=0.2)
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
@@ -455,12 +505,10 @@ def test_runs_of_both_kinds_are_compared(tmp_path):
     assert [row[idle] for row in columns[1:]] == ["-", *["actors 60 %, learner 0 %"] * 5]
     assert page.text.count("The learner is the bottleneck") == 5
     assert "<b>&lt;b&gt;0</b>: The learner" in page.source
-    named = [value for name, value in page.attributes if name == "alt" and "Actors" in value]
-    assert len(named) == 4
+    assert len([name for name in blocks(page.source) if name.startswith("waiting")]) == 4
     assert "first 4 runs" in page.text
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_the_only_sebulba_run_among_others_is_named(tmp_path):
     runs = [make_run(tmp_path / "anakin"), make_sebulba_run(tmp_path / "host", queue=1.2)]
     page = Page(write_report(runs, tmp_path / "report.html"))
@@ -615,7 +663,6 @@ def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
         write_video(frames, tmp_path / "a.gif", fps=0)
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_an_end_by_an_evaluation_is_said_beside_what_it_does_to_means(tmp_path):
     driver = {"num_envs": 10, "rollout_length": 100}
     rules = {"target_return": 0.5, "max_seconds": None, "frames": 16_000, "driver": driver}
@@ -641,12 +688,41 @@ def test_the_mean_of_seeds_goes_on_where_one_has_ended():
         )
         for name, last in (("short", 11), ("long", 21))
     )
-    axes = Figure().subplots()
-    curves._curves(axes, {"both": [short, long]}, Panel("Return", "episode_return", "frames"))
-    (mean,) = [line for line in axes.lines if line.get_linestyle() == "--"]
-    x, y = mean.get_data()
+    block = curves("all", {"both": [short, long]}, [Panel("Return", "episode_return")])
+    (mean,) = [x for x in figures(block)["Return"]["data"] if x.get("name") == "ended"]
+    assert mean["line"]["dash"] == "dash"
+    x, y = mean["meta"]["curves"]["frames"]
     assert (x[0] > 10, x[-1]) == (True, 20)
     np.testing.assert_allclose(y[-1], 15.0)  # of 10, where the short one ended, and 20
+
+
+def test_a_single_record_is_a_dot_in_the_color_of_its_group():
+    groups = {
+        name: [RunRecords(name, {}, [{"frames": 9, "updates": 1, "loss": 2.0}], {})]
+        for name in ("a", "b")
+    }
+    block = blocks(curves("all", groups, [Panel("Loss", "loss")]))["all"]
+    for entry in block["legend"]:
+        own = [x for x in block["figures"][0]["data"] if x["meta"]["group"] == entry["label"]]
+        assert {(x["mode"], x["marker"]["color"]) for x in own} == {("markers", entry["color"])}
+
+
+def test_a_sweep_shows_its_settings_with_the_score(tmp_path):
+    runs = [
+        make_run(tmp_path / f"{i:02}", learning_rate=10.0**-i, offset=-float(i), records=8)
+        for i in range(1, 12)
+    ]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    drawn = figures(page.source)
+    best = drawn["Score of configurations, and the best so far"]["data"]
+    assert best[0]["y"] == [round(0.9 - i, 6) for i in range(1, 12)]
+    assert best[1]["y"] == [best[0]["y"][0]] * 11
+    (bars,) = drawn["Rank correlation of each setting with the score"]["data"]
+    assert (bars["x"], bars["y"]) == ([1], ["learning_rate"])
+    lines = drawn["Configurations: settings and score"]["data"]
+    assert [trace["meta"]["group"] for trace in lines] == [f"{i:02}" for i in range(11, 0, -1)]
+    assert lines[-1]["y"] == [1, 1]  # the highest rate had the highest score
+    assert "learning_rate 0.100" in page.text
 
 
 def test_metrics_have_titles_in_words():

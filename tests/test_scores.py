@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from charts import blocks, figures
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from podracer import recipes
 from podracer.cli.pods import finish_sweep
@@ -30,7 +30,7 @@ from podracer.drivers.population import Hyperparameter, Pod
 from podracer.io.edits import encode_sealed, read_sealed
 from podracer.io.seal import seal_json
 from podracer.io.sinks import read_metrics
-from podracer.reports import curves
+from podracer.reports import charts
 from podracer.reports.console import line, number, summarize
 from podracer.reports.run import write_report
 from podracer.reports.watch.watcher import Watcher
@@ -218,7 +218,8 @@ def sentences(page):
     all_made=st.lists(directories(False, lone) | directories(True, grid), min_size=1, max_size=6)
 )
 def test_all_outputs_say_the_same_scores_counts_and_intervals(all_made, monkeypatch, capsys):
-    monkeypatch.setattr(curves, "render", lambda *_: "")  # the words count, not the pictures
+    # The words count here, not the charts.
+    monkeypatch.setattr(charts, "charts", lambda *_, **__: "")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "runs"
         root.mkdir()
@@ -483,18 +484,15 @@ def test_a_mean_over_seeds_leaves_out_those_that_diverged():
     )
     records = [{"updates": 1, "episode_return": 99.0}, {"updates": 2, "episodes": None}]
     fault = RunRecords("c", config, records, {})
-    panel = curves.Panel("Return", "episode_return", "updates")
-    lines, in_mean = curves.seed_curves([sound, other, fault], panel)
-    assert (len(lines), len(in_mean)) == (3, 2)
-    axes = Figure().subplots()
-    curves._curves(axes, {"all": [sound, other, fault]}, panel)
-    means = [drawn.get_ydata() for drawn in axes.lines if drawn.get_linewidth() == 1.8]
-    assert np.unique(np.concatenate(means)).tolist() == [2.0]
+    panel = charts.Panel("Return", "episode_return")
+    block = charts.curves("all", {"all": [sound, other, fault]}, [panel], axes=("updates",))
+    traces = figures(block)["Return"]["data"]
+    assert [x["meta"]["run"] for x in traces if "run" in x["meta"]] == ["a", "b", "c"]
+    (mean,) = [x["meta"]["curves"]["updates"][1] for x in traces if x.get("name") == "score"]
+    assert set(mean) == {2}
 
 
-def test_each_environment_has_panels_of_its_own(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(curves, "render", lambda title, *_: drawn.append(title) or "")
+def test_each_environment_has_panels_of_its_own(tmp_path):
     for name in ("catch", "cartpole"):
         run = alone(tmp_path / name)
         config = json.loads((run / "config.json").read_text())
@@ -505,11 +503,11 @@ def test_each_environment_has_panels_of_its_own(tmp_path, monkeypatch):
     page = write_report(runs, tmp_path / "report.html").read_text()
     learning = page.partition("<h2>Learning</h2>")[2].partition("</section>")[0]
     assert re.findall("<h3>(.*?)</h3>", learning) == ["catch", "cartpole"]
-    assert drawn.count("Episode return over frames (dots: evaluation)") == 2
+    assert list(blocks(learning)) == ["learning catch", "learning cartpole"]
     watched = Watcher(tmp_path).parts()["learning"]
     first, second = watched.split("<h3>")[1:]
     assert first.startswith("cartpole</h3>")
     assert second.startswith("catch</h3>")
-    assert [part.count("<svg") for part in (first, second)] == [1, 1]
+    assert [len(blocks(part)) for part in (first, second)] == [1, 1]
     write_report(runs[:1], tmp_path / "one.html")
     assert "<h3>" not in (tmp_path / "one.html").read_text()

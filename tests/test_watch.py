@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,7 +15,9 @@ import threading
 import time
 
 import pytest
+from charts import blocks, figures
 
+from podracer.reports.page import plotly_script
 from podracer.reports.watch import files
 from podracer.reports.watch import server as servers
 from podracer.reports.watch.files import Tail
@@ -21,6 +25,7 @@ from podracer.reports.watch.runs import WatchedRun
 from podracer.reports.watch.server import LiveServer, live_page
 from podracer.reports.watch.watcher import Watcher
 
+RETURNS = "Episode return (dots: evaluation)"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 STAGES = {
     "actor_time_environment": 3.0, "actor_time_inference": 1.0, "actor_time_transfer": 0.5,
@@ -147,7 +152,7 @@ def test_only_regular_files_are_read(tmp_path):
 
 def test_a_metric_has_the_name_that_a_report_gives_it(tmp_path):
     run = make_run(tmp_path / "run", [record(i, approx_kl=0.1 * i) for i in range(1, 4)])
-    assert ">Approximate KL divergence</text>" in Watcher(run).parts()["metrics"]
+    assert "Approximate KL divergence" in figures(Watcher(run).parts()["metrics"])
 
 
 def test_a_run_is_shown_and_nothing_is_written(tmp_path):
@@ -159,11 +164,16 @@ def test_a_run_is_shown_and_nothing_is_written(tmp_path):
     parts = Watcher(run).parts()
     for text in ("Best evaluation</dt><dd>6.00", "Progress</dt><dd>50 %", "Seed</dt><dd>0"):
         assert text in parts["overview"]
-    assert parts["learning"].count("<svg") == 2
-    assert parts["learning"].count("<circle") == 20
+    returns = figures(parts["learning"])[RETURNS]["data"]
+    assert returns[-1]["meta"]["curves"]["updates"] == [
+        [*range(1, 11)],
+        [i % 7 for i in range(1, 11)],
+    ]
     assert "they step environments 60 % of theirs" in parts["waiting"]
-    assert parts["waiting"].count("<polygon") == 5 + 3
-    assert ">Loss</text>" in parts["metrics"]
+    waits = figures(parts["waiting"])
+    assert [len(waits[f"{x}: share of time"]["data"]) for x in ("Actors", "Learner")] == [5, 3]
+    assert waits["Actors: share of time"]["data"][0]["y"] == [0.6] * 20
+    assert "Loss" in figures(parts["metrics"])
     assert {path: path.stat().st_mtime_ns for path in [run, *run.iterdir()]} == before
 
 
@@ -191,7 +201,8 @@ def test_several_runs_and_seeds_are_compared(tmp_path):
     watcher = Watcher(tmp_path)
     parts = watcher.parts()
     assert parts["overview"].count("<tr>") == 1 + 3
-    assert "catch, 2 seeds" in parts["learning"]
+    labels = [entry["label"] for entry in blocks(parts["learning"])["learning "]["legend"]]
+    assert labels == ["other", "catch, 2 seeds"]
     assert "configuration" not in parts
     make_run(tmp_path / "later", [])
     assert "no record yet" in watcher.parts()["overview"]
@@ -223,7 +234,10 @@ def test_a_sweep_shows_its_pods_best_configuration_first(tmp_path):
     write(run / "pods.jsonl", records)
     part = Watcher(run).parts()["pods-0"]
     assert part.index("rate 0.500</th><td>2</td><td>4.00") < part.index("rate 0.100</th>")
-    assert part.count("<svg") == 2
+    drawn = {x["meta"]["run"]: x["meta"]["curves"] for x in figures(part)[RETURNS]["data"]
+             if x.get("mode") != "lines+markers" and "run" in x["meta"]}  # fmt: skip
+    assert drawn["sweep pod 1"]["updates"] == [[1, 2, 3], [2, 2, 2]]
+    assert drawn["sweep pod 3"]["updates"] == [[3], [5]]
 
 
 def test_a_sweep_is_ranked_by_the_interquartile_mean_without_failed_pods(tmp_path):
@@ -258,11 +272,12 @@ def test_a_selection_shows_who_descends_from_whom(tmp_path):
     ]
     write(run / "pods.jsonl", records)
     part = Watcher(run).parts()["pods-0"]
-    assert "the best pod and its ancestors" in part
-    assert "rate, decimal logarithm" in part
+    rates = figures(part)["rate"]
+    assert rates["layout"]["yaxis"]["type"] == "log"
+    every, best = rates["data"]
+    assert best["text"] == "the best pod and its ancestors"
     # Three lives and three links of each pod before a selection, and the lives after the last.
-    every, best = (len(path.split("M")) - 1 for path in part.split('d="')[-2:])
-    assert (every, best) == (3 * (2 + 2 + 1), 2 + 2 + 1)
+    assert (every["x"].count(None), best["x"].count(None)) == (3 * (2 + 2 + 1), 2 + 2 + 1)
 
 
 @pytest.mark.figure(16)
@@ -275,9 +290,13 @@ def test_nothing_that_a_file_says_is_run_or_ends_the_page(tmp_path, cases):
     write(run / "pods.jsonl", [{"updates": 1, "episode_return": [1.0]}])
     (run / "crash.json").write_text(json.dumps(dict.fromkeys(("message", "traceback"), HOSTILE)))
     whole = live_page(Watcher(run))
-    assert whole.count("<script") == 1
-    assert "<img" not in whole
-    assert "&lt;img" in whole
+    page, scripts = whole.split("<script src=")
+    assert "<script" not in re.sub('<script type="application/json">[^<>&]*</script>', "", page)
+    assert whole.count("<script>") == 1
+    assert "<img" not in page
+    assert "&lt;img" in page
+    assert HOSTILE not in scripts
+    blocks(page)
     hostile = [
         "[]", "{", "null", '{"experiment": []}', '{"experiment": {"pods": 5}}', "[" * 10**5,
         '{"experiment": {"pods": [{"hyperparameters": [5]}]}}', '{"recipe": {"a": 1}}',
@@ -312,7 +331,7 @@ def test_an_odd_run_hides_nothing_of_the_others(tmp_path, cases):
         assert "good" in parts["overview"]
         assert "bad" in "".join(parts.values())
         assert parts["films"].count("<img") == 2
-        assert ">Loss</text>" in parts["metrics"]
+        assert "Loss" in figures(parts["metrics"])
     (odd / "config.json").write_text(hostile[0])
     films = Watcher(tmp_path)
     films.parts()
@@ -392,8 +411,13 @@ def test_changes_arrive_as_they_are_written(tmp_path):
         assert server.address.startswith("http://127.0.0.1:")
         page = get(server, "/")
         assert page.status == 200
-        assert "default-src 'none'; script-src 'sha256-" in page.headers["Content-Security-Policy"]
-        assert b"Progress" in page.read()
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self' 'sha256-" in policy
+        content = page.read().decode()
+        assert "Progress" in content
+        (script,) = re.findall('<script src="(.*?)">', content)
+        plotly = get(server, script)
+        assert gzip.decompress(plotly.read()).decode() == plotly_script()
         events = get(server, "/events")
         first = next_event(events)
         assert first["order"] == list(first["parts"])

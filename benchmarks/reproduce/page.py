@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from benchmarks.reproduce.chart import STYLE, chart, tick
+import numpy as np
+
 from benchmarks.reproduce.figure import Axes, Curve, Figure, Outcome, Record, verdict
+from podracer.reports.charts import COLORS, LegendEntry, charts, trace
+from podracer.reports.charts import figure as drawn_figure
 from podracer.reports.console import clock
 from podracer.reports.page import page
 
 _MAX_POINTS = 8  # of a curve in a table
+_MAX_MARKERS = 12  # longer curves are lines
 
 INTRODUCTION = (
     "This page has each figure of the papers with our measurements. Published numbers state how "
@@ -47,7 +52,7 @@ def html_page(figures: Sequence[Figure], records: Sequence[Record]) -> str:
     """Return the HTML page."""
     rows = "".join(_overview_row(figure, records) for figure in figures)
     body = [
-        f"<style>{STYLE}{_STYLE}</style>",
+        f"<style>{_STYLE}</style>",
         f"<p>{html.escape(INTRODUCTION)}</p><p>{html.escape(counts(figures, records))}</p>",
         f'<div class="wide"><table class="overview">{rows}</table></div>',
         *(_section(figure, records) for figure in figures),
@@ -103,9 +108,46 @@ def _code(text: str) -> str:
 def _charts(figure: Figure, ours: Sequence[Curve]) -> list[str]:
     """Return one chart, or two where ours does not share the published axes."""
     if figure.our_axes is None:
-        return [chart([*figure.published, *ours], figure.axes, figure.title)]
-    own = chart(ours, figure.our_axes, f"{figure.title}, ours")
-    return [chart(figure.published, figure.axes, figure.title), own]
+        return [_chart(figure.name, [*figure.published, *ours], figure.axes, figure.title)]
+    own = _chart(f"{figure.name} ours", ours, figure.our_axes, f"{figure.title}, ours")
+    return [_chart(figure.name, figure.published, figure.axes, figure.title), own]
+
+
+def _chart(name: str, curves: Sequence[Curve], axes: Axes, title: str) -> str:
+    """Return curves as a chart: published ones gray and dotted, modeled ones dashed."""
+    colors = itertools.cycle(COLORS)
+    color_of = {
+        x.name: "#8a919a" if x.kind == "published" else next(colors)
+        for x in {curve.name: curve for curve in curves if curve.points}.values()
+    }
+    dashes = {"published": "dot", "measured": "solid", "modeled": "dash"}
+    traces = []
+    for curve in (curve for curve in curves if curve.points):
+        color, style = color_of[curve.name], {"dash": dashes[curve.kind]}
+        about = [curve.name, *([str(curve.reading)] if curve.reading else [])]
+        symbol = "circle" if curve.kind == "measured" else "circle-open"
+        has_markers = len(curve.points) <= _MAX_MARKERS
+        x, y = np.array(curve.points, float).T
+        traces.append(
+            trace(
+                x,
+                y,
+                curve.name,
+                name=curve.kind,
+                text="\n".join(about),
+                mode="lines+markers" if has_markers else "lines",
+                line={"color": color, "width": 0.8 if curve.faint else 2, **style},
+                marker={"symbol": symbol, "size": 7, "color": color},
+                opacity=0.6 if curve.faint else 1,
+            )
+        )
+    if not traces:
+        return ""
+    legend = [LegendEntry(label, color) for label, color in color_of.items()]
+    x_axis = {"type": "log" if axes.log_x else "linear"}
+    y_axis = {"type": "log" if axes.log_y else "linear", "title": {"text": html.escape(axes.y)}}
+    figure = drawn_figure(title, traces, axes.x, xaxis=x_axis, yaxis=y_axis, height=320)
+    return charts(name, [figure], legend, width=520)
 
 
 def _runs(figure: Figure, records: Sequence[Record]) -> str:
@@ -222,3 +264,15 @@ def _markdown(figure: Figure, records: Sequence[Record]) -> str:
 def _table(curves: Sequence[Curve], axes: Axes) -> list[str]:
     rows = [f"| {' | '.join(row)} |" for row in point_rows(curves)]
     return ["", f"| points | {axes.x}: {axes.y} | read |", "|---|---|---|", *rows] if rows else []
+
+
+def tick(value: float) -> str:
+    """Format a number for an axis or a table: 0.62, 1,900, 12.5k, 4.41M, 2.6e+11."""
+    size = abs(value)
+    if size >= 1e12:
+        return f"{value:.3g}"
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if size >= unit:
+            unit = 1e3 if letter == "k" else unit
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"

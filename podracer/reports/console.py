@@ -182,9 +182,9 @@ class Console:
         unicode = (terminal.encoding or "").lower().startswith("utf")
         if not terminal.is_terminal or terminal.is_dumb_terminal or not unicode:
             acting = self._acting and f"{self._acting} evaluation"
-            about = " ".join(f"[{part}]" for part in [*self._about, acting] if part)
+            context = " ".join(f"[{part}]" for part in [*self._about, acting] if part)
             with contextlib.suppress(OSError):  # a broken pipe must not end the run
-                print(self._title, about, f"{self._total} updates", file=self._file, flush=True)
+                print(self._title, context, f"{self._total} updates", file=self._file, flush=True)
             return None
         live = Live(get_renderable=self._panel, console=terminal, refresh_per_second=4)
         atexit.register(self.close)
@@ -211,10 +211,10 @@ class Console:
         print(line(record, self._total), file=self._file, flush=True)
 
     def _remaining(self) -> float | None:
-        (first, since), (last, until) = self._pace[0], self._pace[-1]
+        (first, start), (last, end) = self._pace[0], self._pace[-1]
         if last <= first:
             return None
-        return max(0, self._total - last) * (until - since) / (last - first)
+        return max(0, self._total - last) * (end - start) / (last - first)
 
     @property
     def _width(self) -> int:
@@ -250,16 +250,16 @@ class Console:
         return Group(*parts)
 
     def _progress(self) -> Table:
-        done = min(self._latest["updates"], self._total)
-        left = "done" if done == self._total else f"{clock(self._remaining())} left"
+        updates = min(self._latest["updates"], self._total)
+        left = "done" if updates == self._total else f"{clock(self._remaining())} left"
         row = Table.grid(expand=True, padding=(0, 2, 0, 0))
         row.add_column(ratio=1)
         row.add_column(justify="right")
         row.add_column(justify="right", style="dim", min_width=9)
         bar = ProgressBar(
-            total=self._total, completed=done, complete_style="cyan", finished_style="green"
+            total=self._total, completed=updates, complete_style="cyan", finished_style="green"
         )
-        row.add_row(bar, Text(f"{math.floor(100 * done / self._total)} %", "bold"), left)
+        row.add_row(bar, Text(f"{math.floor(100 * updates / self._total)} %", "bold"), left)
         return row
 
     def _figures(self) -> Table:
@@ -272,13 +272,13 @@ class Console:
             f"best {number(self._best)}" if self._best is not None else "",
             f"{compact(distinct)} distinct episodes" if distinct is not None else "",
         ]
-        about = Text("  ".join(filter(None, evaluated)), "dim")
+        evaluation = Text("  ".join(filter(None, evaluated)), "dim")
         room = 16 if self._width < 100 else 32
         trend = Text(sparkline(list(self._returns)[-room:]), "green")
         rows = [
             ("episode return", number(latest.get("episode_return")), trend,
              "frames", compact(latest.get("frames"))),
-            ("evaluation", number(whole_return(self._evaluated)), about,
+            ("evaluation", number(whole_return(self._evaluated)), evaluation,
              "frames/second", compact(latest.get("frames_per_second"))),
             ("episode length", number(latest.get("episode_length")), Text(), "updates", updates),
             ("episodes", compact(latest.get("episodes")), Text(),
@@ -376,15 +376,15 @@ def summarize(
         parts.append(f"{name} {number(value)} {facts}")
     if reason:
         parts.append(reason)
-    where = quoted_path(run)
+    path = quoted_path(run)
     flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
     rows = [
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
         ("Run", short_path(run)),
-        ("Next", f"podracer report {where}"),
+        ("Next", f"podracer report {path}"),
     ]
     if next_command is not None:
-        rows.append(("", f"podracer {next_command} {where}{''.join(flags)}"))
+        rows.append(("", f"podracer {next_command} {path}{''.join(flags)}"))
     terminal = Terminal(file=sys.stdout if file is None else file)
     width = max(len(label) for label, _ in rows) + 2
     for label, text in rows:

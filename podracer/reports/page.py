@@ -1,16 +1,46 @@
-"""Parts of the HTML pages: titled sections, tables, tiles, and their style."""
+"""HTML pages of one file: titled sections, tables, tiles, their style and scripts."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """Return a whole HTML page; the title is plain text, the parts are HTML."""
+    """Return a whole HTML page; the title is plain text, the parts are HTML.
+
+    A page with charts holds the scripts that draw them, and runs no other.
+    """
     title = html.escape(title)
-    head = f"<small>podracer</small><h1>{title}</h1>"
-    return TEMPLATE.format(title=title, style=STYLE, body="\n".join([head, *body]))
+    content = "\n".join([f"<small>podracer</small><h1>{title}</h1>", *body])
+    scripts = [plotly_script(), charts_script()] if 'class="charts"' in content else []
+    return TEMPLATE.format(
+        title=title,
+        style=STYLE,
+        hashes=" ".join(map(hash_of, scripts)) or "'none'",
+        body=content + "".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def plotly_script() -> str:
+    """Return plotly's own script, which draws charts without any other file."""
+    from plotly.offline import get_plotlyjs  # takes long, and few commands draw
+
+    return get_plotlyjs()
+
+
+def charts_script() -> str:
+    """Return the script that hands the charts of a page to plotly."""
+    return Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
+
+
+def hash_of(script: str) -> str:
+    """Return the source in a content security policy that allows a script."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def section(title: str, content: str) -> str:
@@ -42,7 +72,7 @@ TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+ content="default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}">
 <style>{style}</style></head>
 <body>{body}</body></html>
 """
@@ -66,7 +96,7 @@ small { color: var(--soft); font-size: .85rem }
 .tiles div:nth-child(-n+4) dd { font-size: 1.5rem; line-height: 1.3 }
 dt { color: var(--soft); font-size: .8rem }
 dd { margin: 0; font-weight: 600 }
-.wide { overflow-x: auto }
+.wide { overflow: auto; max-height: 36rem }
 table { border-collapse: collapse; font-size: .85rem; width: 100%; overflow-wrap: normal }
 th, td { border-bottom: 1px solid var(--line); padding: .4rem .8rem .4rem 0; text-align: left;
   vertical-align: baseline }
@@ -74,18 +104,29 @@ thead th { color: var(--soft); font-weight: 400; vertical-align: bottom }
 .settings tr > th:first-child { color: var(--soft); font: .8rem ui-monospace, Menlo, monospace }
 tr > th:first-child { white-space: nowrap }
 td.differs { background: var(--mark); padding-left: .5rem }
-.bar { width: 100% }
-.bar div { display: flex; height: 1.1rem; border-radius: 3px; overflow: hidden }
-.legend { list-style: none; font-size: .85rem; display: flex; flex-wrap: wrap; gap: .3rem 1rem;
-  padding: 0; margin: .5rem 0 }
+.charts { margin: .5rem 0 1.5rem }
+.toolbar, .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; font-size: .85rem;
+  align-items: center; margin: .5rem 0; color: var(--soft) }
+.charts ~ .charts > .toolbar { display: none }
+.legend { list-style: none; padding: 0; max-height: 11rem; overflow-y: auto; color: var(--text) }
+.legend ul { list-style: none; padding-left: 1.5rem }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px;
-  margin-right: .4em }
+  margin: 0 .4em 0 .1em }
+input, select, button { font: inherit; accent-color: #3f8fdb; vertical-align: middle }
+.toolbar [type="range"] { width: 7rem }
+.legend button { margin-left: .4rem }
 .panels { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, var(--least)), 1fr)) }
-picture img { width: 100%; display: block }
+.panel { min-width: 0; border-radius: 6px; overflow: hidden }
+.modebar { opacity: 0; top: 17px !important }
+.panel:hover .modebar, .panel:focus-within .modebar { opacity: 1 }
+@media (hover: none) { .modebar { opacity: .5 } }
+.panel:focus-visible, .modebar-btn:focus-visible { outline: 2px solid #3f8fdb }
 aside { border: 1px solid var(--error); border-radius: 8px; padding: 1rem 1.2rem; margin: 1.5rem 0 }
 aside h2 { color: var(--error) }
 summary { cursor: pointer; color: var(--soft) }
 pre { background: var(--fill); padding: 1rem; border-radius: 6px; overflow-x: auto }
-@media (max-width: 700px) { .tiles { grid-template-columns: repeat(2, 1fr) } }
+@media (max-width: 700px) { .tiles { grid-template-columns: repeat(2, 1fr) }
+  body { margin-top: 1rem; padding: 0 .9rem } h1 { font-size: 1.4rem }
+  section { margin-top: 1.8rem } td, th { padding-right: .6rem } }
 """

@@ -40,8 +40,8 @@ def _images(observation: PyTree) -> list[Any]:
 def draw_observation(observation: PyTree, spec: EnvironmentSpec) -> np.ndarray:
     """Return a picture of the image `[H, W, C]` in an observation, uint8 `[h, w, 3]`.
 
-    Of a stack of frames it is the newest, three channels are red, green and blue, and of any other
-    number each channel has a color, which is shown where it is not 0.
+    A stack of frames shows its newest one. Three channels are red, green and blue. Other channels
+    have a color each, which is shown where they are not 0.
     """
     (image,), (image_spec,) = _images(observation), _images(spec.observation)
     if image.ndim == 2:

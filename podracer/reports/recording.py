@@ -124,8 +124,8 @@ def _host_frames(
         timestep = dataclasses.replace(timestep, observation=observe(timestep.observation))
         return act_compiled(params, carry, timestep, *args)
 
-    done, logged = np.zeros(1, bool), set[str]()
-    steps = host_steps(agent, env, act, params, run_key, update, done, logged)
+    has_ended, logged = np.zeros(1, bool), set[str]()
+    steps = host_steps(agent, env, act, params, run_key, update, has_ended, logged)
     with contextlib.closing(steps):
         for previous_last, _, timestep in itertools.islice(steps, max_steps):
             frames.append(draw(timestep.observation))

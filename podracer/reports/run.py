@@ -1,8 +1,7 @@
-"""Self-contained HTML report on one run, or comparing several: no script, no external address.
+"""Self-contained HTML report on one run, or comparing several, without any external address.
 
-Runs whose configurations differ only in the seed form a group, which is drawn as the
-interquartile mean over its seeds with a bootstrap interval, or, of fewer than five seeds, as their
-mean (see `scores/statistics.py`).
+Runs whose configurations differ only in the seed form a group. It is drawn as its score over the
+seeds, with an interval where these are enough (see `scores/statistics.py`).
 """
 
 from __future__ import annotations
@@ -11,28 +10,29 @@ import html
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.reading import read_limited
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
-from podracer.reports.console import clock, compact, number
-from podracer.reports.curves import (
+from podracer.reports.charts import (
     COLORS,
+    GRAY,
     Groups,
+    LegendEntry,
     Panel,
-    legend,
-    panels_of,
-    render,
-    style_axes,
+    charts,
+    curves,
+    figure,
+    trace,
 )
+from podracer.reports.console import clock, compact, number
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.seeds import (
     REMARKS,
@@ -43,31 +43,26 @@ from podracer.reports.seeds import (
     final_scores,
     remarks,
 )
-from podracer.reports.selection import lineage_figure
+from podracer.reports.selection import lineage_figures
+from podracer.reports.sweep import sweep
 from podracer.reports.timeline import utilization_facts, utilization_section
-from podracer.scores.runs import RunRecords, as_text, members_of, pods_in
+from podracer.scores.runs import RunRecords, as_text, has_selection, members_of, pods_in
 
 _LOG = logging.getLogger("podracer")
 
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 
-CURVES = (
-    ("Learning", 4.4, 2.8, (
-        Panel("Episode return over frames (dots: evaluation)",
-              "episode_return", "frames", "evaluation_return"),
-        Panel("Episode return over time (dots: evaluation)",
-              "episode_return", "seconds", "evaluation_return"),
-    )),
-    ("Pace", 4.4, 2.1, (
-        Panel("Episode length over frames", "episode_length", "frames"),
-        Panel("Frames per second over time", "frames_per_second", "seconds"),
-    )),
-)  # fmt: skip
+RETURNS = Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
+LEARNING = (
+    RETURNS,
+    Panel("Episode length", "episode_length"),
+    Panel("Frames per second", "frames_per_second"),
+)
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write the report on run directories to the file `out`, and return its path.
+def write_report(runs: Sequence[Path], file: Path) -> Path:
+    """Write the report on run directories to a file, and return its path.
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
@@ -76,21 +71,27 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     loaded = [run for pair in zip(paths, names, strict=True) for run in _load(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
-    out = user_path(out)
+    file = user_path(file)
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
         config = _object(path / "config.json")
-        lineages.append(lineage_figure(path, config.get("experiment", {})))
+        lineages.append(_lineage(name, path, config.get("experiment", {})))
         for title, content in _installed_sections(path, config).items():
             title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
             of_packages.append(section(title, content))
     content = _page(loaded, "".join(lineages), "".join(of_packages))
-    write_bytes(out, content.encode(errors="replace"))
-    return out
+    write_bytes(file, content.encode(errors="replace"))
+    return file
+
+
+def _lineage(name: str, path: Path, experiment: Mapping[str, Any]) -> str:
+    pods = path / "pods.jsonl"
+    records = read_metrics(pods) if has_selection(experiment) and pods.exists() else []
+    return lineage_figures(name, experiment, records)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return as much of the ends of different paths as tells them apart."""
+    """Return the shortest suffixes that distinguish the paths."""
     for length in itertools.count(1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
@@ -103,7 +104,7 @@ def _load(path: Path, name: str) -> list[RunRecords]:
     metrics, pod_records = path / "metrics.jsonl", path / "pods.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
         _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
-    # First those of the pods, so that of a run that goes on the run's own reach as far.
+    # The pods come first: of a run that goes on, its own records then reach as far.
     series = read_metrics(pod_records) if pod_records.exists() else None
     records = read_metrics(metrics) if metrics.exists() else []
     config, crash = (_object(path / file) for file in ("config.json", "crash.json"))
@@ -134,20 +135,32 @@ def group_runs(runs: Sequence[RunRecords]) -> Groups:
         groups.setdefault(
             json.dumps([run.recipe, run.configuration, alone], sort_keys=True), []
         ).append(run)
-    return {_label(members, runs): members for members in groups.values()}
+    labels = [_label(members, runs, _rounded) for members in groups.values()]
+    if len(set(labels)) < len(labels):
+        labels = [_label(members, runs, str) for members in groups.values()]
+    return dict(zip(labels, groups.values(), strict=True))
 
 
-def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
+def _label(
+    members: Sequence[RunRecords], runs: Sequence[RunRecords], text: Callable[[str], str]
+) -> str:
     first = members[0]
     if len(members) == 1:
         return first.name
     peers = [run.configuration for run in runs if run.recipe == first.recipe]
-    apart = [
-        f"{key.rpartition('.')[2]} {value}"
+    differing = [
+        f"{key.rpartition('.')[2]} {text(value)}"
         for key, value in first.configuration.items()
         if any(peer.get(key) != value for peer in peers)
     ]
-    return ", ".join([first.recipe, *apart, counted(members)])
+    return ", ".join([first.recipe, *differing, counted(members)])
+
+
+def _rounded(value: str) -> str:
+    try:
+        return f"{float(value):.6g}" if len(value) > 8 else value
+    except ValueError:
+        return value
 
 
 def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -169,7 +182,8 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str) -> str:
         _summary(runs, remarks(groups)),
         _end_note(runs),
         final_scores(groups),
-        *_learning(groups),
+        *(content for _, content in learning_sections(groups)),
+        section("Settings and score", sweep(groups)),
         section("Lineage", lineages),
         *(section(_rule_title(run), _update_rule(run)) for run in runs),
         of_packages,
@@ -247,37 +261,28 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def _learning(groups: Groups) -> Iterator[str]:
-    """Return the sections with learning curves, for all metrics that were logged.
+def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
+    """Yield sections with learning curves of all metrics that were logged: a name and HTML.
 
-    Each environment has panels of its own, as returns of two have no common measure.
+    Each environment has charts of its own, as returns of two have no common measure.
     """
-    environments = by_environment(groups)
-    logged = {name: _logged(members) for name, members in environments.items()}
-    keys = sorted(set().union(*logged.values()), key=lambda key: ("loss" not in key, key))
-    metrics, tasks = [], []
-    for key in keys:
-        if key.startswith(TASK_REWARD):
-            title = f"Reward of a step in {key.removeprefix(TASK_REWARD)}"
-            tasks.append(Panel(title, key, "updates"))
-        elif group(key) == "learn":
-            metrics.append(Panel(metric_title(key), key, "frames"))
-    lines = caption(groups)
-    for title, width, height, panels in (
-        *CURVES,
-        ("Reward of each task", 3.4, 1.9, tasks),
-        ("Losses and other metrics", 3.4, 1.9, metrics),
+    environments, lines = by_environment(groups), caption(groups)
+    keys = sorted(_logged(groups), key=lambda key: ("loss" not in key, key))
+    metrics = [Panel(metric_title(key), key) for key in keys if group(key) == "learn"]
+    tasks = [panel for panel in metrics if panel.key.startswith(TASK_REWARD)]
+    metrics = [panel for panel in metrics if panel not in tasks]
+    for name, title, panels in (
+        ("learning", "Learning", LEARNING),
+        ("tasks", "Rewards by task", tasks),
+        ("metrics", "Losses and other metrics", metrics),
     ):
         parts = []
-        for name, members in environments.items():
-            shown = [panel for panel in panels if {panel.key, panel.points} & logged[name]]
-            if shown:
-                names = legend(zip(members, itertools.cycle(COLORS), strict=False))
-                head = environment_title(name, environments) + (names if len(groups) > 1 else "")
-                parts.append(head + panels_of(members, shown, width, height))
-        if parts:
-            yield section(title, "".join(parts) + lines)
-            lines = ""  # said once
+        for environment, members in environments.items():
+            block = f"{name} {environment}"
+            if content := curves(block, members, panels, num_blocks=len(environments)):
+                parts.append(environment_title(environment, environments) + content)
+        yield name, section(title, "".join(parts) + lines if parts else "")
+        lines = ""  # said once
 
 
 def _logged(groups: Groups) -> set[str]:
@@ -287,6 +292,8 @@ def _logged(groups: Groups) -> set[str]:
 
 def metric_title(key: str) -> str:
     """Return a metric's name in words."""
+    if key.startswith(TASK_REWARD):
+        return f"Reward of a step in {key.removeprefix(TASK_REWARD)}"
     words = [_ABBREVIATIONS.get(word, word) for word in key.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
 
@@ -309,34 +316,42 @@ def _update_rule(run: RunRecords) -> str:
         return ""
     if (rule := agent.rule) is None:
         return ""
-
-    def draw(figure: Figure) -> None:
-        rule.draw(state, figure)
-        for axes in figure.axes:
-            style_axes(axes, axes.get_title(loc="left"), axes.get_xlabel())
-
-    return render("The learned update rule", 3.2, draw)
+    figures = []
+    for rule_figure in rule.draw(state):
+        layout = {"height": 340, "colorway": COLORS, **rule_figure["layout"]}
+        title = layout.pop("title")["text"]
+        figures.append(figure(title, rule_figure["data"], **layout))
+    return charts(f"rule {run.name}", figures, width=480)
 
 
 def _stages(runs: Sequence[RunRecords]) -> str:
     """Return each run's wall time as a bar whose parts are the stages."""
     stage_seconds = [_spent(run) for run in runs]
-    longest = max((sum(stages.values()) for stages in stage_seconds), default=0.0)
-    if not longest:
+    if not any(map(sum, (stages.values() for stages in stage_seconds))):
         return ""
     names = dict.fromkeys(name for stages in stage_seconds for name in stages if name != "other")
-    colors = dict(zip(names, itertools.cycle(COLORS), strict=False)) | {"other": "#8a919a"}
-    part = '<i style="width:{:.3f}%;background:{}"></i>'
+    colors = dict(zip(names, itertools.cycle(COLORS), strict=False)) | {"other": GRAY}
+    places = np.arange(len(runs))
+    traces = []
+    for name, color in colors.items():
+        seconds = [stages.get(name, 0.0) for stages in stage_seconds]
+        texts = [f"{run.name}\n{name} {clock(x)}" for run, x in zip(runs, seconds, strict=True)]
+        style = {"type": "bar", "orientation": "h", "textposition": "none"}
+        hover = {"hovertemplate": "%{text}<extra></extra>", "marker": {"color": color}}
+        traces.append(trace(np.array(seconds), places, name, text=texts, **style, **hover))
+    ticks = {"tickvals": list(places.tolist()), "ticktext": [html.escape(run.name) for run in runs]}
+    axis = {**ticks, "autorange": "reversed", "showgrid": False}
+    height = min(110 + 24 * len(runs), 900)
+    chart = figure("Wall time by stage", traces, "seconds", yaxis=axis, height=height)
     rows = []
     for run, stages in zip(runs, stage_seconds, strict=True):
         total = sum(stages.values())
-        bar = "".join(part.format(100 * v / longest, colors[name]) for name, v in stages.items())
-        shares = ", ".join(f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())
-        rows.append(
-            f'<tr><th>{html.escape(run.name)}</th><td class="bar"><div>{bar}</div>'
-            f"<small>{html.escape(shares)}</small></td><td>{clock(total)}</td></tr>"
-        )
-    return f"{legend(colors.items())}<table>{''.join(rows)}</table>"
+        shares = (f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())
+        rows.append([run.name, ", ".join(shares), clock(total)])
+    legend = [LegendEntry(name, color) for name, color in colors.items()]
+    return charts("stages", [chart], legend, width=600) + table(
+        ["Run", "Shares", "Wall time"], rows
+    )
 
 
 def _spent(run: RunRecords) -> dict[str, float]:
@@ -354,8 +369,8 @@ def configuration(runs: Sequence[RunRecords]) -> str:
     """Return all settings as a table; those in which the runs differ come first and are marked."""
     tables = []
     for run in runs:
-        about = {part: run.config[part] for part in ("versions", "device") if part in run.config}
-        tables.append(run.settings | as_text(about))
+        context = {part: run.config[part] for part in ("versions", "device") if part in run.config}
+        tables.append(run.settings | as_text(context))
     differing, shared = [], []
     for key in dict.fromkeys(key for values_of_run in tables for key in values_of_run):
         values = [values_of_run.get(key, "-") for values_of_run in tables]

@@ -5,27 +5,32 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
+from podracer.reports.charts import Groups
 from podracer.reports.console import number
-from podracer.reports.curves import Groups
 from podracer.scores.runs import RunRecords
 from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_runs
 from podracer.scores.statistics import ENOUGH
 
 REMARKS = "Remarks"
+_SENTENCES = 8  # more are folded
 
 
-def final_scores(groups: Groups, *, across: bool = False) -> str:
+def final_scores(groups: Groups, *, of_directories: bool = False) -> str:
     """Return a sentence on the final score of each group of several runs, as HTML.
 
-    With `across` only of those groups whose runs are in several directories.
+    With `of_directories` only for groups whose runs are in several directories.
     """
     sentences = []
     for label, members in groups.items():
-        places = {(run.whole or run).path for run in members} if across else members
+        places = {(run.whole or run).path for run in members} if of_directories else members
         if len(places) > 1:
             peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
             sentences.append(_sentence(label, members, score_of_runs(members, peers)))
-    return "".join(sentences)
+    content = "".join(sentences)
+    if len(sentences) <= _SENTENCES:
+        return content
+    title = f"Scores of {len(sentences)} configurations"
+    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _sentence(label: str, members: Sequence[RunRecords], score: Score) -> str:
@@ -80,8 +85,9 @@ def spread_text(score: Score) -> str:
     """Return the 95 % interval of a score; of few seeds the score of each."""
     if score.interval:
         return " to ".join(map(number, score.interval))
-    few = score.are_independent and 1 < len(score.values) < ENOUGH
-    return ", ".join(number(float(value)) for value in score.values) if few else "-"
+    if score.are_independent and 1 < len(score.values) < ENOUGH:
+        return ", ".join(number(float(value)) for value in score.values)
+    return "-"
 
 
 def counted(members: Sequence[RunRecords]) -> str:
@@ -110,7 +116,9 @@ def caption(groups: Groups) -> str:
             "A thick line of fewer than five seeds is their mean, which has no interval."
         )
     if several:
-        sentences.append("Thin lines are the seeds.")
+        sentences.append(
+            "Thin lines are the seeds. Scores are over smoothed seeds; the slider smooths further."
+        )
     if any(len({run.last("updates") for run in members}) > 1 for members in several):
         sentences.append(
             "A mean over seeds is dashed where one of its runs has ended; that run's last value "

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
-from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
+from podracer.io.sinks import HYPERPARAMETER, PARENT
+from podracer.reports.charts import POD, WINNER, LegendEntry, charts, figure, joined, trace
 from podracer.scores.runs import has_selection
 from podracer.scores.score import returns_of
 
-LEGEND = (("a pod", POD), ("the best pod and its ancestors", WINNER))
+LEGEND = (LegendEntry("a pod", POD), LegendEntry("the best pod and its ancestors", WINNER))
 
 
 class Lineage(NamedTuple):
@@ -32,8 +29,8 @@ class Lineage(NamedTuple):
 def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:
     """Return the lineage of a run's pods by their number and by each varied hyperparameter.
 
-    `experiment` is that of the run as JSON, `records` are those of its pods. Returns nothing for a
-    run without a selection.
+    `experiment` is the run's own as JSON, `records` hold a list for each metric. Returns nothing
+    for a run without a selection.
     """
     selections = [record for record in records if PARENT in record]
     if not selections or not has_selection(experiment):
@@ -89,25 +86,17 @@ def _lines(
     return np.array(pods, float), np.array(winners, float).reshape(-1, 2, 2)
 
 
-def lineage_figure(path: Path, experiment: Mapping[str, Any]) -> str:
-    """Draw the `lineages` of the run at `path` beside each other, nothing if there are none."""
-    pods = path / "pods.jsonl"
-    records = read_metrics(pods) if has_selection(experiment) and pods.exists() else []
-    drawn_lineages = lineages(experiment, records)
-    if not drawn_lineages:
-        return ""
-
-    def draw(figure: Figure) -> None:
-        for index, lineage in enumerate(drawn_lineages):
-            axes = figure.add_subplot(1, max(2, len(drawn_lineages)), index + 1)
-            axes.add_collection(LineCollection(list(lineage.pods), lw=0.8, color=POD, alpha=0.35))
-            axes.add_collection(
-                LineCollection(list(lineage.winner), lw=2.0, color=WINNER, zorder=3)
+def lineage_figures(name: str, experiment: Mapping[str, Any], records: Sequence[Any]) -> str:
+    """Draw the `lineages` of a run beside each other, nothing if there are none."""
+    figures = []
+    for lineage in lineages(experiment, records):
+        scale = {"type": "log" if lineage.is_logarithmic else "linear"}
+        traces = [
+            trace(*joined(lines.tolist()), entry.label, text=entry.label, opacity=opacity,
+                  line={"color": entry.color, "width": width})
+            for lines, entry, width, opacity in (
+                (lineage.pods, LEGEND[0], 0.8, 0.7), (lineage.winner, LEGEND[1], 2.2, 1.0),
             )
-            axes.autoscale_view()
-            axes.margins(x=0.02, y=0.08)
-            style_axes(axes, lineage.title, "updates")
-            if lineage.is_logarithmic:
-                logarithmic(axes)
-
-    return legend(LEGEND) + render("Lineage of the pods over updates", 3.4, draw)
+        ]  # fmt: skip
+        figures.append(figure(lineage.title, traces, "updates", yaxis=scale))
+    return charts(f"lineage {name}", figures, LEGEND)

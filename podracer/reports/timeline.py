@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import html
-import itertools
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from podracer.reports.charts import COLORS, Figure, LegendEntry, charts, figure, trace
 from podracer.reports.console import compact, percent
-from podracer.reports.curves import COLORS, legend, render, style_axes
 from podracer.scores.runs import RunRecords
-from podracer.scores.statistics import running_mean
 
 # Stages from the bottom up: key, label, color. Warm colors are for waiting.
 ACTOR_STAGES = (
@@ -49,10 +43,18 @@ _ADVICE = {
         "smaller observations, such as bytes, not floats",
     ),
 }
-_SHARED = ("lag_mean", "queue_occupancy")
+_DISTANCE = (
+    ("Policy lag, mean", "lag_mean", {"rangemode": "tozero"}),
+    ("Policy lag, maximum", "lag_max", {"rangemode": "tozero"}),
+    ("Queues that are full", "queue_occupancy", {"range": [0, 1], "tickformat": ".0%"}),
+)
+_DRAWN = (
+    *(key for key, *_ in (*ACTOR_STAGES, *LEARNER_STAGES)),
+    *(key for _, key, _ in _DISTANCE),
+)
 _UNKNOWN = "This run did not record how long each waited."
-_RUNS = 4  # drawn at most
-_BINS = 150  # of wall time in one panel at most
+_RUNS = 4  # curve at most
+_BINS = 150  # in one chart at most
 _MATTERS = 0.1  # share of waiting that is mentioned
 _CLEAR = 2.0  # one side waits this many times as long as the other: it waits for it
 _STANDS_OUT = 1.25  # a stage of actors that takes this many times as long as the next
@@ -68,25 +70,15 @@ class Shares(NamedTuple):
 
 
 def utilization_section(runs: Sequence[RunRecords]) -> str:
-    """Return the utilization section of a report: verdicts, and panels of the first runs."""
-    kinds = (("Actors", ACTOR_STAGES), ("Learner", LEARNER_STAGES))
-    recorded = {title: [key for key, *_ in stages] for title, stages in kinds}
-    drawn_keys = [*_SHARED, *itertools.chain(*recorded.values())]
-    named, runs = len(runs) > 1, [run for run in runs if verdict(run) or _has(run, drawn_keys)]
-    legends = [
-        legend([(words, color) for _, words, color in stages], title)
-        for title, stages in kinds
-        if any(_has(run, recorded[title]) for run in runs)
-    ]
+    """Return the utilization section of a report: verdicts, and charts of the first runs."""
+    named, runs = len(runs) > 1, [run for run in runs if verdict(run) or _has(run, _DRAWN)]
     parts = []
     for index, run in enumerate(runs):
         name = f"<b>{html.escape(run.name)}</b>: " if named else ""
         parts.append(f"<p>{name}{html.escape(verdict(run) or _UNKNOWN)}</p>")
-        parts += legends if index == 0 else []
-        if index < _RUNS and _has(run, drawn_keys):
-            parts.append(_panels(run, in_a_row=len(runs) > 1))
+        parts.append(_charts(run) if index < _RUNS else "")
     if len(runs) > _RUNS:
-        parts.append(f"<small>Panels are shown for the first {_RUNS} runs.</small>")
+        parts.append(f"<small>Charts are shown for the first {_RUNS} runs.</small>")
     return "".join(parts)
 
 
@@ -206,55 +198,38 @@ def _table(run: RunRecords, keys: Sequence[str]) -> np.ndarray:
     return np.nan_to_num(np.array(rows, float).reshape(-1, len(keys)), posinf=0, neginf=0)
 
 
-def _panels(run: RunRecords, *, in_a_row: bool) -> str:
-    """Return the panels of a run: in two rows, or in one if runs are compared."""
-    stages = {
-        title: partial(
-            _areas,
-            stretches=segments(run, [key for key, *_ in parts]),
-            colors=[color for *_, color in parts],
-        )
-        for title, parts in (
-            ("Actors: share of time", ACTOR_STAGES),
-            ("Learner: share of time", LEARNER_STAGES),
-        )
-        if _has(run, [key for key, *_ in parts])
-    }
-    distance = {
-        title: partial(draw, run=run)
-        for title, key, draw in (
-            ("Policy lag (thin: maximum)", "lag_mean", _lag),
-            ("Queues that are full", "queue_occupancy", _occupancy),
-        )
-        if _has(run, [key])
-    }
-    rows = [row for row in ([stages | distance] if in_a_row else [stages, distance]) if row]
-    columns = max(map(len, rows))
-    mosaic: Any = [[title for title in row for _ in range(columns // len(row))] for row in rows]
-    heights = [2.3 if row.keys() & stages.keys() else 1.7 for row in rows]
-    widths = [1.4 if title in stages else 1.0 for title in mosaic[0]] if in_a_row else None
-    end = run.series("seconds", "seconds")[0].max()
-    drawn = [stretch for part in stages.values() for stretch in part.keywords["stretches"]]
-    begin = min((start[0] for start, *_ in drawn), default=0.0)
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplot_mosaic(mosaic, height_ratios=heights, width_ratios=widths)
-        for title, panel in (stages | distance).items():
-            style_axes(axes[title], title, "seconds")
-            panel(axes[title])
-            axes[title].set_xlim(begin, end + (end - begin or 1.0) / 100)
-
-    return render(", ".join(stages | distance), sum(heights), draw)
+def _charts(run: RunRecords) -> str:
+    """Draw the stages of actors and learner over time, and how far actors are behind."""
+    figures, legend = [], []
+    for title, stages in (("Actors", ACTOR_STAGES), ("Learner", LEARNER_STAGES)):
+        stretches = segments(run, [key for key, *_ in stages])
+        if stretches:
+            figures.append(_stages(f"{title}: share of time", stages, stretches))
+            legend += [LegendEntry(text, color) for _, text, color in stages]
+    for title, key, layout in _DISTANCE:
+        x, y = run.series(key, "seconds")
+        if len(x):
+            line = {"color": COLORS[0], "width": 1.2}
+            mode = "markers" if len(x) == 1 else "lines"
+            curve = trace(x, y, text=title, line=line, mode=mode)
+            figures.append(figure(title, [curve], "seconds", yaxis=layout))
+    return charts(f"waiting {run.name}", figures, legend)
 
 
-def _areas(axes: Axes, stretches: list[tuple[np.ndarray, ...]], colors: list[str]) -> None:
-    """Draw stages stacked to the whole; nothing where nothing ran, as during compilation."""
-    for start, end, seconds in stretches:
+def _stages(
+    title: str,
+    stages: Sequence[tuple[str, str, str]],
+    stretches: Sequence[tuple[np.ndarray, ...]],
+) -> Figure:
+    """Stack stages to the whole; nothing stands where nothing ran, as during compilation."""
+    traces = []
+    for index, (start, end, seconds) in enumerate(stretches):
         edges = np.stack([start, end], axis=1).ravel()
         shares = np.repeat(seconds / seconds.sum(axis=1, keepdims=True), 2, axis=0)
-        axes.stackplot(edges, shares.T, colors=colors, lw=0)
-    axes.set_axisbelow(True)
-    _as_share(axes)
+        for (_, text, color), share in zip(stages, shares.T, strict=True):
+            style = {"stackgroup": str(index), "line": {"width": 0, "color": color}}
+            traces.append(trace(edges, share, text, text=text, fillcolor=color, **style))
+    return figure(title, traces, "seconds", yaxis={"range": [0, 1], "tickformat": ".0%"})
 
 
 def segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
@@ -278,31 +253,4 @@ def segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...
     last = np.append(first[1:], len(end)) - 1
     bins = start[first], end[last], np.add.reduceat(seconds, first)
     cuts = np.flatnonzero(gap[first])
-    return list(zip(*(np.split(of, cuts[cuts > 0]) for of in bins), strict=True))
-
-
-def _lag(axes: Axes, run: RunRecords) -> None:
-    x, y = run.series("lag_max", "seconds")
-    some = np.arange(0, len(x), max(1, len(x) // _BINS))
-    if len(x):
-        highest = np.maximum.reduceat(y, some)
-        axes.step(x[some], highest, where="post", color=COLORS[0], alpha=0.6, lw=0.7)
-    _smooth(axes, *run.series("lag_mean", "seconds"))
-    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.1)
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-
-
-def _occupancy(axes: Axes, run: RunRecords) -> None:
-    x, y = run.series("queue_occupancy", "seconds")
-    axes.plot(x, y, color=COLORS[0], alpha=0.25, lw=0.7)
-    _smooth(axes, x, y)
-    _as_share(axes)
-
-
-def _smooth(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    axes.plot(x, running_mean(y), color=COLORS[0], lw=1.6, marker="." if len(x) == 1 else "")
-
-
-def _as_share(axes: Axes) -> None:
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    return list(zip(*(np.split(column, cuts[cuts > 0]) for column in bins), strict=True))

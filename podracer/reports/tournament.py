@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from podracer.io.run_directory import write_bytes
@@ -35,27 +36,30 @@ from podracer.tournament.events import (
 _NAMED = 24  # ancestors
 
 
-def write_tournament_report(directory: Path, out: Path) -> Path:
-    """Write the report on the tournament in `directory` to the file `out`, and return its path.
+def write_tournament_report(directory: Path, file: Path) -> Path:
+    """Write the report on the tournament in `directory` to a file, and return its path.
 
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
-    directory, out = Path(directory).resolve(), Path(out)
+    directory, file = Path(directory).resolve(), Path(file)
     log = read_tournament_log(directory)
     check_settings(log.state.header)
-    body = [
-        tiles(facts(log)),
-        section("Leaderboard", leaderboard(log)),
-        section("Matches", matches(log)),
-        section("Scores", pictures.scores(log)),
-        section("Lineage", ancestry(log) + pictures.lineage(log)),
-        section("Hyperparameters", pictures.hyperparameters(log)),
-        section("Pods", pictures.pods_in_time(log)),
-        section("Failures", failures(log)),
-        section("Configuration", configuration(_experiments(log))),
-    ]
-    write_bytes(out, page(directory.name, body).encode(errors="replace"))
-    return out
+    body = dict(tournament_sections(log)).values()
+    settings = section("Configuration", configuration(_experiments(log)))
+    write_bytes(file, page(directory.name, [*body, settings]).encode(errors="replace"))
+    return file
+
+
+def tournament_sections(log: TournamentLog) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a page: a name and HTML, empty where there is nothing to show."""
+    yield "overview", tiles(facts(log))
+    tables = section("Leaderboard", leaderboard(log)) + section("Matches", matches(log))
+    yield "leaderboard", tables
+    yield "scores", section("Scores", pictures.scores(log))
+    yield "lineage", section("Lineage", ancestry(log) + pictures.lineage(log))
+    yield "hyperparameters", section("Hyperparameters", pictures.hyperparameters(log))
+    yield "pods", section("Pods", pictures.pods_in_time(log))
+    yield "failures", section("Failures", failures(log))
 
 
 def facts(log: TournamentLog) -> dict[str, str]:
@@ -136,11 +140,15 @@ def ancestry(log: TournamentLog) -> str:
 
 def failures(log: TournamentLog) -> str:
     """Return the failures in the order of time."""
-    rows = [[clock(log.since(event.time)), *what] for event in log.events for what in _what(event)]
+    rows = [
+        [clock(log.since(event.time)), *cells]
+        for event in log.events
+        for cells in _failure_cells(event)
+    ]
     return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
 
 
-def _what(event: Event) -> list[list[str]]:
+def _failure_cells(event: Event) -> list[list[str]]:
     match event:
         case Failed():
             return [[str(event.pod), str(event.round), "failed", event.reason]]

@@ -6,19 +6,28 @@ winner, which is the best entry, and its ancestors stand out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
+from podracer.reports.charts import (
+    GRAY,
+    POD,
+    TEXT,
+    WINNER,
+    Curve,
+    Figure,
+    LegendEntry,
+    Trace,
+    charts,
+    figure,
+    is_positive,
+    joined,
+    trace,
+)
+from podracer.reports.console import compact, number
 from podracer.reports.tournament_log import (
     Link,
     TournamentLog,
@@ -31,98 +40,103 @@ OUTCOMES = {
     "reported": "#3f8fdb",
     "failed": "#e15759",
     "running": "#2ca58d",
-    "interrupted": "#8a919a",
-    "retired": "#8a919a",
+    "interrupted": GRAY,
+    "retired": GRAY,
     "quarantined": "#a06cd5",
 }
 # Low to high, each to be seen on a light and on a dark page.
-_SCALE = LinearSegmentedColormap.from_list("scores", ["#5b4b9e", "#2f86b8", "#35b38c", "#aed137"])
+_SCALE = [[i / 3, x] for i, x in enumerate(("#5b4b9e", "#2f86b8", "#35b38c", "#aed137"))]
 _UNITS = (("seconds", 1, 180), ("minutes", 60, 10_800), ("hours", 3600, 259_200))
-_STEPS = np.linspace(0, 1, 16)  # along a curved line
+_PODS, _WINNERS, _BEST = "a pod", "the winner and its ancestors", "the best so far"
+_NAMES = [LegendEntry(_PODS, POD), LegendEntry(_WINNERS, WINNER)]
+_CURVED = 1000  # links at most that are curved, so that crossings can be followed
 
-Where = Callable[[Entry], float]
-
-
-# --- scores and hyperparameters -------------------------------------------------------------------
+Position = Callable[[Entry], float]
 
 
 def scores(log: TournamentLog) -> str:
     """Draw scores over wall time with the best so far, and over the frames of the lineage."""
     entries, title = list(log.entries.values()), score_name(log.state).capitalize()
-    name, unit = time_unit(log.seconds)
+    if not entries:
+        return ""
+    name, unit = _time_unit(log.seconds)
 
     def time(entry: Entry) -> float:
         return log.since(entry.created) / unit
 
-    def draw(figure: Figure) -> None:
-        strong = matplotlib.rcParams["text.color"]
-        axes = figure.add_subplot(1, 2, 1)
-        _lines(axes, log, log.pods(), time, _score)
-        if log.state.ratings:
-            intervals = [1.96 * entry.standard_error for entry in entries]
-            points = [*map(time, entries)], [*map(_score, entries)]
-            axes.errorbar(*points, intervals, fmt="none", ecolor=POD, elinewidth=0.7, alpha=0.5)
-        best = np.maximum.accumulate([entry.score for entry in entries])
-        at = [*map(time, entries), log.seconds / unit]
-        axes.step(at, [*best, best[-1]], where="post", color=strong, lw=1.8, zorder=4)
-        style_axes(axes, f"{title} over wall time", name)
-        axes.set_xlim(0, 1.03 * at[-1] or None)
-        axes = figure.add_subplot(1, 2, 2)
-        _lines(axes, log, log.links(entries), lambda entry: entry.frames, _score)
-        style_axes(axes, f"{title} over the frames of the lineage", "frames")
-        axes.set_xlim(0, 1.03 * max(entry.frames for entry in entries) or None)
-
-    if not entries:
-        return ""
-    names = [("a pod", POD), ("the winner and its ancestors", WINNER)]
-    names.append(("the best so far", "var(--text)"))
-    return legend(names) + render(f"{title}s over wall time, over frames", 3.4, draw)
+    best = np.maximum.accumulate([entry.score for entry in entries])
+    times = [*map(time, entries), log.seconds / unit]
+    line = {"shape": "hv", "width": 2, "color": TEXT}
+    best_trace = trace(np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line)
+    errors = [1.96 * entry.standard_error for entry in entries] if log.state.ratings else []
+    over_time = [*_lines(log, log.pods(), time, _score, errors), best_trace]
+    over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score, errors)
+    figures = [
+        figure(f"{title} over wall time", over_time, name, height=340),
+        figure(f"{title} over the frames of the lineage", over_frames, "frames", height=340),
+    ]
+    return charts("scores", figures, [*_NAMES, LegendEntry(_BEST, TEXT)], width=440)
 
 
 def hyperparameters(log: TournamentLog) -> str:
     """Draw each hyperparameter that varies, over the rounds, on a logarithmic scale if possible."""
-    entries = list(log.entries.values())
-    names = varying_hyperparameters(entries)
-    columns = min(3, max(2, len(names)))
-    rows = -(-len(names) // columns)
+    entries, figures = list(log.entries.values()), []
+    for name in varying_hyperparameters(entries):
 
-    def draw(figure: Figure) -> None:
-        for index, name in enumerate(names):
-            axes = figure.add_subplot(rows, columns, index + 1)
+        def value(entry: Entry, name: str = name) -> float:
+            return entry.hyperparameters.get(name, math.nan)
 
-            def value(entry: Entry, name: str = name) -> float:
-                return entry.hyperparameters.get(name, float("nan"))
-
-            _lines(axes, log, log.pods(), lambda entry: entry.round, value)
-            style_axes(axes, name, "round")
-            _rounds(axes, log, 6)
-            if np.nanmin([value(entry) for entry in entries]) > 0:
-                logarithmic(axes)
-
-    return render(", ".join(names), 2.6 * rows, draw) if names else ""
+        scale = {"type": "log" if is_positive(map(value, entries)) else "linear"}
+        traces = _lines(log, log.pods(), lambda entry: entry.round, value)
+        figures.append(figure(name, traces, "round", xaxis=_rounds(log), yaxis=scale))
+    return charts("hyperparameters", figures, _NAMES, width=300)
 
 
 def _score(entry: Entry) -> float:
     return entry.score
 
 
-def _lines(axes: Axes, log: TournamentLog, links: Sequence[Link], x: Where, y: Where) -> None:
-    """Draw thin lines and dots for all entries, and the winner's ancestors over them."""
-    thin = {"color": POD, "alpha": 0.35 if len(log.state.pods) > 16 else 0.6}
-    bold = {"color": WINNER, "alpha": 1.0, "zorder": 3}
-    winners = log.links(log.ancestry)
-    for style, width, links_, entries in (
-        (thin, 0.8, links, log.entries.values()),
-        (bold, 2.0, winners, log.ancestry),
+def _lines(
+    log: TournamentLog,
+    links: Sequence[Link],
+    x: Position,
+    y: Position,
+    errors: Sequence[float] = (),
+) -> list[Trace]:
+    """Return thin lines and dots for all entries, and the winner's ancestors over them."""
+    traces = []
+    for group, color, width, links_of_group, entries in (
+        (_PODS, POD, 0.8, links, list(log.entries.values())),
+        (_WINNERS, WINNER, 2.2, log.links(log.ancestry), list(log.ancestry)),
     ):
-        ends = [[(x(a), y(a)), (x(b), y(b))] for a, b in links_]
-        axes.add_collection(LineCollection(ends, lw=width, **style))
-        points = np.array([(x(entry), y(entry)) for entry in entries]).reshape(-1, 2)
-        axes.scatter(*points.T, s=(3 * width) ** 2, lw=0, **style)
-    axes.margins(x=0.02, y=0.08)
+        ends = joined([(x(a), y(a)), (x(b), y(b))] for a, b in links_of_group)
+        traces.append(_line(ends, group, color, width))
+        places = np.array([x(entry) for entry in entries]), np.array([*map(y, entries)])
+        bars = {"array": np.array(errors), "thickness": 0.7, "width": 2, "color": color}
+        style = {"error_y": bars} if len(errors) == len(entries) else {}
+        marker = {"color": color, "size": 4 + width}
+        texts = [describe(entry, log) for entry in entries]
+        traces.append(trace(*places, group, text=texts, mode="markers", marker=marker, **style))
+    return traces
 
 
-def time_unit(seconds: float) -> tuple[str, float]:
+def _line(points: Curve, group: str, color: str, width: float) -> Trace:
+    line = {"color": color, "width": width}
+    opacity = min(1, 0.4 + width / 4)
+    return trace(*points, group, hoverinfo="skip", line=line, opacity=opacity)
+
+
+def describe(entry: Entry, log: TournamentLog) -> str:
+    """Return an entry's name, score and hyperparameters, one a line."""
+    values = [f"{name} {number(value)}" for name, value in entry.hyperparameters.items()]
+    parents = ", ".join(entry.parents) or "fresh"
+    score = f"{score_name(log.state)} {number(entry.score)}"
+    return "\n".join(
+        [f"{entry.id} from {parents}", f"{score}, {compact(entry.frames)} frames", *values]
+    )
+
+
+def _time_unit(seconds: float) -> tuple[str, float]:
     """Return the unit that suits a duration, and its seconds."""
     fitting = ((name, unit) for name, unit, limit in _UNITS if seconds < limit)
     return next(fitting, ("days", 86_400))
@@ -136,44 +150,43 @@ def lineage(log: TournamentLog) -> str:
     entries = list(log.entries.values())
     if not entries:
         return ""
-    height = _height(log)
-    label = score_name(log.state)
-    size = 72 * min(0.5 * height / len(log.state.pods), 5 / log.rounds, 0.13)
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        soft = matplotlib.rcParams["xtick.color"]
-        every, winners = log.links(entries), log.links(log.ancestry)
-        alpha = float(np.clip(500 / max(len(every), 1), 0.1, 0.45))  # many, if they are fused
-        axes.add_collection(_curved(every, color=soft, lw=0.7, alpha=alpha))
-        width = 2.2 if len(winners) < len(log.ancestry) else 1.0
-        axes.add_collection(_curved(winners, color=WINNER, lw=width))
-        values = [entry.score for entry in entries]
-        norm = Normalize(float(np.percentile(values, 5)), max(values))  # one may be far below
-        for group, edge in ((entries, "none"), (log.ancestry, WINNER)):
-            x, y, score = np.array([(e.round, e.pod, e.score) for e in group]).T
-            style = {"cmap": _SCALE, "norm": norm, "ec": edge, "lw": 1.6, "zorder": 3}
-            axes.scatter(x, y, s=size**2, c=score, **style)
-        _rows(axes, log, "round")
-        _rounds(axes, log, 20)
-        bar = figure.colorbar(
-            ScalarMappable(norm, _SCALE), ax=axes, aspect=8 * height, pad=0.01, label=label
-        )
-        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-
-    names = [("the winner and its ancestors", WINNER)]
-    return legend(names) + render("Lineage by round and pod", height, draw)
+    links, winners = log.links(entries), log.links(log.ancestry)
+    values = np.array([entry.score for entry in entries])
+    low, high = float(np.percentile(values, 5)), float(values.max())  # one may be far below
+    marker = {
+        "color": values,
+        "colorscale": _SCALE,
+        "cmin": low,
+        "cmax": high if high > low else low + 1,
+        "size": 9,
+        "colorbar": {"title": {"text": score_name(log.state)}, "thickness": 10, "outlinewidth": 0},
+    }
+    places = np.array([e.round for e in entries]), np.array([e.pod for e in entries])
+    texts = [describe(entry, log) for entry in entries]
+    traces = [
+        _line(_curved(links), _PODS, GRAY, 0.7),
+        _line(_curved(winners), _WINNERS, WINNER, 2.2),
+        trace(*places, _PODS, text=texts, mode="markers", marker=marker),
+    ]
+    layout = {"xaxis": _rounds(log), **_rows(log)}
+    return charts(
+        "lineage",
+        [figure("Entries by round and pod", traces, "round", **layout)],
+        _NAMES,
+        width=600,
+    )
 
 
-def _curved(links: Iterable[Link], **style: Any) -> LineCollection:
-    """Return curves that start and end horizontally, so that crossings can be followed."""
-    ease = _STEPS**2 * (3 - 2 * _STEPS)
-    paths = []
+def _curved(links: Sequence[Link]) -> tuple[np.ndarray, np.ndarray]:
+    """Return links that start and end horizontally, and pass other entries of their round."""
+    steps = np.linspace(0, 1, 12 if len(links) <= _CURVED else 2)
+    ease = steps**2 * (3 - 2 * steps)
+    lines = []
     for a, b in links:
-        aside = 1.2 * (_STEPS - _STEPS**2) * (a.round == b.round)  # else it would cross other dots
-        x, y = a.round + (b.round - a.round) * _STEPS + aside, a.pod + (b.pod - a.pod) * ease
-        paths.append(np.column_stack([x, y]))
-    return LineCollection(paths, **style)
+        aside = 1.2 * (steps - steps**2) * (a.round == b.round)
+        x, y = a.round + (b.round - a.round) * steps + aside, a.pod + (b.pod - a.pod) * ease
+        lines.append(list(zip(x.tolist(), y.tolist(), strict=True)))
+    return joined(lines)
 
 
 def pods_in_time(log: TournamentLog) -> str:
@@ -181,47 +194,53 @@ def pods_in_time(log: TournamentLog) -> str:
     attempts = log.attempts()
     if not attempts:
         return ""
-    name, unit = time_unit(log.seconds)
-    gap = 0.0015 * log.seconds  # so that rounds are distinguishable
+    name, unit = _time_unit(log.seconds)
     marks = [(a.pod, a.end, a.outcome, "x") for a in attempts if a.outcome == "failed"]
     stops = [event for event in log.events if isinstance(event, Stopped)]
-    marks += [(e.pod, log.since(e.time), e.status, "s") for e in stops]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        axes.barh(
-            [attempt.pod for attempt in attempts],
-            [max(attempt.end - attempt.start - gap, gap) / unit for attempt in attempts],
-            left=[attempt.start / unit for attempt in attempts],
-            height=0.6,
-            color=[OUTCOMES[attempt.outcome] for attempt in attempts],
-            alpha=0.8,
+    marks += [(e.pod, log.since(e.time), e.status, "square") for e in stops]
+    traces = []
+    for outcome in dict.fromkeys(attempt.outcome for attempt in attempts):
+        bars = [attempt for attempt in attempts if attempt.outcome == outcome]
+        seconds = [attempt.end - attempt.start for attempt in bars]
+        traces.append(
+            trace(
+                np.array(seconds) / unit,
+                np.array([attempt.pod for attempt in bars]),
+                outcome,
+                text=[
+                    f"pod {a.pod}, {outcome}, {t:.0f} s" for a, t in zip(bars, seconds, strict=True)
+                ],
+                type="bar",
+                orientation="h",
+                base=np.array([attempt.start for attempt in bars]) / unit,
+                width=0.6,
+                textposition="none",
+                hovertemplate="%{text}<extra></extra>",
+                marker={"color": OUTCOMES[outcome], "line": {"color": "--page", "width": 1}},
+            )
         )
-        for pod, at, outcome, mark in marks:
-            axes.plot(at / unit, pod, mark, color=OUTCOMES[outcome], ms=5, mew=1.6)
-        _rows(axes, log, name)
-        axes.set_xlim(left=0)
-
+    for pod, at, outcome, symbol in marks:
+        marker = {"symbol": symbol, "color": OUTCOMES[outcome], "size": 8}
+        place = np.array([at / unit]), np.array([pod])
+        traces.append(
+            trace(*place, outcome, text=f"pod {pod}, {outcome}", mode="markers", marker=marker)
+        )
     kinds = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
-    names = [(outcome, color) for outcome, color in OUTCOMES.items() if outcome in kinds]
-    return legend(names) + render("Pods in time", _height(log), draw)
+    names = [LegendEntry(outcome, color) for outcome, color in OUTCOMES.items() if outcome in kinds]
+    layout = {"barmode": "overlay", "xaxis": {"rangemode": "tozero"}, **_rows(log)}
+    return charts("pods", [figure("Pods in time", traces, name, **layout)], names, width=600)
 
 
-def _rounds(axes: Axes, log: TournamentLog, ticks: int) -> None:
-    """Give axes a column for each round, with room for curved lines."""
-    axes.set_xlim(-0.35, log.rounds - 0.65)
-    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
+def _rounds(log: TournamentLog) -> dict[str, Any]:
+    """Return an x axis with a column for each round, with room for curved lines."""
+    step = {"dtick": 1} if log.rounds < 12 else {"tickformat": "d"}
+    return {"range": [-0.35, log.rounds - 0.65], **step}
 
 
-def _height(log: TournamentLog) -> float:
-    """Return the height in inches of a figure with a row for each pod."""
-    return min(1.0 + 0.2 * len(log.state.pods), 9.0)
-
-
-def _rows(axes: Axes, log: TournamentLog, over: str) -> None:
-    """Give axes a row for each pod, the first one on top."""
-    style_axes(axes, "", over)
-    axes.grid(visible=False)
-    axes.set(ylabel="pod", ylim=(len(log.state.pods) - 0.4, -0.6))
-    axes.yaxis.set_major_locator(MaxNLocator(17, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axes.margins(x=0.02)
+def _rows(log: TournamentLog) -> Figure:
+    """Return a y axis with a row for each pod, the first one on top."""
+    count = len(log.state.pods)
+    axis = {"range": [count - 0.4, -0.6], "title": {"text": "pod"}, "showgrid": False}
+    if count <= 16:
+        axis |= {"tickvals": list(range(count))}
+    return {"yaxis": axis, "height": min(110 + 20 * count, 900)}

@@ -83,10 +83,10 @@ class TournamentLog:
 
     def pods(self) -> list[Link]:
         """Return pairs of each entry and the next one of its pod."""
-        own: dict[int, list[Entry]] = {}
+        by_pod: dict[int, list[Entry]] = {}
         for entry in self.entries.values():
-            own.setdefault(entry.pod, []).append(entry)
-        return [link for entries in own.values() for link in itertools.pairwise(entries)]
+            by_pod.setdefault(entry.pod, []).append(entry)
+        return [link for entries in by_pod.values() for link in itertools.pairwise(entries)]
 
     def attempts(self) -> list[Attempt]:
         """Return every attempt at a round; without an end event it ended before the next one."""

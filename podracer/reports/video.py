@@ -105,7 +105,7 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
     target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
     command = [ffmpeg, "-y", "-loglevel", "error", *source, "-i", "-", *target]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, str(path.absolute())],
             input=frames.tobytes(),
             capture_output=True,
@@ -116,6 +116,6 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
         raise PodracerError(
             f"ffmpeg has not written {path.name} in {_FFMPEG_SECONDS} s: take fewer frames."
         ) from error
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip() or f"exit {done.returncode}"
+    if process.returncode:
+        reason = process.stderr.decode(errors="replace").strip() or f"exit {process.returncode}"
         raise PodracerError(f"ffmpeg could not write {path}: {reason.splitlines()[-1]}")

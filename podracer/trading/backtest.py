@@ -54,8 +54,8 @@ class PeriodResult:
     """Results of a policy and of the baselines in one period."""
 
     period: Period
-    portfolio: PortfolioHistory  # of the policy
-    curves: dict[str, np.ndarray]  # equity f64 [n] by name; that of `POLICY` first
+    portfolio: PortfolioHistory  # the policy's
+    curves: dict[str, np.ndarray]  # equity f64 [n] by name; `POLICY` is the first
 
     @property
     def metrics(self) -> dict[str, Performance]:
@@ -92,7 +92,7 @@ class Backtest:
 def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtest:
     """Simulate the policy of the run in `directory` in its validation and back-test periods.
 
-    `checkpoint` is that of `podracer.load`.
+    `checkpoint` is chosen as by `podracer.load`.
 
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
@@ -105,7 +105,7 @@ def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtes
 
 
 def load_trading(directory: Path, checkpoint: Choice) -> tuple[Agent, Trading, TrainState]:
-    """Load a run that trades; the arguments and errors are those of `backtest`."""
+    """Load a run that trades; takes and raises what `backtest` does."""
     run = load_run(directory, checkpoint=checkpoint)
     trading = trading_in(run.env)  # first, because it rejects other environments
     check_same_environment(directory, run.env)

@@ -1,8 +1,8 @@
 """Baselines without learning: equity curves of portfolios with fixed weights.
 
-Each portfolio starts with `cash`, buys at the first close of the period and pays the fee `cost` for
-each purchase and sale, as the environment does, but trades fractional shares. The first value of a
-curve is the cash before the first purchase.
+Each portfolio starts with `cash` and buys at the first close of the period. It pays the fee `cost`
+for each purchase and sale, as the environment does, but trades fractional shares. The first value
+of a curve is the cash before the first purchase.
 """
 
 from __future__ import annotations

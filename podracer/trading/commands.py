@@ -23,7 +23,7 @@ class BacktestOptions:
     run: RunPath
     """Directory of the run."""
     checkpoint: AtCheckpoint = "newest"
-    out: Path | None = None
+    file: Annotated[Path | None, tyro.conf.arg(name="out")] = None
     """Path of the HTML file. By default backtest.html in the run."""
     json: bool = False
     """Print one JSON object."""
@@ -37,9 +37,9 @@ def backtest(arguments: Sequence[str]) -> int:
     from podracer.trading.backtest import backtest as compare
 
     use_compilation_cache()
-    out = output_file(options.out, options.run / "backtest.html", (".html", ".htm"))
+    file = output_file(options.file, options.run / "backtest.html", (".html", ".htm"))
     result = compare(options.run, checkpoint=options.checkpoint)
-    path = page.write_page(result, out)
+    path = page.write_page(result, file)
     if options.json:
         print(json.dumps(result.to_json()))
         return 0

@@ -1,13 +1,13 @@
 """Delivery: a directory of models, one of which is current until a better one replaces it.
 
-    MODELS/record.jsonl   the source of truth: one line for each decision, append-only
-    MODELS/000002/        a promoted run: config.json and one checkpoint, with digests in the record
-    MODELS/current        name of the current model, for other programs to read
-    MODELS/lock           held during a promotion or a rollback
+    MODELS/record.jsonl:  the source of truth: one line for each decision, append-only
+    MODELS/000002/:       a promoted run: config.json and one checkpoint, with digests in the record
+    MODELS/current:       name of the current model, for other programs to read
+    MODELS/lock:          held during a promotion or a rollback
 
 A model is first copied, then recorded, and then `current` is updated. Each of the last two steps
-replaces one file atomically, so a kill between any two steps leaves the old or the new model
-current, and the next command makes `current` agree with the record.
+replaces one file atomically: a kill between two steps leaves the old or the new model current. The
+next command makes `current` agree with the record.
 """
 
 from __future__ import annotations

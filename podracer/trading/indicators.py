@@ -62,8 +62,8 @@ def relative_strength_index(close: np.ndarray, length: int) -> np.ndarray:
     Source: Wilder 1978.
     """
     change = np.diff(close, axis=0, prepend=close[:1])
-    up, down = (_exponential_filter(np.maximum(x, 0), 1 / length) for x in (change, -change))
-    return 100 * _safe_ratio(up, up + down, 0.5)
+    rise, fall = (_exponential_filter(np.maximum(x, 0), 1 / length) for x in (change, -change))
+    return 100 * _safe_ratio(rise, rise + fall, 0.5)
 
 
 def directional_index(high: np.ndarray, low: np.ndarray, length: int) -> np.ndarray:
@@ -71,10 +71,10 @@ def directional_index(high: np.ndarray, low: np.ndarray, length: int) -> np.ndar
 
     It is 0 without any move. The true range by which Wilder (1978) divides both sides cancels.
     """
-    up = np.diff(high, axis=0, prepend=high[:1])
-    down = -np.diff(low, axis=0, prepend=low[:1])
-    rise = _exponential_filter(np.where((up > down) & (up > 0), up, 0.0), 1 / length)
-    fall = _exponential_filter(np.where((down > up) & (down > 0), down, 0.0), 1 / length)
+    gain = np.diff(high, axis=0, prepend=high[:1])
+    loss = -np.diff(low, axis=0, prepend=low[:1])
+    rise = _exponential_filter(np.where((gain > loss) & (gain > 0), gain, 0.0), 1 / length)
+    fall = _exponential_filter(np.where((loss > gain) & (loss > 0), loss, 0.0), 1 / length)
     return 100 * _safe_ratio(np.abs(rise - fall), rise + fall, 0.0)
 
 

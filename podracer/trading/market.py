@@ -137,8 +137,8 @@ def split_market(
 def adjust_for_splits(market: Market) -> Market:
     """Return a market without the jumps that look like splits.
 
-    A close that differs from the previous one by more than 25 % is taken to be equal to it, and all
-    later prices are scaled by the same factor (volumes inversely). Prices before a jump stay, so an
+    A close that differs from the previous one by more than 25 % is taken to be equal to it. All
+    later prices are scaled by the same factor, volumes inversely. Prices before a jump stay, so an
     early period does not depend on later splits.
     """
     ratio = market.close[1:] / market.close[:-1]
@@ -165,21 +165,23 @@ def format_time(time: Any) -> str:
     return str(np.datetime_as_string(time, unit="auto"))
 
 
-def _num_bars_until(market: Market, name: str, until: float | str) -> int:
+def _num_bars_until(market: Market, name: str, period_end: float | str) -> int:
     """Return the number of bars before the end of a period."""
-    if isinstance(until, str):
+    if isinstance(period_end, str):
         try:
-            if not until[:1].isdigit():  # such as "today", which moves
+            if not period_end[:1].isdigit():  # such as "today", which moves
                 raise ValueError
-            last = np.datetime64(until)
+            last = np.datetime64(period_end)
             unit: Any = np.datetime_data(last)[0]
             end = last + np.timedelta64(1, unit)  # a date ends with its day
         except ValueError:
-            raise ConfigError(f"{name}={until} is not a date: write it as 2019-05-25.") from None
+            raise ConfigError(
+                f"{name}={period_end} is not a date: write it as 2019-05-25."
+            ) from None
         return int(np.searchsorted(market.times, end))
-    if not 0 < until < 1:
-        raise ConfigError(f"{name}={until} is neither a fraction between 0 and 1 nor a date.")
-    return int(until * len(market))
+    if not 0 < period_end < 1:
+        raise ConfigError(f"{name}={period_end} is neither a fraction between 0 and 1 nor a date.")
+    return int(period_end * len(market))
 
 
 def _set(market: Market, name: str, value: Any) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from podracer.io.run_directory import write_bytes
-from podracer.reports.curves import COLORS, legend, render, style_axes
+from podracer.reports.charts import COLORS, LegendEntry, charts, figure, trace
 from podracer.reports.page import page, section, table, tiles
 from podracer.trading.backtest import (
     POLICY,
@@ -37,7 +33,7 @@ _COLUMNS = {
     "Calmar": "calmar",
 }
 RATIOS = ("sharpe", "sortino", "calmar")
-CASH = "#8a919a40"  # faint on a light and on a dark page
+CASH = "#8a919a"
 POINTS = 1000  # drawn of a curve at most
 MAX_TICKERS = 7  # with separate areas; the others share one
 
@@ -61,8 +57,8 @@ def rows(result: PeriodResult) -> list[list[str]]:
     return table
 
 
-def write_page(result: Backtest, out: Path) -> Path:
-    """Write the page of a back-test to the file `out`, and return the file."""
+def write_page(result: Backtest, file: Path) -> Path:
+    """Write the page of a back-test to a file, and return the file."""
     body = [
         tiles(_facts(result)),
         section("Periods", _periods(result)),
@@ -75,8 +71,8 @@ def write_page(result: Backtest, out: Path) -> Path:
         ),
         section("What these figures leave out", f"<p>{NOT_MODELED}</p>"),
     ]
-    write_bytes(out, page(f"Back-test of {result.run}", body).encode(errors="replace"))
-    return out
+    write_bytes(file, page(f"Back-test of {result.run}", body).encode(errors="replace"))
+    return file
 
 
 def sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -129,37 +125,42 @@ def _periods(result: Backtest) -> str:
 
 def _period(name: str, result: PeriodResult) -> str:
     colors: dict[str, str] = dict(zip(result.curves, COLORS, strict=False))
-    head, *body = rows(result)
+    equity, drawdowns = [], []
+    for label, curve in result.curves.items():
+        line = {"color": colors[label], "width": 2.2 if label == POLICY else 1.2}
+        drawdown = curve / np.maximum.accumulate(curve) - 1
+        equity.append(trace(*_thinned(result, curve), label, text=label, line=line))
+        drawdowns.append(trace(*_thinned(result, drawdown), label, text=label, line=line))
     components = _equity_components(result)
     area_colors = dict(zip(components, (CASH, *COLORS), strict=False))
-
-    def curves(figure: Figure) -> None:
-        equity_axes, drawdown_axes = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        _lines(equity_axes, result, colors)
-        _title(equity_axes, "Equity")
-        for label, curve in result.curves.items():
-            drawdown = curve / np.maximum.accumulate(curve) - 1
-            drawdown_axes.plot(*_thinned(result, drawdown), color=colors[label], lw=_width(label))
-        _title(drawdown_axes, "Drawdown: below the highest so far")
-        drawdown_axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
-
-    def areas(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        shares = np.stack(list(components.values())) / result.portfolio.equity
-        axes.stackplot(*_thinned(result, shares), colors=list(area_colors.values()), lw=0)
-        axes.set(ylim=(0, 1))
-        _title(axes, "Holdings of the policy: fractions of its equity")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
-
-    return "".join(
-        (
-            table(head, body),
-            legend(colors.items()),
-            render(f"{name}: equity and drawdown", 4.6, curves),
-            legend(area_colors.items()),
-            render(f"{name}: holdings", 2.6, areas),
-        )
+    shares = np.stack(list(components.values())) / result.portfolio.equity
+    times, shares = _thinned(result, shares)
+    areas = [
+        trace(times, share, label, text=label, stackgroup="all", line={"width": 0, "color": color})
+        for (label, color), share in zip(area_colors.items(), shares, strict=True)
+    ]
+    dates, percents = {"type": "date"}, {"tickformat": ".0%"}
+    underwater = figure(
+        "Drawdown: below the highest so far", drawdowns, xaxis=dates, yaxis=percents, height=220
     )
+    holdings = figure(
+        "Holdings of the policy, of its equity",
+        areas,
+        xaxis=dates,
+        yaxis={**percents, "range": [0, 1]},
+    )
+    legend, parts = _legend(colors), _legend(area_colors)
+    equities = figure("Equity", equity, xaxis=dates, height=340)
+    head, *body = rows(result)
+    return (
+        table(head, body)
+        + charts(f"{name} equity", [equities, underwater], legend, width=600)
+        + charts(f"{name} holdings", [holdings], parts, width=600)
+    )
+
+
+def _legend(colors: Mapping[str, str]) -> list[LegendEntry]:
+    return [LegendEntry(label, color) for label, color in colors.items()]
 
 
 def _equity_components(result: PeriodResult) -> dict[str, np.ndarray]:
@@ -174,16 +175,6 @@ def _equity_components(result: PeriodResult) -> dict[str, np.ndarray]:
     return parts
 
 
-def _lines(axes: Axes, result: PeriodResult, colors: dict[str, str]) -> None:
-    for label, curve in result.curves.items():
-        order = 3 if label == POLICY else 2
-        axes.plot(*_thinned(result, curve), color=colors[label], lw=_width(label), zorder=order)
-
-
-def _width(label: str) -> float:
-    return 1.8 if label == POLICY else 1.0
-
-
 def _thinned(result: PeriodResult, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return times `[n]` and values `[..., n]`, few enough to draw, with the extremes and the end.
 
@@ -192,14 +183,5 @@ def _thinned(result: PeriodResult, curves: np.ndarray) -> tuple[np.ndarray, np.n
     length = curves.shape[-1]
     bars = {*range(0, length, -(-length // POINTS)), length - 1}
     bars |= set(np.ravel([curves.argmin(axis=-1), curves.argmax(axis=-1)]).tolist())
-    kept = sorted(bars)
-    return result.period.times[kept], curves[..., kept]
-
-
-def _title(axes: Axes, title: str) -> None:
-    style_axes(axes, title, "")
-    axes.margins(x=0.01)
-    locator = AutoDateLocator()
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    axes.xaxis.get_offset_text().set_color(matplotlib.rcParams["xtick.color"])
+    indices = sorted(bars)
+    return result.period.times[indices], curves[..., indices]

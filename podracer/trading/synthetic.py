@@ -11,8 +11,8 @@ CALM_VOLATILITY, TURBULENT_VOLATILITY = 0.008, 0.024  # daily, of the market as 
 CALM_TO_TURBULENT, TURBULENT_TO_CALM = 0.01, 0.05  # daily transition probabilities
 TICKER_VOLATILITY = 0.012  # daily, of a ticker besides the market
 ANNUAL_DRIFT = 0.08  # expected return of a year
-DEGREES_OF_FREEDOM = 4  # of Student's t: the fewer, the heavier the tails
-MAX_RETURN = 0.2  # of a bar, in size
+DEGREES_OF_FREEDOM = 4  # in Student's t: the fewer, the heavier the tails
+MAX_RETURN = 0.2  # absolute, in one bar
 OPENING_MINUTE = 9 * 60 + 30  # minute of the day
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,6 @@ import numpy as np
 
 from podracer.agents.rules.lifetimes import Experience
 from podracer.ops.returns import generalized_advantages
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BINS = 15
 _PROBABILITIES = (0.1, 0.5, 0.9)  # policies give to the action taken
@@ -48,8 +45,8 @@ def synthetic_episodes(discount: float) -> tuple[Experience, jax.Array]:
     return data, returns
 
 
-def draw_over_returns(figure: Figure, targets: Targets, title: str) -> None:
-    """Draw a rule's targets over the return: median, middle 80 %, and means.
+def figures_over_returns(targets: Targets, title: str) -> list[dict[str, Any]]:
+    """Return plotly figures of a rule's targets over the return: median, middle 80 %, and means.
 
     The title describes the policy target, `[T, B]` as the returns are; the prediction target is
     `[T, B, m]`.
@@ -59,25 +56,31 @@ def draw_over_returns(figure: Figure, targets: Targets, title: str) -> None:
         arrays = [np.asarray(x) for x in targets(probability)]
         return tuple(x.reshape(arrays[0].size, *x.shape[2:]) for x in arrays)
 
-    axes = figure.add_subplot(1, 2, 1)
-    for index, probability in enumerate(_PROBABILITIES):
+    policy_traces = []
+    for probability in _PROBABILITIES:
         returns, policy_targets, _ = flat_targets(probability)
         centers, members = _bins(returns)
         percentiles = [np.percentile(policy_targets[steps], [10, 50, 90]) for steps in members]
         low, middle, high = np.array(percentiles).T
-        axes.fill_between(centers, low, high, color=f"C{index}", alpha=0.2, lw=0)
-        label = f"probability {probability:.0%}"
-        axes.plot(centers, middle, color=f"C{index}", lw=1.6, label=label)
-    axes.legend(frameon=False)
-    axes.set(title=title, xlabel="return")
-    axes = figure.add_subplot(1, 2, 2)
+        text = f"probability {probability:.0%}"
+        spread = {"type": "data", "symmetric": False, "array": high - middle, "thickness": 0.8}
+        errors = {**spread, "arrayminus": middle - low, "width": 2}
+        trace = {"x": centers, "y": middle, "name": text, "text": text, "error_y": errors}
+        policy_traces.append(trace)
     returns, _, prediction_targets = flat_targets(0.5)
     centers, members = _bins(returns)
     shares = np.array([prediction_targets[steps].mean(0) for steps in members])
-    axes.stackplot(
-        centers, shares.T, colors=[f"C{i % 8}" for i in range(shares.shape[1])], alpha=0.8
-    )
-    axes.set(title="Prediction target: probability of each category", xlabel="return", ylim=(0, 1))
+    categories = [
+        {"x": centers, "y": share, "text": f"category {index}", "stackgroup": "all"}
+        for index, share in enumerate(shares.T)
+    ]
+    axis = {"xaxis": {"title": {"text": "return"}}}
+    legend = {"showlegend": True, "legend": {"orientation": "h", "y": -0.25}}
+    predicted = {"text": "Prediction target: probability of each category"}
+    return [
+        {"data": policy_traces, "layout": {"title": {"text": title}, **axis, **legend}},
+        {"data": categories, "layout": {"title": predicted, **axis}},
+    ]
 
 
 def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import html
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podracer.io.edits import Sealed, read_object, read_sealed
-from podracer.io.sinks import TASK_REWARD, group
+from podracer.reports.charts import Groups, curves
 from podracer.reports.console import clock, compact, number, percent
-from podracer.reports.curves import (
-    COLORS,
-    POD,
-    WINNER,
-    Groups,
-    Panel,
-    legend,
-)
 from podracer.reports.page import section, table, tiles
-from podracer.reports.run import CURVES, configuration, crash_note, group_runs, metric_title
-from podracer.reports.seeds import (
-    REMARKS,
-    final_scores,
-    remarks,
-    spread_text,
-)
-from podracer.reports.selection import LEGEND, lineages
-from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, verdict
-from podracer.reports.watch.chart import HEIGHT, Chart, extent
-from podracer.reports.watch.curves import draw_group, draw_panels, group_legend
+from podracer.reports.run import RETURNS, configuration, crash_note, group_runs, learning_sections
+from podracer.reports.seeds import REMARKS, final_scores, remarks
+from podracer.reports.selection import lineage_figures
+from podracer.reports.sweep import ranking, sweep
+from podracer.reports.timeline import utilization_section
 from podracer.reports.watch.files import Tail, signature
-from podracer.scores.runs import (
-    RunRecords,
-    has_selection,
-    members_of,
-    pod_records,
-    pods_in,
-)
+from podracer.scores.runs import RunRecords, members_of, pod_records, pods_in
 from podracer.scores.score import returns_of
-from podracer.scores.seeds import score_of_runs
 
 FILMS = ("play.mp4", "play.gif")
-_WAITING = 4  # runs of which is shown who waits
-_METRICS = 12  # panels
 _EVALUATION = "evaluation_return"
+_MEMBER_RECORDS = 20_000  # in all pods together at most
 
 
 class WatchedRun:
@@ -157,8 +134,7 @@ def find_runs(directory: Path) -> list[Path]:
         children = [path for path in directory.iterdir() if not path.is_symlink()]
     except OSError:
         return []
-    found = [path for path in children if _holds_run(path)]
-    return sorted(found, key=_last_change)
+    return sorted(filter(_holds_run, children), key=_last_change)
 
 
 def _holds_run(path: Path) -> bool:
@@ -172,25 +148,24 @@ def _last_change(path: Path) -> int:
     )
 
 
-def run_sections(runs: Sequence[WatchedRun], num_found: int) -> Iterator[tuple[str, str]]:
+def run_sections(runs: Sequence[WatchedRun], num_runs: int) -> Iterator[tuple[str, str]]:
     """Yield the parts of the page: a name and HTML, empty where there is nothing to show."""
     records = [run.records for run in runs]
     groups = group_runs(records)
-    left_out = num_found - len(runs)
+    left_out = num_runs - len(runs)
     note = f"<p>{left_out:,} more runs, which wrote earlier, are not shown.</p>" if left_out else ""
     yield "overview", _overview(runs, groups) + note
     yield "crashes", "".join(crash_note(run) for run in records if run.crash)
-    for title, _, _, panels in CURVES:
-        yield title.lower(), section(title, draw_panels(groups, panels))
+    learning = dict(learning_sections(groups))
+    yield "learning", learning["learning"]
     for index, run in enumerate(runs):
         if run.records.config.get("experiment", {}).get("pods"):
-            yield f"pods-{index}", section(f"Pods of {html.escape(run.path.name)}", _sweep(run))
-    waiting = [part for run in records if (part := _waiting(run, named=len(runs) > 1))]
-    yield "waiting", section("Who waits for whom", "".join(waiting[:_WAITING]))
+            yield f"pods-{index}", section(f"Pods of {html.escape(run.path.name)}", _pods(run))
+    yield "sweep", section("Settings and score", sweep(groups))
+    yield "waiting", section("Who waits for whom", utilization_section(records))
     films = [_film(index, run) for index, run in enumerate(runs) if run.film is not None]
     yield "films", section("Films", f'<div class="panels">{"".join(films)}</div>' if films else "")
-    metrics = draw_panels(groups, _metric_panels(records))
-    yield "metrics", section("Losses and other metrics", metrics)
+    yield "metrics", learning["tasks"] + learning["metrics"]
     if len(runs) == 1:
         settings = configuration(records)
         folded = f"<details><summary>All settings</summary>{settings}</details>"
@@ -216,7 +191,7 @@ def _overview(runs: Sequence[WatchedRun], groups: Groups) -> str:
 
 def _final_scores(runs: Sequence[WatchedRun]) -> str:
     """Return the final scores of the configurations that several of the directories hold."""
-    return final_scores(group_runs([m for run in runs for m in run.members]), across=True)
+    return final_scores(group_runs([m for run in runs for m in run.members]), of_directories=True)
 
 
 def _facts(run: WatchedRun) -> dict[str, str]:
@@ -251,121 +226,14 @@ def _film(index: int, run: WatchedRun) -> str:
     return f"<figure>{kind}<figcaption>{html.escape(run.path.name)}</figcaption></figure>"
 
 
-# --- curves ---------------------------------------------------------------------------------------
-
-
-def _metric_panels(runs: Sequence[RunRecords]) -> list[Panel]:
-    """Return a panel for each metric of the agents, losses first."""
-    keys = {key: None for run in runs for record in run.records[-1:] for key in record}
-    ordered = sorted(keys, key=lambda key: ("loss" not in key, key))
-    panels = [
-        Panel(metric_title(key.removeprefix(TASK_REWARD)), key, "frames")
-        for key in ordered
-        if group(key) == "learn"
-    ]
-    return panels[:_METRICS]
-
-
-# --- a sweep --------------------------------------------------------------------------------------
-
-
-def _sweep(run: WatchedRun) -> str:
+def _pods(run: WatchedRun) -> str:
     """Draw the pods of a population, and rank their configurations by their last evaluation."""
-    experiment = run.records.config["experiment"]
-    pods = experiment["pods"]
-    labels = [
-        ", ".join(f"{item['name']} {number(item['value'])}" for item in pod["hyperparameters"])
-        for pod in pods
+    records, (name, experiment) = run.records, (run.path.name, run.records.config["experiment"])
+    size = -(-len(run.pods) * len(experiment["pods"]) // _MEMBER_RECORDS)
+    kept_records = [
+        x for i, x in enumerate(reversed(run.pods)) if i % max(size, 1) == 0 or _EVALUATION in x
     ]
-    if has_selection(experiment):  # which changes them
-        labels = ["all pods"] * len(pods)
-    members: dict[str, list[int]] = {}
-    for index, label in enumerate(labels):
-        members.setdefault(label or "all seeds", []).append(index)
-    charts, runs = [], run.members
-    for key, title in (("episode_return", "Episode return"), (_EVALUATION, "Evaluation")):
-        rows = [record for record in run.pods if key in record]
-        if not rows:
-            continue
-        updates = np.array([record["updates"] for record in rows], float)
-        values = np.stack([returns_of(record, key) for record in rows])
-        curves = {
-            pod: (updates[finite], values[finite, pod])
-            for pod in range(len(pods))
-            if (finite := np.isfinite(values[:, pod])).any()
-        }
-        finite_values = values[np.isfinite(values)]
-        chart = Chart(
-            f"{title} of each pod", "updates", (0, updates[-1]), extent([finite_values], 0.04)
-        )
-        for color, numbers in zip(itertools.cycle(COLORS), members.values(), strict=False):
-            drawn = [pod for pod in numbers if pod in curves]
-            sound = [curves[pod] for pod in drawn if not runs[pod].has_diverged]
-            draw_group(chart, [curves[pod] for pod in drawn], sound, color)
-        charts.append(chart.svg())
-    names = group_legend(members) if len(members) > 1 else ""
-    figures = f'{names}<div class="panels">{"".join(charts)}</div>'
-    return figures + _ranking(members, runs) + _lineages(run)
-
-
-def _ranking(members: Mapping[str, Sequence[int]], runs: Sequence[RunRecords]) -> str:
-    """Return a table of configurations, given by the numbers of their pods, best first."""
-    groups = {label: [runs[pod] for pod in numbers] for label, numbers in members.items()}
-    scores = {label: score_of_runs(pods, groups.values()) for label, pods in groups.items()}
-    ranking = sorted(scores, key=lambda label: scores[label].rank)[:20]
-    head = ["Configuration", "Pods", "Last evaluation", "95 % interval, or each seed", REMARKS]
-    rows = [
-        [
-            label,
-            str(len(members[label])),
-            number(scores[label].mean),
-            spread_text(scores[label]),
-            "; ".join(scores[label].marks) or "-",
-        ]
-        for label in ranking
-    ]
-    return table(head, rows)
-
-
-def _lineages(run: WatchedRun) -> str:
-    """Draw who descends from whom in a population under selection."""
-    charts = []
-    for lineage in lineages(run.records.config["experiment"], run.pods):
-        pods, winner = (lines[np.isfinite(lines).all((1, 2))] for lines in lineage[2:])
-        title = lineage.title
-        if lineage.is_logarithmic:
-            title = f"{title}, decimal logarithm"
-            for lines in (pods, winner):
-                lines[..., 1] = np.log10(lines[..., 1])
-        x, y = (extent([pods[..., axis].ravel()], margin) for axis, margin in ((0, 0.0), (1, 0.04)))
-        chart = Chart(title, "updates", x, y)
-        chart.lines(pods, POD, 0.8, 0.5)
-        chart.lines(winner, WINNER, 2.0)
-        charts.append(chart.svg())
-    return f'{legend(LEGEND)}<div class="panels">{"".join(charts)}</div>' if charts else ""
-
-
-# --- who waits ------------------------------------------------------------------------------------
-
-
-def _waiting(run: RunRecords, *, named: bool) -> str:
-    """Return who waits for whom under Sebulba, in words and over time."""
-    words = verdict(run)
-    if not words:
-        return ""
-    name = f"<b>{html.escape(run.name)}</b>: " if named else ""
-    charts, legends = [], []
-    for title, stages in (("Actors", ACTOR_STAGES), ("Learner", LEARNER_STAGES)):
-        stretches = segments(run, [key for key, *_ in stages])
-        if not stretches:
-            continue
-        colors = [color for *_, color in stages]
-        x = min(start[0] for start, *_ in stretches), max(end[-1] for _, end, _ in stretches)
-        names = {0.0: "0 %", 0.5: "50 %", 1.0: "100 %"}
-        chart = Chart(f"{title}: share of time", "seconds", x, (0, 1), height=HEIGHT, names=names)
-        for start, end, seconds in stretches:
-            chart.shares(start, end, seconds, colors)
-        legends.append(legend([(text, color) for _, text, color in stages], title))
-        charts.append(chart.svg())
-    panels = f'<div class="panels">{"".join(charts)}</div>' if charts else ""
-    return f"<p>{name}{html.escape(words)}</p>{''.join(legends)}{panels}"
+    groups = group_runs(members_of(records, kept_records[::-1]))
+    # The frames of a pod add up over all records, of which some are left out.
+    block = curves(f"pods {name}", groups, [RETURNS], axes=("updates", "seconds"))
+    return block + (sweep(groups) or ranking(groups)) + lineage_figures(name, experiment, run.pods)

@@ -5,9 +5,9 @@ Everything is answered from what a `Watcher` gives; no path of a request reaches
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
+import functools
+import gzip
 import html
 import http.server
 import json
@@ -19,15 +19,17 @@ import sys
 import time
 from collections import Counter
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from podracer.io.address import LOOPBACK, family_of, host_in, is_of_another_site, url_of
 from podracer.io.edits import open_file
-from podracer.reports.page import STYLE
+from podracer.reports.page import STYLE, charts_script, hash_of, plotly_script
 from podracer.reports.watch.watcher import Parts, Watcher
 
 _FILM = re.compile(r"/film/([0-9]{1,4})")
+_PLOTLY = f"/plotly-{version('plotly')}.js"  # a browser keeps it
 _SECONDS = 0.5  # between two looks for changes
 _SIGN_OF_LIFE = 10.0  # seconds after which a silent connection is tried
 _PATIENCE = 30.0  # seconds in which a browser takes or sends something
@@ -105,6 +107,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/":
             page = live_page(self.server.watcher).encode(errors="replace")
             self._send("text/html; charset=utf-8", page)
+        elif path == _PLOTLY:
+            self._send("text/javascript", _compressed_plotly(), Content_Encoding="gzip")
         elif path == "/events":
             self._stream()
         elif match := _FILM.fullmatch(path):
@@ -117,7 +121,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def end_headers(self) -> None:
         """Forbid other sites to show or embed any answer."""
-        for name, value in _HEADERS.items():
+        is_constant = self.path == _PLOTLY
+        cache = {"Cache-Control": "max-age=31536000" if is_constant else "no-store"}
+        for name, value in {**_HEADERS, **cache}.items():
             self.send_header(name, value)
         super().end_headers()
 
@@ -139,8 +145,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
-    def _send(self, kind: str, body: bytes) -> None:
-        self._head(kind, Content_Length=str(len(body)))
+    def _send(self, kind: str, body: bytes, **headers: str) -> None:
+        self._head(kind, HTTPStatus.OK, Content_Length=str(len(body)), **headers)
         self.wfile.write(body)
 
     def _send_film(self, path: Path | None) -> None:
@@ -196,6 +202,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             viewers.subtract([client])
 
 
+@functools.cache
+def _compressed_plotly() -> bytes:
+    return gzip.compress(plotly_script().encode())
+
+
 def live_page(watcher: Watcher) -> str:
     """Return the page as it is now; its script then replaces the parts that change."""
     parts = "".join(f'<div id="{name}">{x}</div>' for name, x in watcher.parts().items())
@@ -205,15 +216,15 @@ def live_page(watcher: Watcher) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><style>{STYLE}{_STYLE}</style></head>
 <body><small>podracer watch, <span id="connection">not connected</span></small><h1>{title}</h1>
-<main>{parts}</main><script>{_SCRIPT}</script></body></html>
+<main>{parts}</main><script src="{_PLOTLY}"></script><script>{_SCRIPT}</script></body></html>
 """
 
 
-_SCRIPT = """
-const main = document.querySelector("main"), state = document.getElementById("connection");
+_LIVE_SCRIPT = """
+const main = document.querySelector("main"), connection = document.getElementById("connection");
 const source = new EventSource("events");
-source.onopen = () => { state.textContent = "live"; };
-source.onerror = () => { state.textContent = "not connected: trying again"; };
+source.onopen = () => { connection.textContent = "live"; };
+source.onerror = () => { connection.textContent = "not connected: trying again"; };
 source.onmessage = (event) => {
   const { order, parts } = JSON.parse(event.data);
   for (const part of [...main.children]) if (!order.includes(part.id)) part.remove();
@@ -221,21 +232,17 @@ source.onmessage = (event) => {
     let part = document.getElementById(name);
     if (!part) { part = document.createElement("div"); part.id = name; }
     if (main.children[place] !== part) main.insertBefore(part, main.children[place] ?? null);
-    if (!(name in parts)) return;
-    const open = [...part.querySelectorAll("details")].map((x) => x.open);
-    part.innerHTML = parts[name];
-    part.querySelectorAll("details").forEach((x, i) => { x.open = open[i] ?? false; });
+    if (name in parts) fill(part, parts[name]);
   });
 };
 """
-_HASH = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_SCRIPT = charts_script() + _LIVE_SCRIPT
 _POLICY = (
-    f"default-src 'none'; script-src 'sha256-{_HASH}'; style-src 'unsafe-inline'; "
-    "img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; "
+    f"default-src 'none'; script-src 'self' {hash_of(_SCRIPT)}; style-src 'unsafe-inline'; "
+    "img-src 'self' data: blob:; media-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    "Cache-Control": "no-store",
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -244,19 +251,7 @@ _HEADERS = {
 }
 _STYLE = """
 h1 { margin-bottom: 1.5rem }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
-  gap: 1rem 1.5rem; margin: .5rem 0 1rem }
-.wide-panels { grid-template-columns: minmax(0, 46rem) }
-svg { width: 100%; max-width: 40rem; height: auto; display: block; overflow: visible }
-svg text { font-size: 11px; fill: var(--soft) }
-svg .title { fill: var(--text); font-size: 12px; font-weight: 600 }
-svg .end { text-anchor: end } svg .middle { text-anchor: middle }
-svg .grid { stroke: var(--line); stroke-width: .6 }
-svg rect { stroke: var(--page); stroke-width: .6 }
-svg .curve { fill: none; stroke-linejoin: round; stroke-linecap: round }
 figure { margin: 0 } figure img, figure video { max-width: 100%; max-height: 24rem;
   image-rendering: pixelated }
 figcaption { color: var(--soft); font-size: .85rem }
-@media (max-width: 500px) { body { margin-top: 1rem; padding: 0 .9rem } h1 { font-size: 1.4rem }
-  section { margin-top: 1.8rem } td, th { padding-right: .6rem } }
 """

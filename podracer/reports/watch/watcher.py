@@ -19,7 +19,7 @@ Parts = dict[str, str]  # HTML by the name of the part, in their order
 
 _RUNS = 60  # shown at most, those that wrote last
 _SHORTEST_PAUSE = 1.0  # seconds between two looks at the files
-_SHARE = 0.05  # of a core, at most, that making the page may take
+_SHARE = 0.05  # share of a core that making the page takes at most
 
 
 class Watcher:
@@ -33,7 +33,7 @@ class Watcher:
         self._lock = threading.Lock()
         self._runs: dict[Path, WatchedRun] = {}
         self._shown: list[WatchedRun] = []  # whose films can be asked for
-        self._signature: tuple[int, ...] | None = None  # of a tournament's log
+        self._signature: tuple[int, ...] | None = None  # a tournament's log
         self._parts: Parts = {}
         self._next_look = 0.0
 
@@ -63,8 +63,8 @@ class Watcher:
                 self._parts = _collect(lambda: _tournament(self._directory))
             self._signature = log
             return
-        found = find_runs(self._directory)
-        paths = sorted(found[-_RUNS:], key=lambda path: path.name)
+        run_paths = find_runs(self._directory)
+        paths = sorted(run_paths[-_RUNS:], key=lambda path: path.name)
         has_changed = paths != list(self._runs) or not self._parts
         self._runs = {path: self._runs.get(path) or WatchedRun(path) for path in paths}
         for run in self._runs.values():
@@ -72,7 +72,7 @@ class Watcher:
                 has_changed = run.update() or has_changed
         if has_changed:
             runs = list(self._runs.values())
-            self._parts, self._shown = _parts_of(runs, len(found)) if runs else (_NOTHING, [])
+            self._parts, self._shown = _parts_of(runs, len(run_paths)) if runs else (_NOTHING, [])
 
 
 _UNREADABLE = "unreadable"
@@ -80,23 +80,23 @@ _NOTHING = {"overview": "<p>There is no run here yet.</p>"}
 
 
 def _tournament(directory: Path) -> Iterator[tuple[str, str]]:
+    from podracer.reports.tournament import tournament_sections
     from podracer.reports.tournament_log import read_tournament_log
-    from podracer.reports.watch.tournament import tournament_sections
 
     return tournament_sections(read_tournament_log(directory))
 
 
-def _parts_of(runs: list[WatchedRun], num_found: int) -> tuple[Parts, list[WatchedRun]]:
+def _parts_of(runs: list[WatchedRun], num_runs: int) -> tuple[Parts, list[WatchedRun]]:
     """Return the parts of runs, and those runs whose films they show by their places.
 
     A run whose files end a part stands by itself, below the others.
     """
-    parts = _collect(lambda: run_sections(runs, num_found))
+    parts = _collect(lambda: run_sections(runs, num_runs))
     if _UNREADABLE not in parts or len(runs) == 1:
         return parts, runs
     alone = [(run, _collect(partial(run_sections, [run], 1))) for run in runs]
     sound = [run for run, own_parts in alone if _UNREADABLE not in own_parts]
-    num_left_out = num_found - len(runs)
+    num_left_out = num_runs - len(runs)
     parts = _collect(lambda: run_sections(sound, len(sound) + num_left_out)) if sound else {}
     for number, (run, own_parts) in enumerate(alone):
         if run not in sound:

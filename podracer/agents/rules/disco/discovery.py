@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ from podracer.agents.rules.disco.student import (
     student_loss,
 )
 from podracer.agents.rules.disco.values import Values, estimate_values, masked_powers
-from podracer.agents.rules.figures import draw_over_returns
+from podracer.agents.rules.figures import figures_over_returns
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
@@ -59,9 +59,6 @@ from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @struct
@@ -110,10 +107,10 @@ class DiscoDiscovery(MetaSettings):
         rule = Rule(_export, self._draw)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
-    def _draw(self, state: LearnerState, figure: Figure) -> None:
+    def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
         params = state.shared.rule
         targets = partial(targets_over_returns, params, self.discount, self.trace_lambda)
-        draw_over_returns(figure, targets, "Policy target: probability of the action taken")
+        return figures_over_returns(targets, "Policy target: probability of the action taken")
 
 
 def _export(state: LearnerState, origin: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.figures import draw_over_returns
+from podracer.agents.rules.figures import figures_over_returns
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
@@ -49,9 +49,6 @@ from podracer.networks import Network
 from podracer.ops.distributions import Categorical
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @struct
@@ -93,11 +90,11 @@ class LPG(MetaSettings):
     def _export(self, state: LearnerState, origin: Mapping[str, Any]) -> bytes:
         return encode_rule(self.rule, state.shared.rule, origin)
 
-    def _draw(self, state: LearnerState, figure: Figure) -> None:
+    def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
         params = state.shared.rule
         targets = partial(targets_over_returns, self.rule, params, self.discount)
-        draw_over_returns(
-            figure, targets, "Policy target: how much likelier the action should become"
+        return figures_over_returns(
+            targets, "Policy target: how much likelier the action should become"
         )
 
 

@@ -1,0 +1,314 @@
+"""Charts: series become plotly figures, which the script of a page draws.
+
+A figure is a dictionary in plotly's form. Its traces say in `meta` what the page's controls change:
+the group and the run that they show, and their curves over each x axis. `charts.js` reads it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import html
+import itertools
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from podracer.scores.runs import RunRecords
+from podracer.scores.seeds import are_independent, count_seeds
+from podracer.scores.statistics import ENOUGH, bootstrap_interval, running_mean, score_of_seeds
+
+COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
+POD, WINNER = COLORS[:2]  # all pods of a population, and the best one with its ancestors
+GRAY, TEXT = "#8a919a", "--text"  # a name with dashes is a variable of the page's style
+AXES = ("frames", "updates", "seconds")
+_POINTS = 1000  # in a curve at most
+_ALL_POINTS = 50_000  # in a block, about; a page of six million bytes has room for two
+_CURVES = 64  # runs shown in a block at most
+_RAW = 8  # groups at most whose unsmoothed values are shown, too
+_SETTINGS = 10  # under the pointer at most
+_GRID = 200  # points at which the seeds of a group are compared
+
+Groups = dict[str, list[RunRecords]]  # label to its runs
+Curve = tuple[np.ndarray, np.ndarray]  # positions and values of a metric
+Settings = dict[str, dict[str, str]]  # values of the settings that differ, by a group's label
+Figure = dict[str, Any]
+Trace = dict[str, Any]
+
+
+class Panel(NamedTuple):
+    """Contents of one chart of learning curves: a metric, perhaps with another one as dots."""
+
+    title: str
+    key: str
+    points: str = ""
+
+
+class LegendEntry(NamedTuple):
+    """Line of a legend; it switches the traces of its group on and off, and those of each run."""
+
+    label: str
+    color: str
+    runs: Sequence[str] = ()
+
+
+def trace(
+    x: Any, y: Any, group: str = "", *, text: str | Sequence[str] = "", **style: Any
+) -> Trace:
+    """Return a trace of points `[n]`; `text` is plain and appears under the pointer."""
+    texts = [text] if isinstance(text, str) else text
+    escaped = [html.escape(part).replace("\n", "<br>") for part in texts]
+    return {
+        "x": x,
+        "y": y,
+        "text": escaped[0] if isinstance(text, str) else escaped,
+        "meta": {"group": group},
+        **style,
+    }
+
+
+def figure(title: str, traces: Sequence[Trace], x_title: str = "", **layout: Any) -> Figure:
+    """Return a figure with a plain title, and with the name of its x axis."""
+    lines = textwrap.wrap(title, 46)
+    x_axis = {"title": {"text": html.escape(x_title)}, **layout.pop("xaxis", {})}
+    heading = {"text": "<br>".join(map(html.escape, lines))}
+    margin = {"t": 20 + 17 * len(lines)}
+    return {
+        "data": list(traces),
+        "layout": {"title": heading, "xaxis": x_axis, "margin": margin, "height": 270, **layout},
+    }
+
+
+def charts(
+    name: str,
+    figures: Sequence[Figure],
+    legend: Sequence[LegendEntry] = (),
+    *,
+    axes: Sequence[str] = (),
+    width: int = 320,
+) -> str:
+    """Return a block of figures as HTML, nothing without figures.
+
+    Figures of `width` pixels or more stand beside each other. `axes` are the x axes that the page
+    offers for their curves. `name` tells the block from others of the page.
+    """
+    if not figures:
+        return ""
+    arrays: dict[str, int] = {}
+    block = _shared(
+        {"axes": axes, "legend": [x._asdict() for x in legend], "figures": figures}, arrays
+    )
+    content = f'{{"arrays":[{",".join(arrays)}],"block":{json.dumps(block)}}}'
+    for character in "&<>":  # none that could end the script
+        content = content.replace(character, f"\\u{ord(character):04x}")
+    return (
+        f'<div class="charts" data-name="{html.escape(name)}" style="--least: {width}px">'
+        f'<script type="application/json">{content}</script></div>'
+    )
+
+
+def _shared(value: Any, arrays: dict[str, int]) -> Any:
+    """Return JSON with a reference in place of each array; equal ones are stored once."""
+    if isinstance(value, Mapping):
+        return {key: _shared(x, arrays) for key, x in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"@": arrays.setdefault(json.dumps(_numbers(value)), len(arrays))}
+    return [_shared(x, arrays) for x in value] if isinstance(value, list | tuple) else value
+
+
+def _numbers(values: np.ndarray) -> list[Any]:
+    """Return an array as JSON with six digits; what is not finite is a gap."""
+    if values.dtype.kind not in "biuf":
+        return values.astype(str).tolist()
+    return [
+        None
+        if not math.isfinite(x)
+        else int(x)
+        if abs(x) < 1e15 and x == int(x)
+        else float(f"{x:.6g}")
+        for x in values.astype(float).tolist()
+    ]
+
+
+# --- learning curves ------------------------------------------------------------------------------
+
+
+def curves(
+    name: str,
+    groups: Groups,
+    panels: Sequence[Panel],
+    axes: Sequence[str] = AXES,
+    *,
+    num_blocks: int = 1,
+) -> str:
+    """Draw panels of metrics that were logged, with a curve for each run.
+
+    Groups of several seeds also have their score, with its interval where seeds are enough.
+    `num_blocks` share the room that a page has.
+    """
+    limit = max(1, _CURVES // num_blocks)
+    members = {label: count_seeds(runs)[0] for label, runs in [*groups.items()][:limit]}
+    colors = dict(zip(members, itertools.cycle(COLORS), strict=False))
+    shown = {label: runs[: max(1, limit // len(members))] for label, runs in members.items()}
+    num_drawn, num_runs = sum(map(len, shown.values())), sum(map(len, groups.values()))
+    size = num_blocks * num_drawn * (len(panels) + len(axes))
+    points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
+    texts = {label: _text(settings) for label, settings in differing_settings(members).items()}
+    figures = []
+    for panel in panels:
+        traces = []
+        for label, color in colors.items():
+            group = label, color, texts[label], len(shown) <= _RAW
+            traces += _runs(group, shown[label], panel, axes, points)
+            traces += _score(label, color, members[label], panel, axes)
+        if traces:
+            figures.append(figure(panel.title, traces))
+    legend = [
+        LegendEntry(label, colors[label], [run.name for run in runs] if len(runs) > 1 else [])
+        for label, runs in shown.items()
+    ]
+    has_choice = len(legend) > 1 or any(entry.runs for entry in legend)
+    block = charts(name, figures, legend if has_choice else [], axes=axes)
+    left_out = f"<small>{num_drawn} of {num_runs} runs are shown.</small>"
+    return block + (left_out if block and num_runs > limit else "")
+
+
+def differing_settings(groups: Groups) -> Settings:
+    """Return by label the settings in which groups differ, with their values as text."""
+    tables = {label: members[0].configuration for label, members in groups.items()}
+    keys = dict.fromkeys(key for values in tables.values() for key in values)
+    differing = [key for key in keys if len({values.get(key) for values in tables.values()}) > 1]
+    return {
+        label: {key: values.get(key, "-") for key in differing} for label, values in tables.items()
+    }
+
+
+def _text(settings: Mapping[str, str]) -> str:
+    lines = [f"{key.rpartition('.')[2]} {value}"[:80] for key, value in settings.items()]
+    return "\n".join([*lines[:_SETTINGS], *(["..."] if len(lines) > _SETTINGS else [])])
+
+
+def _runs(
+    group: tuple[str, str, str, bool],
+    runs: Sequence[RunRecords],
+    panel: Panel,
+    axes: Sequence[str],
+    points: int,
+) -> Iterator[Trace]:
+    """Yield the traces of a group's runs: curves, thin where there are several, and dots.
+
+    The group has a label, a color, a text about its settings, and says if raw values are shown.
+    """
+    label, color, text, has_raw = group
+    for run in runs:
+        curve = _curves_of(run, panel.key, axes, points)
+        is_dot = all(len(x) == 1 for x, _ in curve.values())
+        style = {"mode": "markers", "marker": {"color": color}} if is_dot else {}
+        if curve and len(runs) == 1:
+            raw = {"line": {"color": color, "width": 0.8}, "opacity": 0.3, "hoverinfo": "skip"}
+            if has_raw:
+                yield _of_run(label, run, curve, text, smooth=None, **raw, **style)
+            yield _of_run(label, run, curve, text, line={"color": color, "width": 1.8}, **style)
+        elif curve:
+            line = {"color": color, "width": 0.8}
+            yield _of_run(label, run, curve, text, line=line, opacity=0.5, **style)
+    for run in runs if panel.points else ():
+        if dots := _curves_of(run, panel.points, axes, points):
+            mode = "lines+markers" if len(runs) > 1 else "markers"
+            marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
+            style = {"line": {"color": color, "width": 0.6, "dash": "dot"}, "marker": marker}
+            yield _of_run(label, run, dots, text, smooth=None, mode=mode, **style)
+
+
+def _curves_of(run: RunRecords, key: str, axes: Sequence[str], points: int) -> dict[str, Curve]:
+    series = {axis: run.series(key, axis) for axis in axes}
+    return {axis: _thinned(*curve, points) for axis, curve in series.items() if len(curve[0])}
+
+
+def _thinned(x: np.ndarray, y: np.ndarray, points: int) -> Curve:
+    """Return a curve with few points, each the mean of as many records up to its position."""
+    size = -(-len(x) // points)
+    begins = np.arange(0, len(x), size)
+    counts = np.diff(np.append(begins, len(x)))
+    ends = begins + counts - 1
+    return x[ends], np.add.reduceat(y, begins) / counts
+
+
+def _of_run(
+    label: str,
+    run: RunRecords,
+    curves_by_axis: Mapping[str, Curve],
+    text: str,
+    *,
+    smooth: str | None = "run",
+    **style: Any,
+) -> Trace:
+    meta = {"group": label, "run": run.name, "curves": curves_by_axis, "smooth": smooth}
+    if (start := _start(run)) is not None:
+        meta["start"] = start
+    description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
+    return {**trace([], [], text=description), "meta": meta, **style}
+
+
+def _start(run: RunRecords) -> float | None:
+    """Return when a run began, in milliseconds since 1970."""
+    try:
+        start = datetime.datetime.fromisoformat(str((run.whole or run).config.get("started")))
+    except ValueError:
+        return None
+    return 1000 * start.timestamp()
+
+
+def _score(
+    label: str, color: str, members: Sequence[RunRecords], panel: Panel, axes: Sequence[str]
+) -> Iterator[Trace]:
+    """Yield the score over seeds, dashed where a run has ended: its last value counts on.
+
+    A learner that met a fault has no part in it.
+    """
+    parts: dict[str, dict[str, Curve]] = {"low": {}, "high": {}, "score": {}, "ended": {}}
+    for axis in axes if len(members) > 1 else ():
+        series = [run.series(panel.key, axis) for run in members if not run.has_diverged]
+        smoothed = [(x, running_mean(y)) for x, y in series if len(x)]
+        start = max((x[0] for x, _ in smoothed), default=0.0)
+        end = max((x[-1] for x, _ in smoothed), default=0.0)
+        if len(smoothed) < 2 or end <= start:
+            continue
+        grid = np.linspace(start, end, _GRID)
+        values = np.stack([np.interp(grid, x, y) for x, y in smoothed])
+        score, all_run = score_of_seeds(values), grid <= min(x[-1] for x, _ in smoothed)
+        parts["score"][axis] = grid[all_run], score[all_run]
+        parts["ended"][axis] = grid[~all_run], score[~all_run]
+        has_interval = len(smoothed) >= ENOUGH and are_independent(members)
+        if has_interval and (axis != "seconds" or panel.points):  # intervals take long
+            low, high = bootstrap_interval(values)
+            parts["low"][axis], parts["high"][axis] = (grid, low), (grid, high)
+    bound = {"line": {"width": 0}, "hoverinfo": "skip"}
+    for part, style in (
+        ("low", bound),
+        ("high", {**bound, "fill": "tonexty", "fillcolor": f"{color}38"}),
+        ("score", {"line": {"color": color, "width": 2.4}}),
+        ("ended", {"line": {"color": color, "width": 2.4, "dash": "dash"}}),
+    ):
+        if any(len(x) for x, _ in parts[part].values()):
+            meta = {"group": label, "curves": parts[part], "smooth": "score"}
+            yield {**trace([], [], text=label), "meta": meta, "name": part, **style}
+
+
+# --- other figures --------------------------------------------------------------------------------
+
+
+def joined(lines: Iterable[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return lines, each of some points, as one trace's x and y with a gap between each two."""
+    points = [point for line in lines for point in (*line, (math.nan, math.nan))]
+    x, y = np.array(points, float).reshape(-1, 2).T
+    return x, y
+
+
+def is_positive(values: Iterable[float]) -> bool:
+    """Return whether a logarithmic scale suits the values."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0
