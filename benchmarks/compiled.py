@@ -1,8 +1,8 @@
-"""Every recipe compiled for accelerators that are not here: a table of memory, kernels, collectives.
+"""Compile every recipe for accelerators that are not here: memory, kernels, collectives.
 
-    python -m benchmarks.compiled                        compile what is missing, write the page
-    python -m benchmarks.compiled --recipes catch lpg    these recipes anew
-    python -m benchmarks.compiled --against FILE         compare kernels with other records
+    python benchmarks/compiled.py                        compile what is missing, write the page
+    python benchmarks/compiled.py --recipes catch lpg    these recipes anew
+    python benchmarks/compiled.py --against FILE         compare kernels with other records
 
 It needs the packages of the extras `compile-tpu` and `compile-cuda`. Records are kept in
 `results/compiled.jsonl`, one for each recipe and target, so an interrupted run goes on; the page is
@@ -58,8 +58,8 @@ def page(records: dict[tuple[str, str], dict[str, Any]], commit: str) -> str:
     lines = [
         "# Recipes on accelerators, compiled here",
         "",
-        "`python -m benchmarks.compiled` writes this page: the accelerators' own compilers, without "
-        "a device. Each device has the recipe's number of environments. Memory, kernels and "
+        "`python benchmarks/compiled.py` writes this page with the accelerators' own compilers and "
+        "no device. Each device has the recipe's number of environments. Memory, kernels and "
         "all-reduces are those of one device and one update. Nothing was run, so there are no "
         f"times. Commit {commit}.",
         "",
@@ -113,7 +113,7 @@ def main() -> int:
     wanted = [(name, target) for target in options.targets for name in names]
     wanted += [(name, target) for target, mains in PODS.items() for name in mains if name in names]
     for key in wanted:
-        if options.recipes or key not in records:
+        if options.recipes or "error" in records.get(key, {"error": ""}):
             records[key] = compile_one(*key)
             write(records)
             print(

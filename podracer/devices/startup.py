@@ -214,6 +214,7 @@ def prepare_compilers() -> None:
     """
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",  # asks a server of the cloud
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v3-8",
         "CUDA_VISIBLE_DEVICES": "-1",

@@ -208,18 +208,17 @@ def _size(around: dict[str, Instruction], name: str) -> int:
     return around[name].size if name in around else 0
 
 
-def _parse(name: str, rest: str, *, is_root: bool) -> Instruction:
-    rest = re.sub(r"/\*.*?\*/", "", rest)
-    if rest.startswith("("):
-        end = _closing(rest, 0)
-        shape, rest = rest[: end + 1], rest[end + 1 :].lstrip()
+def _parse(name: str, text: str, *, is_root: bool) -> Instruction:
+    text = re.sub(r"/\*.*?\*/", "", text)
+    if text.startswith("("):  # the shape is a tuple
+        end = _closing(text, 0)
+        shape, call = text[: end + 1], text[end + 1 :].lstrip()
     else:
-        shape, _, rest = rest.partition(" ")
-    opcode = rest.partition("(")[0].strip()
-    start = len(rest.partition("(")[0])
-    end = _closing(rest, start) if start < len(rest) else start
-    operands = re.findall(r"%([\w.\-]+)", rest[start : end + 1])
-    return Instruction(name, opcode, _bytes(shape), tuple(operands), rest, is_root)
+        shape, _, call = text.partition(" ")
+    opcode, parenthesis, _ = call.partition("(")
+    arguments = call[len(opcode) : _closing(call, len(opcode)) + 1] if parenthesis else ""
+    operands = tuple(re.findall(r"%([\w.\-]+)", arguments))
+    return Instruction(name, opcode.strip(), _bytes(shape), operands, call, is_root)
 
 
 def _closing(text: str, start: int) -> int:

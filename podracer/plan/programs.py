@@ -72,8 +72,8 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
         lambda: chunk.trace(agent, state, request),
         config.steps_per_update // mesh.size,
         config.rollout_length,
-        _state_parts(state, target),
-        _host_bytes(state, target),
+        state_parts(state, target.platform),
+        _host_bytes(state, target.platform),
     )
 
 
@@ -94,7 +94,7 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: 
         lambda: chunk.trace(agents, states, abstract_request(mesh)),
         config.steps_per_update * len(pods) // mesh.size,
         config.rollout_length,
-        _state_parts(states, target),
+        state_parts(states, target.platform),
     )
 
 
@@ -102,11 +102,7 @@ def _sebulba(
     config: SebulbaConfig, blueprint: Blueprint, env: Any, target: Target
 ) -> list[Program]:
     spec, host_env = checked_spec(env), to_host_environments(env)
-    split = sebulba.split_devices(target.devices, config)
-    if target.platform != "cpu":
-        # A compiler without devices numbers those of a program from 0.
-        mesh = make_mesh(target.devices[: split.mesh.size])
-        split = dataclasses.replace(split, mesh=mesh)
+    split = _split(config, target)
     sebulba.check(blueprint, host_env, config, split)
     num_learners = len(split.learners)
     state = dataclasses.replace(abstract_state(blueprint, None, split.mesh, config), actor=())
@@ -127,7 +123,7 @@ def _sebulba(
         shards,
         abstract_request(split.mesh),
     )
-    learner = _state_parts(state, target) | {
+    learner = state_parts(state, target.platform) | {
         # One batch of trajectories is learned from while others wait.
         "rollouts": (1 + config.queue_depth) * _device_bytes(shards),
     }
@@ -150,7 +146,7 @@ def _sebulba(
             steps // num_learners,
             1,
             learner,
-            _host_bytes(state, target),
+            _host_bytes(state, target.platform),
         ),
         Program(
             "actor",
@@ -164,23 +160,31 @@ def _sebulba(
     ]
 
 
+def _split(config: SebulbaConfig, target: Target) -> sebulba.DeviceSplit:
+    """Return actors and learners. A compiler without devices numbers the learners from 0."""
+    split = sebulba.split_devices(target.devices, config)
+    mesh = make_mesh(target.devices[: split.mesh.size])
+    return split if target.kind is None else dataclasses.replace(split, mesh=mesh)
+
+
 def _on_device(mesh: Mesh, tree: PyTree) -> PyTree:
     sharding = NamedSharding(mesh, jax.sharding.PartitionSpec())
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def _state_parts(state: TrainState, target: Target) -> dict[str, int]:
+def state_parts(state: TrainState, platform: str) -> dict[str, int]:
+    """Return the bytes of a training state on one device, by part."""
+    local = _device_bytes(state.learner.local) - _host_bytes(state, platform)
     return {
         "parameters and optimizer": _device_bytes(state.learner.shared),
-        "replay and other state of environments": _device_bytes(state.learner.local)
-        - _host_bytes(state, target),
+        "replay and other state of environments": local,
         "environments": _device_bytes(state.actor),
     }
 
 
-def _host_bytes(state: TrainState, target: Target) -> int:
+def _host_bytes(state: TrainState, platform: str) -> int:
     """Return the bytes in host memory; a CPU has no other, so there they are the device's."""
-    return 0 if target.platform == "cpu" else _device_bytes(host_leaves(state))
+    return 0 if platform == "cpu" else _device_bytes(host_leaves(state))
 
 
 def _device_bytes(tree: PyTree) -> int:

@@ -34,42 +34,49 @@ class Kind:
     gpu: str = ""  # the compiler's description of a GPU
 
 
-_GPU = """gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: {shared} threads_per_core_limit: 2048 core_count: {cores}
-  fpus_per_core: {fpus} block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: {cache}
-  clock_rate_ghz: {clock} device_memory_size: {memory} shared_memory_per_block_optin: {optin}
-  cuda_compute_capability {{ major: {major} }} registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}}
-runtime_version {{ major: 12 minor: 9 }} platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 12 }} device_description_str: "{name}"
-"""
+# NVIDIA, "H100 Tensor Core GPU Architecture", "A100 Tensor Core GPU Architecture", and the CUDA
+# programming guide's table of compute capabilities 9.0 and 8.0.
+_HOPPER = {
+    "cuda_compute_capability": "{ major: 9 }",
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "clock_rate_ghz": 1.98,
+    "l2_cache_size": 52428800,
+    "shared_memory_per_core": 233472,
+    "shared_memory_per_block_optin": 232448,
+}
+_AMPERE = {
+    "cuda_compute_capability": "{ major: 8 }",
+    "core_count": 108,
+    "fpus_per_core": 64,
+    "clock_rate_ghz": 1.41,
+    "l2_cache_size": 41943040,
+    "shared_memory_per_core": 167936,
+    "shared_memory_per_block_optin": 166912,
+}
+_EVERY_GPU = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 49152,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+    "block_dim_limit_x": 2147483647,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+}
 
 
-def _hopper(name: str, memory: float, bandwidth: float) -> str:
-    """Describe a GPU of 132 multiprocessors.
-
-    Source: NVIDIA, "H100 Tensor Core GPU Architecture" and the CUDA programming guide, table of
-    compute capability 9.0.
-    """
-    return _GPU.format(
-        name=name, memory=int(memory), bandwidth=int(bandwidth), cores=132, fpus=128, clock=1.98,
-        shared=233472, optin=232448, cache=52428800, major=9,
-    )  # fmt: skip
-
-
-def _ampere(name: str, memory: float, bandwidth: float) -> str:
-    """Describe a GPU of 108 multiprocessors.
-
-    Source: NVIDIA, "A100 Tensor Core GPU Architecture" and the CUDA programming guide, table of
-    compute capability 8.0.
-    """
-    return _GPU.format(
-        name=name, memory=int(memory), bandwidth=int(bandwidth), cores=108, fpus=64, clock=1.41,
-        shared=167936, optin=166912, cache=41943040, major=8,
-    )  # fmt: skip
+def _describe(name: str, memory: float, bandwidth: float, chip: dict[str, Any]) -> str:
+    """Return XLA's description of a GPU, with bytes of memory and bytes a second."""
+    sizes = {"device_memory_size": int(memory), "memory_bandwidth": int(bandwidth)}
+    fields = (_EVERY_GPU | chip | sizes).items()
+    info = " ".join(f"{key}{' ' if str(value)[0] == '{' else ': '}{value}" for key, value in fields)
+    versions = "runtime_version { major: 12 minor: 9 } dnn_version_info { major: 9 minor: 12 }"
+    return (
+        f"gpu_device_info {{ {info} }} {versions} "
+        f'platform_name: "CUDA" device_description_str: "{name}"'
+    )
 
 
 _GPU_SHARE = 0.75  # JAX takes this share when it starts; XLA_CLIENT_MEM_FRACTION changes it
@@ -78,19 +85,19 @@ _GPU_SHARE = 0.75  # JAX takes this share when it starts; XLA_CLIENT_MEM_FRACTIO
 KINDS = {
     "h100": Kind(
         "NVIDIA H100 SXM", 80e9, _GPU_SHARE, "cuda", "1x1x1", 494e12,
-        _hopper("NVIDIA H100 80GB HBM3", 84929347584, 3.352e12),
+        _describe("NVIDIA H100 80GB HBM3", 84929347584, 3.352e12, _HOPPER),
     ),
     "h200": Kind(
         "NVIDIA H200", 141e9, _GPU_SHARE, "cuda", "1x1x1", 494e12,
-        _hopper("NVIDIA H200", 150e9, 4.8e12),
+        _describe("NVIDIA H200", 150e9, 4.8e12, _HOPPER),
     ),
     "a100": Kind(
         "NVIDIA A100 SXM, 80 GB", 80e9, _GPU_SHARE, "cuda", "1x1x1", 156e12,
-        _ampere("NVIDIA A100-SXM4-80GB", 84.9e9, 2.039e12),
+        _describe("NVIDIA A100-SXM4-80GB", 84.9e9, 2.039e12, _AMPERE),
     ),
     "a100-40": Kind(
         "NVIDIA A100 SXM, 40 GB", 40e9, _GPU_SHARE, "cuda", "1x1x1", 156e12,
-        _ampere("NVIDIA A100-SXM4-40GB", 42.4e9, 1.555e12),
+        _describe("NVIDIA A100-SXM4-40GB", 42.4e9, 1.555e12, _AMPERE),
     ),
     "tpu-v3": Kind("TPU v3 core", 17.18e9, 1.0, "tpu", "2x2", 61.5e12),
     "tpu-v4": Kind("TPU v4 chip", 34.36e9, 1.0, "tpu", "2x2x1", 275e12),
@@ -168,13 +175,13 @@ def _topology(name: str, kind: Kind, shape: str) -> list[Any]:
         arguments = ("", "cuda")
     else:
         options, arguments = {}, (f"{name.partition(':')[0][4:]}:{shape}", "tpu")
+    if not re.fullmatch(r"\d+(x\d+)*", shape):
+        raise ConfigError(f"{name} has no shape such as those of {_FORMS}.")
     try:
-        if not re.fullmatch(r"\d+(x\d+)*", shape):
-            raise ValueError("a shape is a number, or numbers with x between them")
         with without_stderr():  # warnings that there is no device
             return topologies.get_topology_desc(*arguments, **options).devices
     except (ValueError, jax.errors.JaxRuntimeError) as error:
+        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"{name} is no shape of that target ({str(error).splitlines()[0]}): take one such as "
-            f"{_FORMS}."
+            f"there is no target {name} ({reason}): take one such as {_FORMS}."
         ) from error
