@@ -102,7 +102,7 @@ def plan(arguments: Sequence[str]) -> int:
 
 
 def _parse(
-    command: str, arguments: Sequence[str], defaults: Options, about: str
+    command: str, arguments: Sequence[str], defaults: Options, summary: str
 ) -> tuple[Experiment, Target, Options]:
     """Return the experiment, its target and the command's options; start JAX for the target."""
     recipe, experiment, flags = find_experiment(arguments)
@@ -112,7 +112,7 @@ def _parse(
         experiment,
         dataclasses.replace(defaults, arch=experiment.arch),
         {},
-        about,
+        summary,
     )
     experiment.check()
     if options.target != "here":

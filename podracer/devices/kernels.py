@@ -18,7 +18,7 @@ from podracer.devices.reductions import is_for_cpu
 from podracer.types import PyTree
 
 _MOST_STEPS = 16
-_MOST_EQUATIONS = 1024  # of the body
+_MOST_EQUATIONS = 1024  # in the body of a loop
 
 
 def scan(

@@ -218,7 +218,7 @@ def prepare_compilers() -> None:
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v3-8",
         "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of the driver and cuDNN
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # checks driver and cuDNN
         # Autotuning would run kernels.
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
     }

@@ -27,9 +27,9 @@ class Compiled:
 
     program: Program
     temporary_bytes: int
-    update: Loop  # of Anakin, else one call
-    flops: int  # of the matrix products and convolutions of an update
-    compile_seconds: float  # of CPU time, tracing included
+    update: Loop  # an update of Anakin, else one call
+    flops: int  # matrix products and convolutions of an update
+    compile_seconds: float  # CPU time, tracing included
 
     @cached_property
     def work(self) -> Counts:
@@ -152,11 +152,11 @@ def scaled(experiment: Experiment, devices: int) -> Experiment:
 
 def compile_program(program: Program, target: Target) -> Compiled:
     """Compile one program for a target."""
-    began = time.process_time()
+    start = time.process_time()
     with traced_for(target.platform):
         traced = program.trace()
     compiled = traced.lower().compile()
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     analysis = compiled.memory_analysis()
     text = Text(compiled.as_text())
     return Compiled(

@@ -70,7 +70,7 @@ class Collective:
     """Reduction, or another exchange between devices."""
 
     kind: str
-    bytes: int  # of the result on one device
+    bytes: int  # size of the result on one device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Counts:
     """Bytes that the kernels read and write."""
     collectives: tuple[Collective, ...] = ()
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, work: Counts) -> Counts:
         return Counts(
-            self.kernels + other.kernels,
-            self.bytes + other.bytes,
-            self.collectives + other.collectives,
+            self.kernels + work.kernels,
+            self.bytes + work.bytes,
+            self.collectives + work.collectives,
         )
 
     def __mul__(self, times: int) -> Counts:
@@ -153,7 +153,7 @@ class Program:
                 loops.append(self._loop(x.attribute("body"), own_scope, self._trips(x)))
             elif x.opcode in ("call", "conditional", "async-start"):
                 called = (self._loop(name, own_scope, 1) for name in x.called)
-                # Of the branches of a condition the one with most kernels counts.
+                # A condition counts as its branch with most kernels.
                 called = max(called, key=lambda branch: branch.total().kernels.total())
                 body += called.body
                 loops += called.loops
@@ -178,10 +178,10 @@ class Program:
                     return int(match[1])
         return None
 
-    def _traffic(self, x: Instruction, around: dict[str, Instruction]) -> int:
+    def _traffic(self, x: Instruction, computation: dict[str, Instruction]) -> int:
         """Return the bytes that a kernel reads and writes; of a slice only the slice."""
         if x.opcode == "dynamic-update-slice":
-            return 2 * _size(around, x.operands[1])
+            return 2 * _size(computation, x.operands[1])
         if x.opcode in ("dynamic-slice", "gather"):
             return 2 * x.size
         fused = self._computations.get(x.attribute("calls"), {}) if x.opcode == "fusion" else {}
@@ -193,19 +193,19 @@ class Program:
             if uses and all(y.opcode in _SLICES and y.operands[0] == name for y in uses):
                 size += sum(_slice_bytes(fused, y) for y in uses)
             else:
-                size += _size(around, operand)
+                size += _size(computation, operand)
         return size
 
 
-def _slice_bytes(around: dict[str, Instruction], x: Instruction) -> int:
+def _slice_bytes(computation: dict[str, Instruction], x: Instruction) -> int:
     """Return the bytes of a slice; of an update in place less the result, of which it is a part."""
     if x.opcode == "dynamic-update-slice":
-        return _size(around, x.operands[1]) - x.size
+        return _size(computation, x.operands[1]) - x.size
     return x.size
 
 
-def _size(around: dict[str, Instruction], name: str) -> int:
-    return around[name].size if name in around else 0
+def _size(computation: dict[str, Instruction], name: str) -> int:
+    return computation[name].size if name in computation else 0
 
 
 def _parse(name: str, text: str, *, is_root: bool) -> Instruction:
@@ -241,5 +241,5 @@ def _bytes(shape: str) -> int:
 def _scope(text: str) -> str:
     """Return the outermost of `SCOPES` that an instruction is in."""
     match = re.search(r'op_name="([^"]*)"', text)
-    found = re.search(rf"\b({'|'.join(SCOPES)})\b", match[1]) if match else None
-    return found[1] if found else ""
+    scope = re.search(rf"\b({'|'.join(SCOPES)})\b", match[1]) if match else None
+    return scope[1] if scope else ""

@@ -155,13 +155,13 @@ def _measured_speed(
     return steps / statistics.median(laps), "measured here"
 
 
-# --- as text --------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def cost_lines(plan: Plan) -> list[str]:
     """Return speed, hours and price as text."""
-    most = plan.steps_per_second_at_most
-    bound = "" if most is None else f"; at most {most:,.0f} steps a second by launches and FLOPs"
+    limit = plan.steps_per_second_at_most
+    bound = "" if limit is None else f"; at most {limit:,.0f} steps a second by launches and FLOPs"
     fitted = ", if it fitted" if plan.run.fits is False else ""
     if plan.largest_num_envs:
         lines = [f"The largest batch that fits: --num-envs {plan.largest_num_envs}.", ""]

@@ -34,13 +34,13 @@ class Program:
     """A program of a run, and what lies beside it in a device's memory."""
 
     role: str  # `learner`, `actor`, or `device` for everything
-    devices: int  # of each host that run it
+    devices: int  # number on each host that run it
     trace: Callable[[], Any]  # returns the traced program, `jax.stages.Traced`
     steps: int  # environment steps on one device in one call, of Anakin in one update
-    length: int  # of the rollout within it
+    length: int  # steps of the rollout within it
     state: dict[str, int]  # bytes on one device by part
-    host_bytes: int = 0  # of the host's memory that one device uses
-    copies: int = 1  # of the program that run at once on a device
+    host_bytes: int = 0  # bytes of the host's memory that one device uses
+    copies: int = 1  # number of them that run at once on a device
 
 
 def programs_of(experiment: Experiment, target: Target) -> list[Program]:

@@ -26,11 +26,11 @@ class Kind:
     """Kind of accelerator."""
 
     title: str
-    memory_bytes: float  # of a device: on a TPU v2 or v3 of one of a chip's two cores
-    memory_share: float  # of it that JAX gives to programs
+    memory_bytes: float  # memory of a device, which is a core on TPU v3
+    memory_share: float  # share that JAX gives to programs
     platform: str  # `tpu` or `cuda`
     host: str  # shape of one host, `2x2` chips or `1x1x1` GPUs
-    flops: float  # of matrix products a second, at JAX's default precision for float32
+    flops: float  # peak of float32 products a second, at JAX's default precision
     gpu: str = ""  # the compiler's description of a GPU
 
 
@@ -105,7 +105,7 @@ KINDS = {
     "tpu-v5p": Kind("TPU v5p chip", 102.0e9, 1.0, "tpu", "2x2x1", 459e12),
     "tpu-v6e": Kind("TPU v6e chip", 34.36e9, 1.0, "tpu", "2x4", 918e12),
 }  # fmt: skip
-LAUNCH_SECONDS = 1.3e-6  # of a GPU's kernel, the shortest that was measured
+LAUNCH_SECONDS = 1.3e-6  # shortest launch of a GPU's kernel that was measured
 _PACKAGES = {
     "tpu": ("libtpu", "compile-tpu"),
     "cuda": ("jax_plugins.xla_cuda12", "compile-cuda"),
@@ -118,9 +118,9 @@ class Target:
     """Devices to compile for."""
 
     name: str
-    title: str  # of a device
+    title: str  # name of a device
     devices: list[Device]
-    usable_bytes: int | None  # of a device's memory, for programs
+    usable_bytes: int | None  # bytes on a device that programs may use
     kind: Kind | None = None  # None for this machine
 
     @property
