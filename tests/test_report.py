@@ -673,7 +673,7 @@ def test_an_end_by_an_evaluation_is_said_beside_what_it_does_to_means(tmp_path):
     timed = rules | {"seed": 2, "target_return": None, "max_seconds": 9.0}
     paths.append(make_run(tmp_path / "2", records=4, experiment=timed))
     text = Page(write_report(paths, tmp_path / "page.html")).text
-    assert "1 of 3 runs ended as an evaluation reached the target return" in text
+    assert "1 of 3 runs ended when an evaluation reached the target return" in text
     assert text.count("an evaluation reached the target return, 0.5") == 1  # not of the whole run
     assert text.count("its time was over, 9.0") == 1
     assert text.count("A mean over seeds is dashed") == 1

@@ -81,9 +81,9 @@ def run(
 def _reason(experiment: Experiment, result: Result) -> str:
     """Return in words why a run has ended before its frames, "" if it has not, or was stopped."""
     if result.reason == "target_return":
-        return f"ended as an evaluation reached --target-return {experiment.target_return:g}"
+        return f"ended when an evaluation reached --target-return {experiment.target_return:g}"
     if result.reason == "max_seconds":
-        return f"ended as --max-seconds {experiment.max_seconds:g} were over"
+        return f"ended after --max-seconds {experiment.max_seconds:g}"
     return ""
 
 

@@ -255,9 +255,9 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     if len(runs) == 1 or not count:
         return ""
     return (
-        f"<p><b>{count} of {len(runs)} runs ended as an evaluation reached the target return</b>, "
-        "a good one by chance among others, and it counts on in means over seeds: their final "
-        "values are biased upward. A fair comparison trains without a target return.</p>"
+        f"<p><b>{count} of {len(runs)} runs ended when an evaluation reached the target return.</b> "
+        "Such an evaluation is partly luck, so the final values of these runs are biased upward. "
+        "A fair comparison trains without a target return.</p>"
     )
 
 
