@@ -255,8 +255,8 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     if len(runs) == 1 or not count:
         return ""
     return (
-        f"<p><b>{count} of {len(runs)} runs ended when an evaluation reached the target return.</b> "
-        "Such an evaluation is partly luck, so the final values of these runs are biased upward. "
+        f"<p><b>{count} of {len(runs)} runs ended when an evaluation reached the target return.</b>"
+        " Such an evaluation is partly luck, so the final values of these runs are biased upward. "
         "A fair comparison trains without a target return.</p>"
     )
 
