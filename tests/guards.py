@@ -72,7 +72,7 @@ GUARDS = [
     ),
     Guard(
         "io/run_directory.py",
-        "if free < size + _ROOM:",
+        "if free < size + SPARE_BYTES:",
         "if False:",
         "test_paths.py::test_a_directory_that_cannot_be_saved_to_is_refused_before_a_compile",
     ),
@@ -127,7 +127,7 @@ GUARDS = [
     ),
     Guard(
         "io/arrays.py",
-        "and size > _MEMORY",
+        "and size > MEMORY_BYTES",
         "and False",
         "test_checkpoint.py::test_arrays_beyond_memory_are_refused_before_they_are_read",
     ),

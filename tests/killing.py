@@ -17,7 +17,7 @@ class Killed(BaseException):
 @contextmanager
 def killed(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> Iterator[None]:
     """The block ends in a kill at its event `at`, counted from 0: before or after it is written."""
-    append, count = Leaderboard._append, 0
+    append, count = Leaderboard.append, 0
 
     def killing(self, event):
         nonlocal count
@@ -30,6 +30,6 @@ def killed(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> Iterator
         return written
 
     with monkeypatch.context() as patches:
-        patches.setattr(Leaderboard, "_append", killing)
+        patches.setattr(Leaderboard, "append", killing)
         with pytest.raises(Killed):
             yield

@@ -9,7 +9,7 @@ import pytest
 from agents import AGENTS
 
 from podracer.agents.a2c import A2C
-from podracer.drivers.common import Fault, _fault_bits, to_progress
+from podracer.drivers.common import Fault, fault_bits, to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.errors import EnvironmentFault
 from podracer.ops.action_masks import mask_logits
@@ -52,7 +52,7 @@ def test_an_update_that_chose_among_no_actions_is_a_fault(mask, last, fault):
     final = dataclasses.replace(timestep([1, 1, 1], [1, 1, 1]), first=np.array([False, last]))
     steps = Step(TimeStep(**{k: _lead(v) for k, v in vars(first).items()}), jnp.zeros((1, 2)), ())
     agent = A2C().build(SPEC)
-    bits = _fault_bits(agent, Trajectory(steps, final, (), ()), LearnerState(()), {}, None)
+    bits = fault_bits(agent, Trajectory(steps, final, (), ()), LearnerState(()), {}, None)
     assert Fault(int(bits)) == fault
 
 

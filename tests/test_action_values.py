@@ -76,7 +76,7 @@ def test_adding_to_two_atoms_is_weighing_all(value):
     values[0] = value.support  # exactly the atoms
     values = jnp.asarray(np.clip(values, value.low, value.high), jnp.float32)
     mass = jax.nn.softmax(jnp.asarray(random.normal(size=values.shape), jnp.float32))
-    added, weighed = value._add_to_two(values, mass), value._weigh_all(values, mass)
+    added, weighed = value.add_to_two(values, mass), value.weigh_all(values, mass)
     np.testing.assert_allclose(added, weighed, atol=1e-6, rtol=1e-5)
     np.testing.assert_allclose(added[0], mass[0], atol=1e-6)
     np.testing.assert_allclose(added.sum(-1), 1.0, atol=1e-6)

@@ -117,7 +117,7 @@ def test_a_part_is_read_by_paths_and_nothing_else_is(tmp_path: Path, monkeypatch
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(7, state, {"note": 1})
     size = sum(np.asarray(x).nbytes for x in leaves_by_path(state.shared["linear"]).values())
-    monkeypatch.setattr(arrays, "_MEMORY", size)
+    monkeypatch.setattr(arrays, "MEMORY_BYTES", size)
     part = load_part(tmp_path, ".shared['linear']", report=pytest.fail)
     assert (part.step, part.metadata) == (7, {"note": 1})
     assert part.state.keys() == leaves_by_path(state.shared["linear"]).keys()
@@ -459,7 +459,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) ->
     """It is tried again, and ends the run (73) with the name of the file; nothing is touched."""
     _, best = save(tmp_path, 1, 2)
     before = listing(tmp_path)
-    monkeypatch.setattr(seal, "_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(seal, "RETRY_SECONDS", (0.0, 0.0))
     calls = ("open", "stat", "scandir", "listdir")
     codes = (errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE)
     with Checkpointer(tmp_path, report=pytest.fail) as checkpointer:
@@ -535,7 +535,7 @@ def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypat
             raise error
         return real(path, **options)
 
-    monkeypatch.setattr(seal, "_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(seal, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(seal, "file_digest", flaky)
     assert stored_fingerprint(tmp_path, report=pytest.fail) == (2, best)
 
@@ -669,7 +669,7 @@ def test_a_forged_schema_is_refused_before_anything_is_read(
 
 @pytest.mark.figure(16)
 def test_arrays_beyond_memory_are_refused_before_they_are_read(saved: Path, monkeypatch) -> None:
-    monkeypatch.setattr(arrays, "_MEMORY", 20)
+    monkeypatch.setattr(arrays, "MEMORY_BYTES", 20)
     with pytest.raises(CheckpointError, match="36 bytes, more than this machine's"):
         stored_fingerprint(saved)
 

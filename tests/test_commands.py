@@ -187,7 +187,7 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
     )
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr("podracer.cli.bench._has_one_cpu_device", lambda: True)
+    monkeypatch.setattr("podracer.cli.bench.has_one_cpu_device", lambda: True)
     monkeypatch.setattr("podracer.cli.bench.initialize_devices", lambda *_: None)
     code, said = outcome("tune", "cartpole_sebulba")
     assert code == 71
@@ -323,7 +323,7 @@ def test_the_end_of_a_tournament_names_it_and_what_comes_next(
     monkeypatch.setattr(pods, "LiveStandings", MagicMock())
     settings = Tournament((), rounds=1, round_frames=1)
     monkeypatch.setattr(pods, "best_run", lambda directory: None)
-    assert pods._run(settings, Path("runs/cup"), ["own:mine"]) == code
+    assert pods.run_on_terminal(settings, Path("runs/cup"), ["own:mine"]) == code
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -558,7 +558,10 @@ def refusal(outcome, monkeypatch, seconds, cases):
 @pytest.mark.figure(20)
 class TestMistakes:
     @pytest.mark.parametrize(("command", "message"), MISTAKES)
-    def test_a_mistake_is_a_sentence_and_code_78(self, command, message, refusal):
+    def test_a_mistake_is_a_sentence_and_code_78(self, command, message, refusal, monkeypatch):
+        monkeypatch.setattr(
+            "podracer.cli.pods.num_cores", lambda: 0
+        )  # this process has its devices
         refusal(command, message)
 
     @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from podracer.ops.convolution import LAYOUT, _rows_at_once, convolution
+from podracer.ops.convolution import LAYOUT, convolution, rows_at_once
 
 # Image [H, W, C], kernel [h, w, D], stride, padding.
 CASES = {
@@ -79,7 +79,7 @@ def test_value_and_gradients_equal_jax(case):
 @pytest.mark.parametrize("case", ["padded and left over", "residual", "products of blocks"])
 def test_gradients_through_the_gradients_equal_jax(case, monkeypatch):
     """As updates that learn how to learn take them, summed over parts of the batch."""
-    monkeypatch.setattr("podracer.ops.convolution._rows_at_once", lambda g, w: 2)
+    monkeypatch.setattr("podracer.ops.convolution.rows_at_once", lambda g, w: 2)
     x, w, stride, padding = inputs(case, batch=4)
 
     def through(function):
@@ -110,7 +110,7 @@ def test_patches_that_fit_the_cache_become_one_product(channels, rows, is_produc
 def test_parts_of_the_batch_have_bounded_patches():
     """And divide it; a batch that nothing near the bound divides is one part."""
     w, rows = jnp.zeros((8, 8, 4, 32)), {24: 8, 64: 8, 37: 37, 9: 9}
-    assert {n: _rows_at_once(jnp.zeros((n, 20, 20, 32)), w) for n in rows} == rows
+    assert {n: rows_at_once(jnp.zeros((n, 20, 20, 32)), w) for n in rows} == rows
 
 
 def test_under_vmap_over_inputs_and_over_weights():

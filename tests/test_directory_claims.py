@@ -49,7 +49,7 @@ def begin_tournament(directory: Path) -> None:
 
 def promote(directory: Path) -> None:
     delivery = pytest.importorskip("podracer.trading.delivery")
-    with rundir.RunLock(directory, lambda: delivery._check_claim(directory)):
+    with rundir.RunLock(directory, lambda: delivery.check_claim(directory)):
         raise AssertionError
 
 

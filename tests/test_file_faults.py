@@ -261,7 +261,7 @@ def test_whatever_happens_to_its_files_a_run_is_right_or_refused(
     trials: int, names: tuple[str, ...], tmp_path: Path, monkeypatch, caplog, cases
 ) -> None:
     """Operations on files of random runs: nothing wrong is taken, and every fall-back is said."""
-    monkeypatch.setattr(seal, "_RETRY_SECONDS", ())
+    monkeypatch.setattr(seal, "RETRY_SECONDS", ())
     runs = [tmp_path / name for name in names]
     truths = {}
     for run in runs:

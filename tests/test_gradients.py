@@ -40,7 +40,7 @@ class Picture(Walk):
     def spec(self) -> EnvironmentSpec:
         return EnvironmentSpec("picture", ArraySpec((5, 5, 2)), self.action)
 
-    def _observe(self, x: jax.Array) -> jax.Array:
+    def observe(self, x: jax.Array) -> jax.Array:
         row = jax.nn.softmax(-8 * (x - jnp.linspace(-1.5, 1.5, 5)) ** 2)
         plane = row[:, None] * jnp.ones((1, 5))
         return jnp.stack([plane, plane[::-1]], axis=-1)

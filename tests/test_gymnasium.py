@@ -766,7 +766,7 @@ def test_a_row_at_fault_in_this_process_begins_anew_alone(batches, deed):
     ],
 )
 def test_a_fault_is_described_in_one_line(error, line):
-    from podracer.envs.host.gymnasium_protocol import _one_line
+    from podracer.envs.host.gymnasium_protocol import one_line
 
     try:
         try:
@@ -775,7 +775,7 @@ def test_a_fault_is_described_in_one_line(error, line):
             raise error from cause
     except type(error):
         text = traceback.format_exc()[-4096:]
-    assert _one_line(text) == line.strip()
+    assert one_line(text) == line.strip()
 
 
 @pytest.mark.figure(7)
@@ -953,7 +953,7 @@ class Slow(Naughty):
 
 @pytest.mark.figure(21)
 def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog):
-    monkeypatch.setattr(library("envs.host.gymnasium"), "_COMPARED_STEPS", 5)
+    monkeypatch.setattr(library("envs.host.gymnasium"), "COMPARED_STEPS", 5)
     batch = batches(Slow, 4, 1)
     batch.reset(0, np.arange(4) + 20, 0)
     for _ in range(15):
@@ -1003,7 +1003,7 @@ def test_the_fork_server_is_replaced_too(killed, batches):
 @pytest.mark.figure(7)
 @pytest.mark.slow
 def test_a_fork_server_that_is_stopped_is_replaced(batches, monkeypatch):
-    monkeypatch.setattr(library(), "_FORK_SECONDS", 0.2)
+    monkeypatch.setattr(library(), "FORK_SECONDS", 0.2)
     batch = batches("CartPole-v1", 2, 2)
     batch.reset(0, np.arange(2), 0)
     former = fork_server()
@@ -1235,16 +1235,17 @@ def test_what_cannot_be_made_leaks_nothing(monkeypatch, failing):
 
 def test_a_fork_server_that_no_signal_ends_keeps_no_memory(batches, monkeypatch):
     batch = batches(Naughty, 1, 1)
-    server = batch._fork_server
+    servers = []
 
-    def wait(seconds):
+    def wait(server, seconds):
+        servers.append(server)
         raise subprocess.TimeoutExpired("it", seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(server, "wait", wait)
+        patch.setattr(subprocess.Popen, "wait", wait)
         batch.close()
     assert not hasattr(batch, "_shared")
-    server.wait(10)
+    servers[0].wait(10)
 
 
 @pytest.mark.figure(12)

@@ -22,8 +22,8 @@ from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError
-from podracer.plan.memory import _host_bytes, anakin_memory, size_of
-from podracer.plan.plan import _memory_lines
+from podracer.plan.memory import anakin_memory, bytes_on_host, size_of
+from podracer.plan.plan import memory_lines
 from podracer.replay import Replay
 from podracer.run import setup
 
@@ -132,20 +132,20 @@ def test_a_plan_and_a_run_count_both_memories(monkeypatch):
     memory = anakin_memory(agent, env, config, "gpu", devices=2)
     local = memory.parts["replay and other state of environments"]
     assert (memory.host_bytes, local) == (ring, size_of(state.learner.local) - ring)
-    assert _host_bytes(state, "cpu") == 0
+    assert bytes_on_host(state, "cpu") == 0
     plan: Any = SimpleNamespace(memory=[memory], usable_bytes=None)
-    assert "  and of the memory of each host                 188 KiB" in _memory_lines(plan)
+    assert "  and of the memory of each host                 188 KiB" in memory_lines(plan)
 
     monkeypatch.setattr(setup, "free_host_bytes", lambda: ring - 1)
-    whole = setup._checked_size(state, mesh)
+    whole = setup.checked_size(state, mesh)
     gpu: Any = SimpleNamespace(
         devices=np.array([SimpleNamespace(platform="gpu")]), local_devices=[0]
     )
     monkeypatch.setattr(setup, "free_bytes", lambda mesh: 2**30)
     with pytest.raises(ConfigError, match=r"needs 93\.8 KiB in the memory of this host"):
-        setup._checked_size(state, gpu)
+        setup.checked_size(state, gpu)
     monkeypatch.setattr(setup, "free_host_bytes", lambda: ring)
-    assert setup._checked_size(state, gpu) == whole - ring
+    assert setup.checked_size(state, gpu) == whole - ring
 
 
 @pytest.mark.parametrize(("platform", "times"), [("cpu", 2), ("gpu", 1)])
@@ -155,12 +155,12 @@ def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, mo
     state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
     mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
     monkeypatch.setattr(setup, "free_bytes", lambda mesh: 2**40)
-    needed = setup._checked_size(state, mesh)
+    needed = setup.checked_size(state, mesh)
     monkeypatch.setattr(setup, "free_bytes", lambda mesh: times * needed)
-    assert setup._checked_size(state, mesh) == needed
+    assert setup.checked_size(state, mesh) == needed
     monkeypatch.setattr(setup, "free_bytes", lambda mesh: times * needed - 1)
     with pytest.raises(ConfigError, match="are free") as error:
-        setup._checked_size(state, mesh)
+        setup.checked_size(state, mesh)
     assert ("and as much again during a save, but" in str(error.value)) == (platform == "cpu")
 
 

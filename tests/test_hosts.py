@@ -1,5 +1,6 @@
 """Several processes as one run, on loopback."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -17,6 +18,7 @@ import zlib
 from types import SimpleNamespace
 
 import jax
+import orbax.checkpoint as orbax_checkpoint
 import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
@@ -256,7 +258,8 @@ def test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_writt
         raise TimeoutError("Timed out while waiting for async_write_complete barrier.") from cause
 
     orbax = SimpleNamespace(save=lambda *_, **__: None, wait_until_finished=wait)
-    monkeypatch.setattr(Checkpointer, "_orbax", orbax)
+    replacement = lambda handler: contextlib.nullcontext(orbax)  # noqa: E731
+    monkeypatch.setattr(orbax_checkpoint, "AsyncCheckpointer", replacement)
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"x": jax.numpy.zeros(2)}, {})
     with pytest.raises((jax.errors.JaxRuntimeError, StorageError)) as raised:
@@ -274,7 +277,7 @@ def test_an_abort_becomes_exit_code_77_with_a_report():
 import os
 from podracer.devices import peers
 from podracer.run.errors import classify_error
-peers._on_abort.install()
+peers.on_abort.install()
 with peers.reports_loss(lambda error: print("reported", type(error).__name__)):
     os.abort()
 """
@@ -334,17 +337,17 @@ def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
     ],
 )
 def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
-    monkeypatch.setattr(peers._on_abort, "install", lambda: None)
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
     with pytest.raises(ConfigError, match=message):
         initialize_devices(hosts, 0)
 
 
 def test_a_number_that_is_taken_is_refused_before_it_joins():
-    claims = [peers._claim_number("127.0.0.1:1", number) for number in (0, 1)]
+    claims = [peers.claim_number("127.0.0.1:1", number) for number in (0, 1)]
     with pytest.raises(ConfigError, match=r"process 1 of the run at 127\.0\.0\.1:1 is on this"):
-        peers._claim_number("127.0.0.1:1", 1)
+        peers.claim_number("127.0.0.1:1", 1)
     os.close(claims[1])  # as at the end of the process
-    claims[1] = peers._claim_number("127.0.0.1:1", 1)
+    claims[1] = peers.claim_number("127.0.0.1:1", 1)
     for claim in claims:
         os.close(claim)
 
@@ -372,7 +375,7 @@ def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(monkeypatch, ca
     )
     monkeypatch.setattr(peers, "NAME_SECONDS", 0)
     monkeypatch.setattr(peers, "NOTICE_SECONDS", 0)
-    peers._check_can_listen("localhost:0", 60)
+    peers.check_can_listen("localhost:0", 60)
     assert errors == []
     notice = "podracer: waits at most 60 s for localhost to be this machine"
     assert capsys.readouterr().err.count(notice) == 1

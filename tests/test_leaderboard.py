@@ -738,7 +738,7 @@ def test_a_header_that_no_line_can_hold_leaves_nothing(tmp_path: Path) -> None:
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     fields = {"event": "header", **dataclasses.asdict(HEADER), "format": 2}
-    (tmp_path / LOG).write_bytes(leaderboard._line(fields, "")[0])
+    (tmp_path / LOG).write_bytes(leaderboard.encode_line(fields, "")[0])
     with pytest.raises(ConfigError, match="format 2, this version reads 1"):
         read_events(tmp_path)
     (tmp_path / LOG).write_bytes(b"")

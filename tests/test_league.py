@@ -258,9 +258,9 @@ class Pretend:
         matches = []
         for opponent in task.opponents:
             if opponent.entry is not None:
-                assert pods._verified(root, opponent.entry).is_dir()
+                assert pods.verified_checkpoint(root, opponent.entry).is_dir()
         for opponent in task.training:
-            assert opponent.entry is None or pods._verified(root, opponent.entry).is_dir()
+            assert opponent.entry is None or pods.verified_checkpoint(root, opponent.entry).is_dir()
         for opponent in task.opponents:
             if opponent.name == self.faulty:
                 matches.append((f"p{task.pod}r{task.round}", opponent.name, 0, 0, 0, "no file"))

@@ -92,7 +92,7 @@ def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(platfor
     config = AnakinConfig(2, 4, 1)
 
     def states(agents, keys):
-        return population._make_initial_states(pods, env, mesh, config, None, agents, keys)
+        return population.make_initial_states(pods, env, mesh, config, None, agents, keys)
 
     program = jax.make_jaxpr(states)(
         population.stack_agents(agent, pods), population.run_keys(pods)
@@ -158,5 +158,5 @@ def test_a_tournament_divides_a_gpu_among_its_pods(tmp_path, monkeypatch):
     for variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(variable, raising=False)
     tournament = Tournament((recipes.find("catch_a2c"),), pods=4)
-    memory = make_engine(tournament, tmp_path, ())._memory  # type: ignore[attr-defined]
+    memory = make_engine(tournament, tmp_path, ()).variables  # type: ignore[attr-defined]
     assert memory["XLA_CLIENT_MEM_FRACTION"] == "0.2250"

@@ -19,7 +19,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.rules.lpg import LPG
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent, check_environment, check_spec
-from podracer.drivers.common import Fault, _fault_bits
+from podracer.drivers.common import Fault, fault_bits
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset
 from podracer.envs import make
@@ -113,8 +113,8 @@ class Masked(Walk):
         seen = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((10,), np.bool_)}
         return EnvironmentSpec("masked", seen, SPACE)
 
-    def _observe(self, x: jax.Array) -> dict[str, jax.Array]:
-        return {"x": super()._observe(x), ACTION_MASK: jnp.asarray(MASK)}
+    def observe(self, x: jax.Array) -> dict[str, jax.Array]:
+        return {"x": super().observe(x), ACTION_MASK: jnp.asarray(MASK)}
 
 
 @pytest.mark.parametrize("name", ["ppo", slow("a2c"), slow("impala"), slow("stacx")])
@@ -186,5 +186,5 @@ def test_a_component_without_an_allowed_action_is_a_fault(forbidden, is_fault):
 
     steps = Step(jax.tree.map(lambda x: x[None], shown), jnp.zeros((1, 2, 3)), ())
     agent = A2C().build(spec)
-    bits = _fault_bits(agent, Trajectory(steps, shown, (), ()), LearnerState(()), {}, None)
+    bits = fault_bits(agent, Trajectory(steps, shown, (), ()), LearnerState(()), {}, None)
     assert Fault(int(bits)) == (Fault.ACTION_MASK if is_fault else Fault(0))

@@ -70,7 +70,7 @@ class Screen(Walk):
     def spec(self) -> EnvironmentSpec:
         return EnvironmentSpec("screen", ArraySpec((5, 5, 2)), DISCRETE)
 
-    def _observe(self, x: jax.Array) -> jax.Array:
+    def observe(self, x: jax.Array) -> jax.Array:
         row = jax.nn.softmax(-8 * (x - jnp.linspace(-1.5, 1.5, 5)) ** 2)
         picture = row[:, None] * jnp.ones((1, 5))
         return jnp.stack([picture, picture[::-1]], axis=-1)

@@ -628,7 +628,7 @@ def test_stored_memories_are_those_of_acting():
     """R2D2's values from a stored memory are those that acting had."""
     agent, env = agent_and_env("r2d2")
     state, trajectory = begin(agent, env)
-    stored = r2d2._stored(trajectory.carry)
+    stored = r2d2.stored_carry(trajectory.carry)
     assert np.abs(jax.tree.leaves(stored[0])[0]).max() > 0.01
     assert np.asarray(stored[1]).any()
     buffer = methods_of(agent).buffer

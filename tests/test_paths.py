@@ -172,7 +172,7 @@ def refusing(number: int, monkeypatch):
 def nearly_full(directory: Path, monkeypatch):
     """There is room for a file, but not for a checkpoint of the run."""
     size = make_run_setup(EXPERIMENT).saved_bytes
-    usage = rundir.shutil.disk_usage(directory)._replace(free=rundir._ROOM + size - 1)
+    usage = rundir.shutil.disk_usage(directory)._replace(free=rundir.SPARE_BYTES + size - 1)
     with monkeypatch.context() as patch:
         patch.setattr(rundir.shutil, "disk_usage", lambda path: usage)
         yield

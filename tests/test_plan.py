@@ -120,7 +120,7 @@ def test_hours_are_frames_by_speed_and_hosts_have_a_price_each():
 
 @pytest.mark.usefixtures("small_memory")
 def test_the_speed_of_several_hosts_is_measured_on_one(monkeypatch):
-    monkeypatch.setattr(planning, "_measure_anakin", lambda *_: 1000.0)
+    monkeypatch.setattr(planning, "measure_anakin", lambda *_: 1000.0)
     experiment = recipes.find("catch").with_fields({"driver": {"num_envs": 64}, "devices": 2})
     plan = make_plan(experiment, machine_here(2, 2), seconds=1.0)
     assert plan.steps_per_second == pytest.approx(2000.0)

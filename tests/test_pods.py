@@ -235,7 +235,7 @@ def test_the_key_of_a_round_is_no_other_key_of_its_run():
     others = [purpose_key(own, purpose) for purpose in Purpose if purpose != Purpose.START_ROUND]
     used = {words(jax.random.fold_in(key, number)) for key in others for number in range(20)}
     used |= {words(purpose_key(own, purpose)) for purpose in Purpose}
-    rounds = {words(pods._round_key(number, own)) for number in range(20)}
+    rounds = {words(pods.round_key(number, own)) for number in range(20)}
     assert len(rounds) == 20
     assert not rounds & used
 

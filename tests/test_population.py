@@ -38,8 +38,8 @@ from podracer.drivers.population import (
 )
 from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
+from podracer.io import jsonl
 from podracer.io.checkpoint import Restored, fingerprint, stored_fingerprint
-from podracer.io.jsonl import JsonlSink
 from podracer.io.seal import seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
@@ -281,13 +281,12 @@ def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatc
                 raise OSError(errno.ENOSPC, "No space left on device")
             self._write(line)
 
-    def open_pods(sink, path, **options):
-        make_sink(sink, path, **options)
-        if path.name == "pods.jsonl":
-            sink._file = FullDisk(sink._file)
+    def open_pods(path, mode):
+        file = open(path, mode)  # noqa: SIM115
+        return FullDisk(file) if path.name == "pods.jsonl" else file
 
-    run, make_sink = tmp_path / "run", JsonlSink.__init__
-    monkeypatch.setattr(JsonlSink, "__init__", open_pods)
+    run = tmp_path / "run"
+    monkeypatch.setattr(jsonl, "open", open_pods, raising=False)
     result = podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=2, run_dir=run)
     assert result.exit_code == 0
     assert [line["updates"] for line in records(run)] == [5, 10]
@@ -305,7 +304,7 @@ def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatc
 def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypatch, capsys):
     record = {"updates": 5, "episodes": [3, 3, 3], "evaluation_return": [1.0, 2.0, 9.0]}
     monkeypatch.setattr(sweep, "read_experiment", lambda *_: EXPERIMENT)
-    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
     assert sweep.configurations(tmp_path)[0].pods == (2,)  # a record of an older version
     record["evaluation_unfinished"] = [1, 0, 4]
     finish_sweep(tmp_path, EXPERIMENT)
@@ -316,12 +315,12 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     restored = Restored(5, None, {"records": {sweep.RECORDS: {}}})
     assert sweep.best_pod(tmp_path, restored) == 1
     later = {"updates": 8, "parent": [1, 1, 0]}  # of a selection after that evaluation
-    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record, later])
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record, later])
     at_8 = dataclasses.replace(restored, step=8)
     assert [sweep.best_pod(tmp_path, r) for r in (restored, at_8)] == [1, 1]
     later["parent"] = [1, 2, 0]  # only pod 0 descends from the best
     assert sweep.best_pod(tmp_path, at_8) == 0
-    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
     record["evaluation_unfinished"] = [1, 2, 4]
     with pytest.raises(ConfigError, match="has no best pod"):
         sweep.best_pod(tmp_path, restored)
@@ -350,7 +349,7 @@ def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, mo
     experiment = dataclasses.replace(EXPERIMENT, pods=pods, frames=5 * STEPS)
     record = {"updates": 5, "episodes": [3] * len(pods), "evaluation_return": returns}
     monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
-    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
     whole = {"updates": 5, "frames": 5 * STEPS * len(pods)}
     monkeypatch.setattr(sweep, "read_run", lambda _: [whole])
     finish_sweep(tmp_path, experiment)

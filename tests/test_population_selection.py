@@ -157,7 +157,7 @@ def states_of(mesh, num_pods=8):
 
 def select(rule, mesh, **changes):
     state = dataclasses.replace(states_of(mesh), **changes)
-    program = jax.jit(lambda states: selection._select(Selection(rule, 5), mesh, states))
+    program = jax.jit(lambda states: selection.select_pods(Selection(rule, 5), mesh, states))
     return state, *program(state)
 
 

@@ -4,8 +4,10 @@ import concurrent.futures
 import contextlib
 import itertools
 import random
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -31,11 +33,22 @@ def pool():
         yield pool
 
 
-def until_waiting(queue, number):
-    deadline = time.monotonic() + PATIENCE
-    while len(queue._changed._waiters) < number:
-        assert time.monotonic() < deadline, "nobody waits"
-        time.sleep(0.001)
+@pytest.fixture
+def until_waiting(monkeypatch):
+    """A function that waits until so many more waits have begun on queues of the test."""
+    begun = threading.Semaphore(0)
+
+    class Condition(threading.Condition):
+        def wait(self, timeout=None):
+            begun.release()  # the lock is held until the wait
+            return super().wait(timeout)
+
+    def until(number):
+        for _ in range(number):
+            assert begun.acquire(timeout=PATIENCE), "nobody waits"
+
+    monkeypatch.setattr(queue_module, "threading", SimpleNamespace(Condition=Condition))
+    return until
 
 
 def test_first_in_first_out():
@@ -46,11 +59,11 @@ def test_first_in_first_out():
     assert [queue.get() for _ in range(3)] == ["a", "b", "c"]
 
 
-def test_put_waits_for_room(pool):
+def test_put_waits_for_room(pool, until_waiting):
     with contextlib.closing(ClosableQueue(1)) as queue:  # which ends the wait if the test fails
         queue.put("a")
         later = pool.submit(queue.put, "b")
-        until_waiting(queue, 1)
+        until_waiting(1)
         assert not later.done()
         assert len(queue) == 1
         assert queue.get() == "a"
@@ -58,20 +71,20 @@ def test_put_waits_for_room(pool):
         assert queue.get() == "b"
 
 
-def test_get_waits_for_an_item(pool):
+def test_get_waits_for_an_item(pool, until_waiting):
     queue = ClosableQueue(1)
     later = pool.submit(queue.get)
-    until_waiting(queue, 1)
+    until_waiting(1)
     queue.put("a")
     assert later.result(PATIENCE) == "a"
 
 
-def test_taking_the_newest_makes_room(pool):
+def test_taking_the_newest_makes_room(pool, until_waiting):
     queue = ClosableQueue(2)
     queue.put("a")
     queue.put("b")
     later = [pool.submit(queue.put, item) for item in "cd"]
-    until_waiting(queue, 2)
+    until_waiting(2)
     assert queue.get_newest() == "b"
     for put in later:
         put.result(PATIENCE)
@@ -79,26 +92,26 @@ def test_taking_the_newest_makes_room(pool):
     assert queue.get_newest() is None
 
 
-def test_a_full_queue_loses_its_oldest_to_the_newest(pool):
+def test_a_full_queue_loses_its_oldest_to_the_newest(pool, until_waiting):
     queue = ClosableQueue(2)
     for item in "abc":
         queue.put_newest(item)
     assert [queue.get(), queue.get()] == ["b", "c"]
     later = pool.submit(queue.get)
-    until_waiting(queue, 1)
+    until_waiting(1)
     queue.put_newest("d")
     assert later.result(PATIENCE) == "d"
 
 
 @pytest.mark.parametrize("operation", ["get", "put"])
-def test_closing_ends_every_wait(operation, pool):
+def test_closing_ends_every_wait(operation, pool, until_waiting):
     queue = ClosableQueue(1)
     wait = queue.get
     if operation == "put":
         queue.put(0)
         wait = lambda: queue.put(1)  # noqa: E731
     waits = [pool.submit(wait) for _ in range(8)]
-    until_waiting(queue, 8)
+    until_waiting(8)
     queue.close()
     for waiting in waits:
         with pytest.raises(Closed):
@@ -408,6 +421,12 @@ def test_no_order_of_events_hangs(preemptions, places, monkeypatch, cases):
 
 def test_the_exploration_finds_a_wake_up_that_was_forgotten(monkeypatch):
     """The test above can fail: with a queue that wakes nobody, it hangs."""
-    monkeypatch.setattr(ClosableQueue, "_add", lambda self, item: self._items.append(item))
+
+    class Silent(Scheduler):
+        def __init__(self, choices):
+            super().__init__(choices)
+            self.Condition = type("Condition", (self.Lock,), {"notify_all": lambda _: None})
+
+    monkeypatch.setattr(sys.modules[__name__], "Scheduler", Silent)
     with pytest.raises(Deadlock):
         explore("stop learner", 3, 1, monkeypatch)

@@ -22,15 +22,15 @@ from podracer.io.run_directory import write_bytes
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.steps import newest_saved
-from podracer.reports.run import _object
-from podracer.tournament.leaderboard import _read as read_log
+from podracer.reports.run import read_object
+from podracer.tournament.leaderboard import read_log as read_log
 from podracer.tournament.report import reason_of_failure
 
 READERS = {
     "config.json": read_config,
     "saved.json": read_sealed_json,
     "best.json": read_config,
-    "crash.json": _object,
+    "crash.json": read_object,
     "metrics.jsonl": read_metrics,
     "pods.jsonl": read_records,
     "leaderboard.jsonl": read_log,
@@ -75,7 +75,7 @@ def test_no_more_is_read_than_a_file_has(tmp_path, monkeypatch):
     assert list(read_lines(path)) == [b"one\n", b"two\n", b"thr"]
     with pytest.raises(CheckpointError, match="larger than 10 bytes"):
         read_limited(path, 10)
-    monkeypatch.setattr(reading, "_LINE_LIMIT", 3)
+    monkeypatch.setattr(reading, "LINE_LIMIT", 3)
     with pytest.raises(CheckpointError, match="a line of more than 3 bytes"):
         list(read_lines(path))
     with pytest.raises(FileNotFoundError):

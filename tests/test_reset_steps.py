@@ -219,7 +219,7 @@ def every_sample(num_steps, scale, buffer, state, *_):
     """Return all samples of a replay, those that begin with a transition first."""
     num_starts = (num_steps - buffer.length) // buffer.stride + 1
     starts, rows = jnp.indices((num_starts, COLUMNS)).reshape(2, -1)
-    trajectory = buffer._trajectory(state, rows, starts)
+    trajectory = buffer.trajectory_at(state, rows, starts)
     order = jnp.argsort(~trajectory.valid()[0], stable=True)
     trajectory = Trajectory(
         jax.tree.map(lambda x: x[:, order], trajectory.steps),

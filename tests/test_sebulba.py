@@ -303,7 +303,7 @@ def test_environments_that_replace_what_hangs_do_so_before_the_drivers_deadline(
     deadlines, config = [], SebulbaConfig(4, 3, env_timeout_seconds=7.0)
     split = split_devices(jax.devices()[:1], config)
     with Supervisor(config.env_timeout_seconds) as supervisor:
-        actor_pool._make_environments(Replacing(), split, config, "actor 0", supervisor).close()
+        actor_pool.make_environments(Replacing(), split, config, "actor 0", supervisor).close()
     assert deadlines == [7.0]
 
 
@@ -571,7 +571,7 @@ def test_what_the_learner_keeps_for_each_environment_stays_in_its_row():
     """So there every actor has a queue of its own, and an update takes a rollout of each."""
     for agent, shared in ((Impala(network=SMALL), True), (AGENTS["dqn"], False)):
         agent, _, split, config, state = sebulba_setup(agent, policy_lag=None)
-        queues = actor_pool._rollout_queues(config, split.threads, state)
+        queues = actor_pool.rollout_queues(config, split.threads, state)
         assert (queues[0] is queues[1]) == shared
 
 
@@ -583,7 +583,7 @@ def test_a_slow_actor_is_named_once(num_actors, caplog):
         for actor in range(num_actors):
             stragglers.record(f"actor {actor}", 1.0 if actor == 1 else 0.1)
     [record] = caplog.records
-    assert "actor 1 are 10 times slower than those of the others, 1 s for" in record.getMessage()
+    assert "actor 1 are 10 times slower than other actors', 1 s for" in record.getMessage()
 
 
 @pytest.mark.figure(9)

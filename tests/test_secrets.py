@@ -18,7 +18,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catalog import imported_module
 from podracer.envs.catch import Catch
 from podracer.errors import ConfigError
-from podracer.export.files import _origin
+from podracer.export.files import origin_of
 from podracer.io import text
 from podracer.io.run_directory import copy_file, write_json
 from podracer.io.sinks import Sinks
@@ -48,7 +48,7 @@ EXPERIMENT = Experiment(
 
 @pytest.fixture(autouse=True)
 def own_memory(monkeypatch):
-    monkeypatch.setattr(text, "_of_settings", set())
+    monkeypatch.setattr(text, "SECRETS_OF_SETTINGS", set())
 
 
 def files_with_secrets(directory: Path) -> set[str]:
@@ -87,7 +87,7 @@ def test_an_error_that_quotes_a_secret_is_written_without_it(tmp_path):
 
 def test_what_others_read_of_settings_has_no_secret(tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, environment=NAME)
-    about = json.dumps(_origin(tmp_path, experiment, 1, None))
+    about = json.dumps(origin_of(tmp_path, experiment, 1, None))
     settings = {"environment": NAME, "options": [["api_key", SECRET], ["size", 3]], "token": None}
     for shown in (about, json.dumps(redact_settings(settings))):
         assert SECRET not in shown

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -375,7 +376,7 @@ def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
 
 def test_slow_connections_give_way(service, monkeypatch):
     """A body that never ends ends its connection, and silent ones leave room for others."""
-    monkeypatch.setattr(servers, "_PATIENCE", 1.0)
+    monkeypatch.setattr(servers, "PATIENCE_SECONDS", 1.0)
     limit = (12, 12)
     with serving(service) as address:
         head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
@@ -383,7 +384,7 @@ def test_slow_connections_give_way(service, monkeypatch):
         slow[0].sendall(head)
         slow[1].sendall(b"GET /health HTTP/1.1\r\nHo")
         assert [client.recv(1) for client in slow] == [b"", b"", b""]
-        monkeypatch.setattr(servers, "_PATIENCE", 8.0)
+        monkeypatch.setattr(servers, "PATIENCE_SECONDS", 8.0)
         monkeypatch.setattr(servers.resource, "getrlimit", lambda which: limit)
         slow += [socket.create_connection(parts(address)) for _ in range(10)]
         assert slow[3].recv(1) == b""  # the oldest
@@ -419,7 +420,7 @@ def trading_runs(delivery, tmp_path_factory):
 @pytest.fixture
 def models(delivery, trading_runs, tmp_path, monkeypatch):
     """Two promoted models, the second one current."""
-    monkeypatch.setattr(delivery, "_validation_return", _rising())
+    monkeypatch.setattr(delivery, "simulate", _rising())
     for directory in trading_runs:
         delivery.promote(tmp_path / "models", directory)
     assert current_model(tmp_path / "models").name == "000002"
@@ -429,7 +430,7 @@ def models(delivery, trading_runs, tmp_path, monkeypatch):
 def _rising():
     """Scores with which every promotion succeeds: the new run's is asked for first."""
     values = iter(range(10**6, 0, -1))
-    return lambda *args: float(next(values))
+    return lambda *args: SimpleNamespace(equity=(1.0, float(next(values))))
 
 
 def load(directory):
@@ -441,7 +442,7 @@ def test_promotions_and_rollbacks_under_load_lose_no_request(
     delivery, models, trading_runs, monkeypatch
 ):
     """Every answer is that of the model that it names."""
-    monkeypatch.setattr(delivery, "_validation_return", _rising())
+    monkeypatch.setattr(delivery, "simulate", _rising())
     service = Service(models, load)
     observation = np.random.default_rng(0).normal(size=service.model.policy.spec.observation.shape)
     policies = [podracer.load_policy(directory) for directory in trading_runs]
@@ -481,7 +482,7 @@ def test_promotions_and_rollbacks_under_load_lose_no_request(
 def test_a_damaged_model_does_not_replace_a_good_one(
     delivery, models, trading_runs, monkeypatch, caplog
 ):
-    monkeypatch.setattr(delivery, "_validation_return", _rising())
+    monkeypatch.setattr(delivery, "simulate", _rising())
     service = Service(models, load)
     delivery.promote(models, trading_runs[0])
     for path in (models / "000003" / "checkpoints").glob("0*"):

@@ -473,7 +473,7 @@ def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, w
         counts = {"evaluation_distinct_episodes": 57.0, "actor_idle": 0.5}
         console.write(record(updates, **returns, **counts, **metrics))
     out = io.StringIO()
-    Terminal(file=out, width=columns).print(console._panel())
+    Terminal(file=out, width=columns).print(console.panel())
     lines = {text[3:17].strip(): text for text in out.getvalue().splitlines()}
     assert {len(text) for text in lines.values()} == {width}
     about = "best 0.750  57 distinct episodes" if width > 80 else "best 0.750  5…"

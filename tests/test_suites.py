@@ -202,7 +202,7 @@ def simulators(monkeypatch):
     monkeypatch.setitem(sys.modules, "brax", types.ModuleType("brax"))
     monkeypatch.setitem(sys.modules, "brax.envs", brax)
     monkeypatch.setitem(sys.modules, "mujoco_playground", playground)
-    caches = [importlib.import_module(f"podracer.envs.{n}")._load
+    caches = [importlib.import_module(f"podracer.envs.{n}").load_simulator
               for n in ("brax", "playground")]  # fmt: skip
     for cache in caches:
         cache.cache_clear()

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class Pretence:
         self.attempts: dict[tuple[int, int], int] = {}
         self.alive: dict[int, dict[str, Any]] = {}
         self.most = 0
-        self.orchestrator: Any = None
+        self.signals = StopSignals()
+        self.time = 0.0  # seconds, on the clock of the tournament
 
     def start(self, token: int, directory: Path) -> None:
         task = read_task(directory)
@@ -94,18 +96,22 @@ class Pretence:
 
     def poll(self) -> dict[int, int]:
         codes = {}
+        self.time += 0.001
+        if any(each["fate"] == "hang" for each in self.alive.values()):
+            self.time += 3600.0
         for token, each in list(self.alive.items()):
             each["left"] -= 1
-            if each["fate"] == "hang":
-                self.orchestrator._heartbeats._times[token] -= 3600.0  # an hour has passed
+            if each["fate"] != "hang":  # it records
+                (each["directory"] / "log.txt").write_text("alive\n")
+                os.utime(each["directory"] / "log.txt", (0.0, self.time))
             if each["code"] is None and each["left"] <= 0 and each["fate"] != "hang":
-                each["code"] = self._end(token, each)
+                each["code"] = self.end(token, each)
             if each["code"] is not None:
                 codes[token] = each["code"]
                 del self.alive[token]
         return codes
 
-    def _end(self, token: int, each: dict[str, Any]) -> int:
+    def end(self, token: int, each: dict[str, Any]) -> int:
         pod, round = each["place"]
         directory = each["directory"]
         if each["fate"] == "crash":
@@ -143,13 +149,17 @@ def score(pod: int, round: int, parents: Any) -> float:
     return float((pod * 7 + round * 13) % 29)
 
 
+def run(directory: Path, tournament: Tournament, engine: Pretence) -> int:
+    """Run a tournament by the clock and the signals of its engine; return the exit code."""
+    watch, clock = (lambda state: None), (lambda: engine.time)
+    with Leaderboard(directory, tournament.header()) as board:
+        return Orchestrator(tournament, board, engine, engine.signals, watch, clock).run()
+
+
 def play(directory: Path, tournament: Tournament = TOURNAMENT, engine: Any = None) -> Any:
     """The state at the end, and the engine."""
     engine = engine or Pretence()
-    with Leaderboard(directory, tournament.header()) as board:
-        loop = Orchestrator(tournament, board, engine, StopSignals(), lambda state: None)
-        engine.orchestrator = loop
-        assert loop.run() == 0
+    assert run(directory, tournament, engine) == 0
     return state_after(read_events(directory)), engine
 
 
@@ -264,8 +274,8 @@ def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
 
 def test_a_report_of_an_attempt_that_was_replaced_does_not_count(tmp_path):
     class Haunted(Pretence):
-        def _end(self, token, each):
-            code = super()._end(token, each)
+        def end(self, token, each):
+            code = super().end(token, each)
             if each["place"] == (1, 1) and self.attempts[1, 1] == 1:
                 path = each["directory"] / REPORT
                 report = json.loads(path.read_text())
@@ -298,8 +308,8 @@ def test_a_damaged_report_costs_its_attempt_alone(tmp_path):
     """Each round of each pod has another damage, in its first attempt."""
 
     class Damaging(Pretence):
-        def _end(self, token, each):
-            code = super()._end(token, each)
+        def end(self, token, each):
+            code = super().end(token, each)
             pod, round = each["place"]
             if self.attempts[pod, round] == 1:
                 path = each["directory"] / REPORT
@@ -320,8 +330,8 @@ def test_a_damaged_report_costs_its_attempt_alone(tmp_path):
 
 def test_a_crash_at_the_exit_loses_no_report(tmp_path):
     class Crashing(Pretence):
-        def _end(self, token, each):
-            super()._end(token, each)
+        def end(self, token, each):
+            super().end(token, each)
             return -11
 
     _, engine = play(tmp_path, engine=Crashing())
@@ -337,12 +347,22 @@ def test_a_slow_pod_delays_nobody(tmp_path):
 
 
 class Deaf(Pretence):
-    """An engine whose attempts never end, whatever they are asked."""
+    """An engine whose attempts never end; each poll takes a step of `script`, the last one stops.
 
-    def __init__(self) -> None:
+    `script(engine)` is a generator. Nothing has started before its first step.
+    """
+
+    def __init__(self, script: Callable[[Deaf], Iterator[None]]) -> None:
         super().__init__(polls=lambda pod: 10**9)
+        self.script = script(self)
         self.stopped: list[int] = []
         self.killed: list[int] = []
+
+    def poll(self) -> dict[int, int]:
+        if next(self.script, "over") == "over":
+            self.signals.exit_code = 75
+            self.time += 2 * orchestrator.GRACE_SECONDS
+        return {}
 
     def stop(self, token: int) -> None:
         self.stopped.append(token)
@@ -351,48 +371,44 @@ class Deaf(Pretence):
         self.killed.append(token)
 
 
-@pytest.fixture
-def deaf(tmp_path):
-    """The loop of a tournament whose pods have started and then recorded nothing for 5 minutes."""
-    engine = Deaf()
-    with Leaderboard(tmp_path, TOURNAMENT.header()) as board:
-        loop = Orchestrator(TOURNAMENT, board, engine, StopSignals(), lambda state: None)
-        loop._start_waiting()
-        for token in loop._heartbeats._times:
-            loop._heartbeats._times[token] -= 300.0
-        yield loop, engine
+def test_a_pod_that_is_to_retire_has_time_to_save(tmp_path):
+    def script(engine):
+        yield
+        engine.time += 300.0
+        (tmp_path / CAPACITY).write_text("2")
+        yield
+        assert len(engine.stopped) == 2
+        assert engine.killed == []
+        engine.time += orchestrator.GRACE_SECONDS + 1
+        yield
+        assert sorted(engine.killed) == sorted(engine.stopped)
+
+    assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
 
 
-def test_a_pod_that_is_to_retire_has_time_to_save(deaf, tmp_path):
-    loop, engine = deaf
-    (tmp_path / CAPACITY).write_text("2")
-    loop._follow_capacity()
-    loop._kill_stalled()
-    assert len(engine.stopped) == 2
-    assert engine.killed == []
-    loop._heartbeats._times[engine.stopped[0]] -= orchestrator.GRACE_SECONDS
-    loop._kill_stalled()
-    assert engine.killed == engine.stopped[:1]
+def test_whoever_records_lives_whatever_the_clock_of_the_files_says(tmp_path):
+    def script(engine):
+        yield
+        engine.time += 3900.0
+        for attempt in engine.alive.values():
+            if (pod := attempt["place"][0]) < 3:
+                path = attempt["directory"] / "metrics.jsonl"
+                path.write_text("{}")
+                year = (0, 1e9, 4e9)[pod]  # 1970, 2001 and 2096
+                os.utime(path, (year, year))
+        yield
+        assert [engine.alive[token]["place"] for token in engine.killed] == [(3, 0)]
+
+    assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
 
 
-def test_whoever_records_lives_whatever_the_clock_of_the_files_says(deaf):
-    loop, engine = deaf
-    for token in loop._heartbeats._times:
-        loop._heartbeats._times[token] -= 3600.0
-    paths = [loop.directory(pod, 0) / "metrics.jsonl" for pod in range(3)]
-    for path, year in zip(paths, (0, 1e9, 4e9), strict=True):  # of 1970, 2001 and 2096
-        path.write_text("{}")
-        os.utime(path, (year, year))
-    loop._kill_stalled()
-    assert [loop._running[token] for token in engine.killed] == [3]
+def test_whoever_does_not_save_in_time_is_named(tmp_path, caplog):
+    def script(engine):
+        yield
 
-
-def test_whoever_does_not_save_in_time_is_named(deaf, monkeypatch, caplog):
-    monkeypatch.setattr(orchestrator, "GRACE_SECONDS", 0.0)
-    loop, engine = deaf
-    loop._signals.exit_code = 75
-    assert loop.run() == 75
-    assert sorted(engine.stopped) == sorted(loop._running)
+    engine = Deaf(script)
+    assert run(tmp_path, TOURNAMENT, engine) == 75
+    assert sorted(engine.stopped) == sorted(engine.alive)
     assert "which continue from their last save: 0, 1, 2, 3." in caplog.text
 
 
@@ -413,8 +429,8 @@ def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch)
     clock = itertools.count(step=61.0)
     monkeypatch.setattr(pods.time, "monotonic", lambda: next(clock))
     with RunLock(tmp_path), pytest.raises(PodracerError, match="in use by an earlier attempt"):
-        pods._wait_for_lock(tmp_path / "lock")
-    pods._wait_for_lock(tmp_path / "lock")
+        pods.wait_for_lock(tmp_path / "lock")
+    pods.wait_for_lock(tmp_path / "lock")
 
 
 def test_pods_that_are_sweeps_have_seeds_of_their_own():
@@ -540,7 +556,7 @@ def test_capacity_0_pauses_and_says_so_until_it_is_raised_or_the_run_is_stopped(
                 if self.polls_of_pause == 20 and self.capacity_after:
                     (tmp_path / CAPACITY).write_text(self.capacity_after)
                 elif self.polls_of_pause == 20:
-                    self.orchestrator._signals.exit_code = 75
+                    self.signals.exit_code = 75
             return super().poll()
 
     for _ in range(2):
@@ -571,7 +587,7 @@ def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
     class Preempted(Pretence):
         def poll(self):
             if len(results(tmp_path)) >= 2:
-                self.orchestrator._signals.exit_code = 75
+                self.signals.exit_code = 75
                 for attempt in self.alive.values():
                     attempt["code"] = 75
             return super().poll()
@@ -588,7 +604,7 @@ def test_no_round_starts_after_a_stop_while_another_was_scored(tmp_path):
         def start(self, token, directory):
             super().start(token, directory)
             if len(self.attempts) == 2:
-                self.orchestrator._signals.exit_code = 75
+                self.signals.exit_code = 75
 
     engine = Scoring(polls=lambda pod: 0)
     with pytest.raises(AssertionError, match="75"):

@@ -34,7 +34,7 @@ from podracer.envs.catch import Catch
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.evaluate import Evaluation
 from podracer.export.files import stablehlo_runner
-from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
@@ -275,8 +275,8 @@ def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monke
     """On a solved task all do; of those that are saved anyway the newest is the best."""
     saves = []
 
-    def save(self, checkpointer, state):
-        saves.append((self.totals.updates, self.recorder.best_saved().updates))
+    def save(self, updates, state, metadata):
+        saves.append((updates, metadata["best"]["updates"]))
 
     def scripted_setup(experiment, saved_devices=0):
         def evaluate(state):
@@ -285,7 +285,7 @@ def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monke
         return dataclasses.replace(make_run_setup(experiment, saved_devices), evaluate=evaluate)
 
     monkeypatch.setattr(training, "make_run_setup", scripted_setup)
-    monkeypatch.setattr(training.Run, "_save", save)
+    monkeypatch.setattr(Checkpointer, "save", save)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run", save_seconds=1e6)
     assert saves == [(10, 10), (40, 40)]
 

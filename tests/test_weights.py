@@ -26,11 +26,10 @@ from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError
 from podracer.fields import bounded, reset_on_warm_start, struct
-from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.checkpoint import Checkpointer, stored_fingerprint
 from podracer.io.schema import leaves_by_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
-from podracer.run import training
 from podracer.run.records import Recorder
 from podracer.run.resume import Totals
 from podracer.run.setup import make_run_setup
@@ -124,7 +123,7 @@ def fail_before_the_first_save(**options):
         raise RuntimeError("before the first save")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.Run, "_save", fail)
+        patch.setattr(Checkpointer, "save", fail)
         with pytest.raises(RuntimeError, match="before the first save"):
             podracer.train(EXPERIMENT, **options)
 

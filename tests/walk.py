@@ -55,7 +55,7 @@ class Walk:
 
     def reset(self, key: jax.Array) -> tuple[WalkState, TimeStep]:
         x = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
-        return WalkState(x, jnp.int32(0)), restart(self._observe(x))
+        return WalkState(x, jnp.int32(0)), restart(self.observe(x))
 
     def step(self, key: jax.Array, state: WalkState, action: jax.Array) -> Any:
         x = state.x + 0.2 * jnp.sum(action) + 0.7 * jax.random.normal(key)
@@ -63,10 +63,10 @@ class Walk:
         reward = x + 0.5
         timed_out = state.time >= 4
         return state, transition(
-            self._observe(x), reward, terminal=jnp.abs(x) > 1.5, timeout=timed_out
+            self.observe(x), reward, terminal=jnp.abs(x) > 1.5, timeout=timed_out
         )
 
-    def _observe(self, x: jax.Array) -> jax.Array:
+    def observe(self, x: jax.Array) -> jax.Array:
         return self.offset + jnp.stack([x, jnp.cos(3 * x)])
 
 

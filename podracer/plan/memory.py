@@ -60,7 +60,7 @@ def anakin_memory(
     actor = jax.eval_shape(partial(init_actor, built, env), _keys_of(config.num_envs))
     params = jax.eval_shape(built.actor_params, state.learner)
     _, trajectory = jax.eval_shape(partial(rollout, built, env), params, actor, keys, keys)
-    rollout_bytes, host_bytes = min(size_of(trajectory), temporary), _host_bytes(state, platform)
+    rollout_bytes, host_bytes = min(size_of(trajectory), temporary), bytes_on_host(state, platform)
     parts = {
         "parameters and optimizer": size_of(state.learner.shared),
         "replay and other state of environments": size_of(state.learner.local) - host_bytes,
@@ -106,7 +106,7 @@ def sebulba_memory(
         act = jax.jit(partial(infer, agent.build()), donate_argnums=1).lower(
             shapes.params, shapes.buffer, _keys_of(num_envs), *shapes.timestep
         )
-    host_bytes = _host_bytes(state, platform)
+    host_bytes = bytes_on_host(state, platform)
     learner = {
         "parameters and optimizer": size_of(state.learner.shared),
         "replay and other state of environments": size_of(state.learner.local) - host_bytes,
@@ -136,7 +136,7 @@ def size_of(tree: PyTree) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _host_bytes(state: TrainState, platform: str) -> int:
+def bytes_on_host(state: TrainState, platform: str) -> int:
     """Return the bytes in host memory; a CPU has no other, so there they are the device's."""
     return 0 if platform == "cpu" else size_of(host_leaves(state))
 

@@ -137,7 +137,7 @@ def _anakin_target(experiment: Experiment, agent: Blueprint, env: Any, machine: 
 
     def measure(seconds: float) -> float:
         share = dataclasses.replace(config, num_envs=config.num_envs // machine.hosts)
-        return _measure_anakin(agent, env, share, machine.devices_per_host, seconds)
+        return measure_anakin(agent, env, share, machine.devices_per_host, seconds)
 
     return Target(memory, machine.devices, measure)
 
@@ -194,7 +194,7 @@ def _measured_speed(target: Target, machine: Machine, seconds: float) -> tuple[f
     return steps_per_second, "measured here"
 
 
-def _measure_anakin(
+def measure_anakin(
     agent: Blueprint, env: Environment, config: AnakinConfig, devices: int, seconds: float
 ) -> float:
     """Return steps per second, the median over chunks for so many seconds after compilation."""
@@ -216,10 +216,11 @@ def show(plan: Plan) -> str:
         f"{plan.recipe} under {plan.arch.capitalize()}: {plan.num_envs:,} environments, T "
         f"{plan.rollout_length}, on {hosts} with {per_host} x {plan.machine}"
     )
-    return "\n".join([title, *_memory_lines(plan), "", *_cost_lines(plan)])
+    return "\n".join([title, *memory_lines(plan), "", *_cost_lines(plan)])
 
 
-def _memory_lines(plan: Plan) -> list[str]:
+def memory_lines(plan: Plan) -> list[str]:
+    """Return the lines on memory: a table of devices and parts, and what does not fit."""
     lines = []
     for memory in plan.memory:
         role = "" if memory.role == "device" else f"{memory.role}'s "

@@ -79,7 +79,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     out = user_path(out)
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
-        config = _object(path / "config.json")
+        config = read_object(path / "config.json")
         lineages.append(lineage_figure(path, config.get("experiment", {})))
         for title, content in _installed_sections(path, config).items():
             title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
@@ -106,12 +106,13 @@ def _load(path: Path, name: str) -> list[RunRecords]:
     # First those of the pods, so that of a run that goes on the run's own reach as far.
     series = read_metrics(pod_records) if pod_records.exists() else None
     records = read_metrics(metrics) if metrics.exists() else []
-    config, crash = (_object(path / file) for file in ("config.json", "crash.json"))
+    config, crash = (read_object(path / file) for file in ("config.json", "crash.json"))
     run = RunRecords(name, config, records, crash, path, read_sealed(path))
     return [run] if series is None or not pods_in(config) else members_of(run, series)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of a run, empty where there is no file."""
     try:
         content = json.loads(read_limited(path)) if path.is_file() else {}
         is_sound = isinstance(content.get("experiment", {}), dict)

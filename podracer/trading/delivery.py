@@ -81,7 +81,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
         "window": tuple(date_range(validation.bars)),
         "score": _validation_return(agent, validation, state),
     }
-    with RunLock(models, partial(_check_claim, models)):
+    with RunLock(models, partial(check_claim, models)):
         decisions = _read_and_repair(models)
         promotions = active_promotions(decisions)
         if promotions:
@@ -116,7 +116,7 @@ def rollback(models: str | Path) -> Decision:
         return _record(models, Decision("rollback", previous.model, previous.files))
 
 
-def _check_claim(models: Path) -> None:
+def check_claim(models: Path) -> None:
     """Raise `ConfigError` if a directory for models holds something else."""
     check_holds_no_run(models)
     if is_tournament(models):
