@@ -14,7 +14,11 @@ import optax
 import pytest
 import scipy.stats
 from agents import PROBE_AGENTS
-from walk import B, Walk, begin, close, learn
+from off_policy import (
+    agent_and_env,
+    sample_of,
+)
+from walk import B, Walk, begin, close, enter, fresh, learn, methods_of
 
 from podracer import recipes
 from podracer.agent import Blueprint
@@ -25,6 +29,7 @@ from podracer.agents.planning.actions import SearchActions
 from podracer.agents.planning.model import Model, ModelParams
 from podracer.checks import check_agent
 from podracer.devices.mesh import find_devices, make_mesh
+from podracer.devices.reductions import global_grad
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.environment import auto_reset
@@ -485,3 +490,79 @@ def test_the_search_chooses_the_best_sample_of_a_model_that_is_known(monkeypatch
     nearest = np.argmin(np.sum((choices - goal) ** 2, axis=-1), axis=-1)
     np.testing.assert_allclose(action, choices[np.arange(N), nearest], atol=1e-5)
     np.testing.assert_array_equal(extras["policy"].argmax(-1), nearest)
+
+
+# --- targets and the search ----------------------------------------------------------------------
+
+
+def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
+    """Where the model says that action 2 is worth most, the search chooses it and says so."""
+    agent, env = agent_and_env("muzero", num_simulations=16)
+
+    def dynamics(self, params, state, action):
+        reward = jax.nn.one_hot(jnp.where(action == 2, 8, 5), 11) * 50.0
+        return state, reward
+
+    monkeypatch.setattr(Model, "dynamics", dynamics)
+    params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
+    keys = jax.random.split(jax.random.key(0), B)
+    act = jax.jit(agent.act, static_argnums=4)
+    action, extras, _ = act(params, (), timestep, keys, False)
+    assert (np.asarray(action) == 2).all()
+    assert (np.asarray(extras["policy"]).argmax(-1) == 2).all()
+    np.testing.assert_allclose(extras["policy"].sum(-1), 1.0, rtol=1e-5)
+
+
+def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
+    """Of samples that end, only what is known teaches: other rewards, actions and policies after
+    an end or a cut change no gradient."""
+    agent, _ = agent_and_env("muzero", n_step=1, unroll_steps=3)
+    state = jax.jit(fresh, static_argnums=0)(agent)
+    loss = jax.jit(partial(global_grad, methods_of(agent).loss, axis=None))
+
+    def sample(discount, last, reward, policy):
+        drawn = sample_of(reward, discount, last)
+        steps = drawn.trajectory.steps
+        extras = {"policy": jnp.asarray(policy)[:-1, None], "value": jnp.zeros((5, 1))}
+        steps = dataclasses.replace(steps, extras=extras)
+        trajectory = dataclasses.replace(drawn.trajectory, steps=steps)
+        return dataclasses.replace(drawn, trajectory=trajectory)
+
+    def gradient(*about):
+        params, target_params = state.shared.params, state.shared.target_params
+        return loss(params, target_params, sample(*about), jax.random.key(0))[0]
+
+    policy = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 0]]
+    other = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 2, 0]]
+    rewards, others = [9, 1.0, 2.0, 3.0, 4.0, 5.0], [9, 1.0, 2.0, -3.0, -4.0, 5.0]
+    for discount, last in (([1, 1, 0, 1, 1, 1], [0] * 6), ([1] * 6, [0, 0, 1, 0, 0, 0])):
+        ended = discount[2] == 0
+        changed = other if ended else np.where(np.arange(6)[:, None] >= 2, other, policy)
+        close(gradient(discount, last, rewards, policy), gradient(discount, last, others, changed))
+    quiet = [1] * 6, [0] * 6
+    with pytest.raises(AssertionError):
+        close(gradient(*quiet, rewards, policy), gradient(*quiet, others, other))
+    for discount in (0, 1):
+        grads = gradient([discount, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0], rewards, policy)
+        assert optax.tree.norm(grads) == 0
+
+
+@pytest.mark.parametrize(
+    "bootstrap", ["search", pytest.param("target_network", marks=pytest.mark.slow)]
+)
+def test_value_targets_bootstrap_from_the_search_or_the_target_network(bootstrap):
+    """Rewards 1, 2, 4, ...: the targets of the first two timesteps by hand, n = 2, K = 1."""
+    agent, _ = agent_and_env("muzero", n_step=2, unroll_steps=1, discount=0.5, bootstrap=bootstrap)
+    methods = methods_of(agent)
+    length = methods.buffer.length
+    assert length == (5 if bootstrap == "search" else 4)
+    drawn = sample_of([9, 1, 2, 4, 8][:length], [1] * length, [0] * length).trajectory
+    searched = 10 * jnp.arange(1.0, length)[:, None]
+    steps = dataclasses.replace(drawn.steps, extras={"value": searched})
+    params = jax.jit(fresh, static_argnums=0)(agent).shared.params
+    got = jax.jit(methods.value_targets)(params, dataclasses.replace(drawn, steps=steps))
+    observation = drawn.timesteps().observation
+    network = jax.jit(jax.vmap(partial(methods.model.value, params)))(observation)
+    values = searched if bootstrap == "search" else network
+    expected = [1 + 0.5 * 2 + 0.25 * values[2], 2 + 0.5 * 4 + 0.25 * values[3]]
+    close(got, jnp.stack(expected))

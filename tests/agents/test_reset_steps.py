@@ -17,7 +17,7 @@ import optax
 import pytest
 from agents import AGENTS as SMALL_AGENTS
 from agents import blueprint
-from test_off_policy import AGENTS as REPLAY_AGENTS
+from off_policy import OFF_POLICY as REPLAY_AGENTS
 from walk import BOX, WALK, Walk, built, methods_of, network
 
 import podracer

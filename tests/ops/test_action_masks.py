@@ -12,7 +12,7 @@ from podracer.agents.a2c import A2C
 from podracer.drivers.common import Fault, fault_bits, to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.errors import EnvironmentFault
-from podracer.ops.action_masks import mask_logits
+from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
@@ -116,3 +116,23 @@ def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
     shown = validator.validate(again)
     assert shown.last.tolist() == [False, True, False]
     assert validator.faults == {"no_action": 2}
+
+
+def test_epsilon_greedy_explores_as_often_as_it_says():
+    values = jnp.tile(jnp.asarray([[0.0, 3.0, 1.0, 2.0]]), (40_000, 1))
+    keys = jax.random.split(jax.random.key(0), 40_000)
+    for epsilon in (0.0, 0.1, 1.0):
+        action = epsilon_greedy(values, None, keys, jnp.full(40_000, epsilon))
+        share = np.bincount(np.asarray(action), minlength=4) / 40_000
+        expected = np.full(4, epsilon / 4) + (1 - epsilon) * np.eye(4)[1]
+        np.testing.assert_allclose(share, expected, atol=0.01)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e10])
+def test_epsilon_greedy_keeps_to_the_mask_however_bad_its_values_are(scale):
+    values = jnp.tile(jnp.asarray([[0.0, -3.0, -1.0, -2.0]]) * scale, (4000, 1))
+    mask = jnp.tile(jnp.asarray([False, True, False, True]), (4000, 1))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    best, drawn = (epsilon_greedy(values, mask, keys, jnp.float32(e)) for e in (0.0, 1.0))
+    assert set(np.asarray(best)) == {3}
+    np.testing.assert_allclose(np.bincount(np.asarray(drawn)), [0, 2000, 0, 2000], atol=200)

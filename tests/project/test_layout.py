@@ -49,10 +49,6 @@ MAX_LINES_SET_BY_HAND = 20  # `fmt: skip`, for tables
 MAX_SHARED_LINES = 0.4  # of the larger of two agents' files
 
 
-class LongFile(UserWarning):
-    """Shown after the tests, and no error."""
-
-
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT.parent))
 
@@ -161,7 +157,7 @@ def test_functions_stay_short():
     for path in FILES:
         text = path.read_text()
         if (lines := text.count("\n")) > LINES_OF_ONE_IDEA:
-            warnings.warn(f"{name_of(path)} has {lines} lines: is it one idea?", LongFile, 1)
+            warnings.warn(f"{name_of(path)} has {lines} lines: is it one idea?", stacklevel=1)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1 if ast.get_docstring(node) else 0 :]
