@@ -59,8 +59,8 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
 
     It is traced with `num_envs` environments and rollouts of the context's length on each of
-    `num_devices` devices, whose states must not drift apart, and whose reductions must have an
-    order if they are a CPU's. Nothing is computed.
+    `num_devices` devices. States of devices must not drift apart, and reductions of CPUs must have
+    an order. Nothing is computed.
     """
     settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)

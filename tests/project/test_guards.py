@@ -41,7 +41,6 @@ class Store:
         "item is None or self.full -> False",
         "item is None -> False",
         "raise ValueError(item) -> pass",
-        "ValueError(item) -> item",
         "with self.lock: -> if True:",
         "self.items.append(encode(item, strict=True)) -> pass",
         "encode(item, strict=True) -> item",

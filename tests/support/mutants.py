@@ -61,13 +61,21 @@ def mutants(source: str, function: str, name: str) -> list[Mutant]:
 
 
 def _changes(function: ast.AST, name: str) -> Iterator[_Change]:
-    for parent in ast.walk(function):
+    for parent in _walk(function):
         for field, value in ast.iter_fields(parent):
             places: Any = enumerate(value) if isinstance(value, list) else [(None, value)]
             for index, node in places:
                 if isinstance(node, ast.AST) and _mentions(node, name):
                     for new in _without(parent, field, node):
                         yield _Change(parent, field, index, new)
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk through a function, but not into the errors that it raises."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.Raise):
+            yield from _walk(child)
 
 
 def _mentions(node: ast.AST, name: str) -> bool:

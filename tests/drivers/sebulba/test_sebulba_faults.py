@@ -62,6 +62,7 @@ class Injector:
     def __init__(self, place, visit=1, error=Injected):
         self.place, self.visit, self.error = place, visit, error
         self.moment = None  # perf_counter of the fault
+        self.met = threading.Event()
         self.thread = None
         self._visits = 0
         self._lock = threading.Lock()
@@ -75,6 +76,7 @@ class Injector:
         if mine:
             self.moment = time.perf_counter()
             self.thread = threading.current_thread().name
+            self.met.set()
             raise self.error(place)
 
 
@@ -297,10 +299,8 @@ def test_an_actor_that_fails_during_an_update_is_the_root(once):
         def __call__(self, place):
             super().__call__(place)
             if place == "update":
-                deadline = time.monotonic() + 10
-                while self.moment is None and time.monotonic() < deadline:
-                    time.sleep(0.001)
-                time.sleep(0.05)
+                self.met.wait(10)
+                time.sleep(0.05)  # until the fault has reached the supervisor
 
     injector = Slow("step", 14)
     check_root(attempt(once, injector), injector)
@@ -378,9 +378,9 @@ def hanging(place, visit, seconds=PATIENCE):
 
     yield Hang(place, visit)
     release.set()
-    deadline = time.monotonic() + PATIENCE
-    while actor_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    for thread in threading.enumerate():
+        if thread.name in actor_threads():
+            thread.join(PATIENCE)
 
 
 @pytest.mark.figure(6)
@@ -509,23 +509,32 @@ def test_a_fault_after_the_end_changes_no_result(capfd):
     assert "podracer: actor, after the consumer left: Injected: at the last moment" in error
 
 
-def test_a_suspended_process_that_goes_on_does_not_hang():
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of the supervisor that goes on by `clock.seconds += 1`."""
+    clock = types.SimpleNamespace(seconds=0.0)
+    times = types.SimpleNamespace(perf_counter=lambda: clock.seconds, monotonic=time.monotonic)
+    monkeypatch.setattr(supervisor_module, "time", times)
+    return clock
+
+
+def test_a_suspended_process_that_goes_on_does_not_hang(clock):
     """Clocks go on while a process is stopped by Ctrl-Z."""
     go = threading.Event()
     timer = StageTimer("environment")
-    long_ago = ("environment", time.perf_counter() - 3600)
+    long_ago = ("environment", -3600.0)
 
     def run():
         with Supervisor(0.2) as supervisor:
             supervisor.start("actor", timer, go.wait, lambda: None)
             timer.current = long_ago
             supervisor.check()
-            time.sleep(0.25)
+            clock.seconds += 0.25
             timer.restart()  # the next step
             supervisor.check()
             timer.current = long_ago
             supervisor.check()
-            time.sleep(0.25)
+            clock.seconds += 0.25
             go.set()
             supervisor.check()
 
@@ -533,11 +542,11 @@ def test_a_suspended_process_that_goes_on_does_not_hang():
         run()
 
 
-def test_time_before_the_start_is_no_hang():
+def test_time_before_the_start_is_no_hang(clock):
     """Compiling comes between an actor's making and its start."""
     go = threading.Event()
     timer = StageTimer("environment")
-    time.sleep(0.3)
+    clock.seconds += 0.3
     with Supervisor(0.2) as supervisor:
         supervisor.start("actor", timer, go.wait, lambda: None)
         supervisor.check()
