@@ -103,10 +103,10 @@ def test_small_differences_of_values_are_stretched_only_so_far():
 
     @jax.jit
     def search(min_value_range):
-        key, settings = jax.random.key(0), {"num_simulations": 4, "max_considered_actions": 2}
-        return gumbel.gumbel_search(
-            (), key, root, end, (), **settings, min_value_range=min_value_range, explore=True
-        )[1]
+        settings = gumbel.PlanningSettings(
+            num_simulations=4, max_considered_actions=2, min_value_range=min_value_range
+        )
+        return gumbel.gumbel_search((), jax.random.key(0), root, end, (), settings, explore=True)[1]
 
     for min_value_range, value in ((1e-8, 1.0), (0.05, 1.0), (0.1, 0.5), (1.0, 0.05)):
         expected = jax.nn.softmax(jnp.array([0.0, 5.2 * value]))

@@ -78,7 +78,7 @@ def targets_of(settings: DQN) -> tuple[Any, ...]:
     def compute(online: Any, target: Any, transition: Any) -> tuple[Any, ...]:
         draws = value_based.draws_of_learning(settings.value, False, jax.random.key(2), 16)
         outputs = agent.outputs(online, transition.timestep, draws[0])
-        got = agent.targets(online, target, transition, outputs, draws)
+        got = agent.targets(online, target, transition, outputs, *draws[1:])
         after = agent.outputs(target, transition.next_timestep, draws[1])
         if settings.double:
             policies = outputs, agent.outputs(online, transition.next_timestep, draws[2])
