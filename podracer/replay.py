@@ -284,6 +284,7 @@ class Buffer:
     def trajectory_at(
         self, state: ReplayState, rows: Int[Array, "N"], starts: Int[Array, "N"]
     ) -> Trajectory:
+        """Return samples `[L - 1, N, ...]` from the given rows and starts."""
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
         observation = self._observation(state, rows, times)
         steps = jax.tree.map(lambda x: _read(x, rows, times), _with_observation(state.steps, ()))

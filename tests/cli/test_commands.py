@@ -231,7 +231,7 @@ def test_a_command_ends_whose_environment_left_a_thread():
         import sys, threading, time
         from podracer.cli import main, train
         from podracer.io import signals
-        signals._THREAD_SECONDS = 0.1
+        signals.THREAD_SECONDS = 0.1
         def preempted(arguments):
             threading.Thread(target=time.sleep, args=(120,)).start()
             return 75
@@ -765,7 +765,7 @@ def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
 THREAD = """
 import signal, sys, threading
 from podracer.io import signals
-signals._THREAD_SECONDS = 0.1
+signals.THREAD_SECONDS = 0.1
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which a pod gets when its standard input ends
 threading.Thread(target=threading.Event().wait, args=(60,), name="simulator").start()
 """

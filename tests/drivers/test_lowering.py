@@ -13,7 +13,7 @@ import pytest
 from agents import AGENTS, blueprint, environment_for
 
 from podracer import recipes
-from podracer.devices.mesh import make_mesh
+from podracer.devices.mesh import find_devices, make_mesh
 from podracer.devices.startup import require_deterministic_kernels
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
@@ -85,11 +85,13 @@ def test_parts_of_a_batch_in_16_bits_are_summed_in_32():
 
 
 @pytest.mark.parametrize(("platform", "loops"), [("cpu", [5]), ("gpu", [1])])
-def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(platform, loops):
+def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(
+    platform, loops, monkeypatch
+):
+    monkeypatch.setattr(population, "platform_of", lambda mesh: platform)
     env, pods = make("catch"), [Pod(seed) for seed in range(5)]
     agent = blueprint(AGENTS["a2c"], env.spec, 4)
-    mesh = SimpleNamespace(devices=np.asarray([SimpleNamespace(platform=platform)]))
-    config = AnakinConfig(2, 4, 1)
+    mesh, config = make_mesh(find_devices(1)), AnakinConfig(2, 4, 1)
 
     def states(agents, keys):
         return population.make_initial_states(pods, env, mesh, config, None, agents, keys)

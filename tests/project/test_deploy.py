@@ -242,7 +242,12 @@ def test_every_command_is_one_that_podracer_has(
         begun.append(chosen)
         return 0
 
-    for module, function in ((train, "run"), (pods, "run"), (resume, "run"), (pods, "_run")):
+    for module, function in (
+        (train, "run"),
+        (pods, "run"),
+        (resume, "run"),
+        (pods, "run_on_terminal"),
+    ):
         monkeypatch.setattr(module, function, begin)
     catch = recipes.find("catch")
     monkeypatch.setattr(resume.ResumeOptions, "reopen", lambda *_: catch)
