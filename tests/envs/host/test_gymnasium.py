@@ -1128,7 +1128,7 @@ class Roaming(Inside):
     orphan = "import os; x = os.fork(); print(x) if x else (os.setsid(), os.execlp('sleep', *{}))"
 
     def __init__(self):
-        command = ["sleep", "60"]
+        command = ["sleep", str(10 * GENEROUS)]
         self.child = subprocess.Popen(command, start_new_session=True).pid
         code = [sys.executable, "-S", "-c", self.orphan.format(command)]
         with subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
