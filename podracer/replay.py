@@ -222,7 +222,7 @@ class Buffer:
             rows = jax.random.randint(row_key, (N,), 0, B)
             starts = jax.random.randint(start_key, (N,), first, last + 1) % num_starts
             weights = jnp.ones(N)
-        trajectory = self._trajectory(state, rows, starts)
+        trajectory = self.trajectory_at(state, rows, starts)
         if state.priorities is not None:  # scaled by samples that no loss masks as a whole
             teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
             largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
@@ -281,9 +281,10 @@ class Buffer:
 
     # --- from the rings to a trajectory ----------------------------------------------------------
 
-    def _trajectory(
+    def trajectory_at(
         self, state: ReplayState, rows: Int[Array, "N"], starts: Int[Array, "N"]
     ) -> Trajectory:
+        """Return samples `[L - 1, N, ...]` from the given rows and starts."""
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
         observation = self._observation(state, rows, times)
         steps = jax.tree.map(lambda x: _read(x, rows, times), _with_observation(state.steps, ()))

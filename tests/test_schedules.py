@@ -64,7 +64,7 @@ def test_a_schedule_without_frames_lasts_as_long_as_the_run():
     assert current_values(whole, 250) == pytest.approx(expected)
     assert current_values(whole, 5000) == {"epsilon": 0.0, "replay.importance_exponent": 1.0}
     for agent, frames in ((agent, 5e9), (DQN(epsilon=Linear(1.0, 0.0, 5e9)), 100)):  # noqa: B020
-        with pytest.raises(ConfigError, match="epsilon would change over 5,000,000,000 frames"):
+        with pytest.raises(ConfigError, match="would change over 5,000,000,000 frames"):
             over_run(agent, frames)
     with pytest.raises(ConfigError, match="needs a run"):
         value_at(Linear(1.0, 0.0), jnp.uint32(0))

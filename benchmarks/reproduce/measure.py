@@ -72,14 +72,14 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
     folder.mkdir(parents=True, exist_ok=True)
     if case.inputs is not None:
         case.inputs(folder)
-    began, others, used = time.perf_counter(), _busy_seconds(), _child_seconds()
+    began, others, used = time.perf_counter(), busy_seconds(), _child_seconds()
     values: Values = {}
     printed: list[Values] = []
     shown, error = [], ""
     for template in case.commands:
         arguments = _resumed([part.format(folder=folder) for part in template])
         shown.append(shlex.join(["podracer", *template]))
-        code, lines = _run(arguments)
+        code, lines = run_command(arguments)
         printed += printed_objects(lines)
         if code:
             error = f"exit code {code}: {' '.join(lines)[-_TAIL:]}"
@@ -97,7 +97,7 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
     }
-    if others is not None and (busy_seconds := _busy_seconds()) is not None:
+    if others is not None and (busy_seconds := busy_seconds()) is not None:
         total = seconds * (os.cpu_count() or 1)
         context["busy"] = round(max(0.0, busy_seconds - others - cpu_seconds) / total, 3)
     record = Record(figure.name, case.name, scale, values, context, error)
@@ -115,7 +115,7 @@ def _resumed(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _run(arguments: list[str]) -> tuple[int, list[str]]:
+def run_command(arguments: list[str]) -> tuple[int, list[str]]:
     """Run `podracer` with arguments; return its exit code and the lines that it printed.
 
     If this process is stopped or killed, the command is stopped, which saves a run.
@@ -130,7 +130,7 @@ def _child_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _busy_seconds() -> float | None:
+def busy_seconds() -> float | None:
     """Return the processor seconds that all programs used since the start, None if unknown."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()

@@ -124,7 +124,7 @@ class _R2D2:
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         state = self.optimizer.init(self.network.init(key))
-        stored = recurrent.stored_spec(_stored(self.carry(1)))
+        stored = recurrent.stored_spec(stored_carry(self.carry(1)))
         return LearnerState(state, self.buffer.init(num_envs, carry=stored))
 
     def carry(self, num_envs: int) -> R2D2Carry:
@@ -153,7 +153,8 @@ class _R2D2:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         recurrent.check_rollout(self.buffer.stride, trajectory)
-        update, carry = partial(self.optimizer.update, self.loss, axis), _stored(trajectory.carry)
+        update = partial(self.optimizer.update, self.loss, axis)
+        carry = stored_carry(trajectory.carry)
         return off_policy.learn_from_replay(
             self.buffer, update, state, trajectory, key, axis, carry
         )
@@ -219,6 +220,6 @@ class _R2D2:
         return mask_logits(timesteps.observation, values), memory
 
 
-def _stored(carry: R2D2Carry) -> tuple[PyTree, jax.Array]:
+def stored_carry(carry: R2D2Carry) -> tuple[PyTree, jax.Array]:
     """Return what the replay keeps of a carry: memory and last action."""
     return carry.memory, carry.last_action

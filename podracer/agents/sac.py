@@ -100,7 +100,7 @@ class _SAC:
         """Return the policy; before `random_frames` are over, acting does not sample from it."""
         timestep = normalize_observation(params.obs_moments, timestep)
         outputs, carry = self.networks.policy_step(params.actor.policy, carry, timestep)
-        return _distribution(outputs), carry
+        return policy_of_outputs(outputs), carry
 
     def update(
         self, state: ActorCriticState, transition: Transition, key: jax.Array, axis: str | None
@@ -165,10 +165,10 @@ class _SAC:
 
     def policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
         """Return the distribution of actions."""
-        return _distribution(self.networks.policy(actor.policy, observation))
+        return policy_of_outputs(self.networks.policy(actor.policy, observation))
 
 
-def _distribution(outputs: jax.Array) -> SquashedNormal:
+def policy_of_outputs(outputs: jax.Array) -> SquashedNormal:
     """Return the policy of a network's outputs `[N, 2 * size]`."""
     mean, log_scale = jnp.split(outputs, 2, axis=-1)
     return SquashedNormal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))

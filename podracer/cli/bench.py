@@ -181,7 +181,7 @@ def tune(arguments: Sequence[str]) -> int:
         disable_async_dispatch()
     initialize_devices(Hosts(), experiment.devices)
     codes: list[int] = []
-    if not experiment.devices and _has_one_cpu_device():
+    if not experiment.devices and has_one_cpu_device():
         measured = _measured_by_processes([recipe, *flags], options.seconds, codes)
     else:
         measured = _measured(experiment, options.seconds)
@@ -199,7 +199,8 @@ def tune(arguments: Sequence[str]) -> int:
     return next(filter(None, codes), 0)  # a process that failed said why
 
 
-def _has_one_cpu_device() -> bool:
+def has_one_cpu_device() -> bool:
+    """Return whether this process has a single device, a CPU."""
     import jax
 
     return jax.default_backend() == "cpu" and jax.device_count() == 1

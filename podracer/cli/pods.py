@@ -171,17 +171,17 @@ def tournament(arguments: Sequence[str]) -> int:
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
-    return _run(settings, directory, list(filter(None, map(own_recipe, names))))
+    return run_on_terminal(settings, directory, list(filter(None, map(own_recipe, names))))
 
 
 def resume_tournament(directory: Path, recipe: str | None) -> int:
     """Continue a tournament; `recipe` names the recipes of the user's own, joined by commas."""
     names = recipe.split(",") if recipe else []
     user_experiments = [find_recipe(name, ())[0] for name in names]
-    return _run(read_tournament(directory, user_experiments), directory, names)
+    return run_on_terminal(read_tournament(directory, user_experiments), directory, names)
 
 
-def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> int:
+def run_on_terminal(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> int:
     """Start or continue a tournament, shown on the terminal, and return the exit code."""
     own_recipes = tuple(dict.fromkeys(own_recipes))
     if settings.engine != "inline":  # this process only makes environments: GPUs are for the pods

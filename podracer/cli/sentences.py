@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # Fields of no part that errors and warnings name; those of a part are `agent.discount`.
-_NAMES = (
+FIELD_NAMES = (
     "anchor", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
     "matches", "num_processes", "opponents", "pod_cpus", "pod_gpus", "prices", "process_id",
@@ -36,7 +36,7 @@ def _flag(match: re.Match[str]) -> str:
     part, _, name = path.rpartition(".")
     if assignment in _FLAGS:
         return _FLAGS[assignment]
-    if path not in _FLAGS and part.partition(".")[0] not in _PARTS and path not in _NAMES:
+    if path not in _FLAGS and part.partition(".")[0] not in _PARTS and path not in FIELD_NAMES:
         return match[0]
     flag = _FLAGS.get(path, f"--{name.replace('_', '-')}")
     if value == "False":

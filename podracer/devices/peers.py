@@ -80,7 +80,7 @@ class _AbortHandler:
         exit_at_once(self.error.exit_code)
 
 
-_on_abort = _AbortHandler()
+on_abort = _AbortHandler()
 
 
 def join(
@@ -94,8 +94,8 @@ def join(
     """
     place = "" if coordinator is None else f" at {coordinator}"
     event = f"all {num_processes or ''} processes of the run to join{place}".replace("  ", " ")
-    _on_abort.error = PeerLostError(f"waited {seconds:g} s for {event}: start them all.")
-    _on_abort.install()
+    on_abort.error = PeerLostError(f"waited {seconds:g} s for {event}: start them all.")
+    on_abort.install()
     # By default JAX listens on all interfaces.
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator)
     # Its handler of SIGTERM would replace that of the run.
@@ -110,14 +110,14 @@ def join(
         coordinator_bind_address=bind_address,
     )
     if process_id == 0 and bind_address:
-        _check_can_listen(bind_address, seconds)
+        check_can_listen(bind_address, seconds)
     if coordinator is not None:
-        _claim_number(coordinator, process_id)
+        claim_number(coordinator, process_id)
     _call_in_thread(initialize, f"waits for {event}, for at most {seconds:g} s.")
-    _on_abort.error = PeerLostError(LOST)
+    on_abort.error = PeerLostError(LOST)
 
 
-def _claim_number(coordinator: str, process_id: int | None) -> int:
+def claim_number(coordinator: str, process_id: int | None) -> int:
     """Claim the number until the process ends; return the descriptor of the claim.
 
     JAX's service would take another process with the same number, and end the run of the first. A
@@ -137,7 +137,7 @@ def _claim_number(coordinator: str, process_id: int | None) -> int:
     return claim.detach()
 
 
-def _check_can_listen(address: str, seconds: float) -> None:
+def check_can_listen(address: str, seconds: float) -> None:
     """Raise `ConfigError` if this machine does not have the address, or the port is in use.
 
     JAX may die of a segmentation fault there. A name may become one of this machine after the
@@ -191,11 +191,11 @@ def _call_in_thread(function: Callable[[], None], notice: str) -> None:
 @contextlib.contextmanager
 def reports_loss(report: Callable[[PeerLostError], None]) -> Iterator[None]:
     """Have `report` called with the error if another process is lost within the context."""
-    _on_abort.report, previous = report, _on_abort.report
+    on_abort.report, previous = report, on_abort.report
     try:
         yield
     finally:
-        _on_abort.report = previous
+        on_abort.report = previous
 
 
 @contextlib.contextmanager
@@ -206,7 +206,7 @@ def leaves_on_error() -> Iterator[None]:
     """
     atexit.unregister(_leave)
     if jax.distributed.is_initialized():
-        _on_abort.install()
+        on_abort.install()
     try:
         yield
     except BaseException as error:

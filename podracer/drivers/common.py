@@ -68,7 +68,7 @@ class TrainState:
     learner: LearnerState
     actor: PyTree  # `rollout.ActorState`, or () where environments cannot be saved
     update: jax.Array  # u32 scalar, number of updates done
-    fault: jax.Array  # u32 [2]: of the first fault, see `_fault_bits`, and the number of the update
+    fault: jax.Array  # u32 [2]: of the first fault, see `fault_bits`, and the number of the update
     key: jax.Array  # the run's key, from which all other keys are folded
 
 
@@ -239,7 +239,7 @@ def apply_unless_fault(
     After a fault `learner.shared` stays as it was before that update. Metrics gain `frames`, the
     number of valid transitions.
     """
-    bits = _fault_bits(agent, trajectory, learner, metrics, axis)
+    bits = fault_bits(agent, trajectory, learner, metrics, axis)
     no_earlier_fault = state.fault[0] == 0
     is_applied = (bits == 0) & no_earlier_fault
     shared = jax.tree.map(
@@ -255,7 +255,7 @@ def apply_unless_fault(
     return new_state, {**metrics, "frames": jnp.sum(trajectory.valid(), dtype=jnp.int32)}
 
 
-def _fault_bits(
+def fault_bits(
     agent: Agent, trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: Axis
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard.

@@ -141,7 +141,7 @@ def abstract_states(
     Raises `ConfigError` for a replay in host memory.
     """
     keys = jax.eval_shape(lambda: run_keys(pods))
-    make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
+    make_states = partial(make_initial_states, pods, env, mesh, config, exchange)
     states = jax.eval_shape(make_states, stack_agents(blueprint, pods), keys)
     if host_leaves(states):
         raise ConfigError(
@@ -162,11 +162,11 @@ def init_states(
     """Return the states `[P, ...]` before the first update, sharded over the mesh."""
     abstract = abstract_states(blueprint, pods, env, mesh, config, exchange)
     target = jax.tree.map(lambda x: x.sharding, abstract)
-    make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
+    make_states = partial(make_initial_states, pods, env, mesh, config, exchange)
     return jax.jit(make_states, out_shardings=target)(stack_agents(blueprint, pods), run_keys(pods))
 
 
-def _make_initial_states(
+def make_initial_states(
     pods: Sequence[Pod],
     env: Environment,
     mesh: Mesh,
@@ -175,6 +175,8 @@ def _make_initial_states(
     agents: Any,
     keys: jax.Array,
 ) -> TrainState:
+    """Return the initial states of all pods, stacked: `agents` and `keys` have a row for each."""
+
     def make_state(blueprint: Blueprint, key: jax.Array) -> TrainState:
         return driver.make_initial_state(blueprint, env, config, key)
 

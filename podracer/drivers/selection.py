@@ -292,7 +292,7 @@ def with_selection(chunk: Callable[..., Any], selection: Selection, mesh: Mesh) 
             return states, jnp.arange(states.score.shape[0])
 
         due = is_due(selection.every, states.update[0])
-        states, parents = jax.lax.cond(due, partial(_select, selection, mesh), keep, states)
+        states, parents = jax.lax.cond(due, partial(select_pods, selection, mesh), keep, states)
         states, metrics = chunk(agents, states, request)
         count = metrics["episodes"]
         mean_return = metrics["episode_return"] / jnp.maximum(count, 1)
@@ -303,7 +303,7 @@ def with_selection(chunk: Callable[..., Any], selection: Selection, mesh: Mesh) 
     return program
 
 
-def _select(
+def select_pods(
     selection: Selection, mesh: Mesh, states: SelectionState
 ) -> tuple[SelectionState, jax.Array]:
     """Return the states that pods begin the next chunk with, and the numbers of their parents.

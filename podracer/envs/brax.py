@@ -32,7 +32,7 @@ def brax(name: str, *, backend: str = "spring", episode_length: int = 1000) -> A
     Actions are in [-1, 1]. A time-out cuts an episode after `episode_length` steps. Raises
     `ConfigError` where brax is not installed and for an unknown name or backend.
     """
-    return auto_reset(_load(name, backend, episode_length))
+    return auto_reset(load_simulator(name, backend, episode_length))
 
 
 @struct
@@ -53,7 +53,8 @@ def timed_transition(
 
 
 @functools.cache
-def _load(name: str, backend: str, episode_length: int) -> Adapted:
+def load_simulator(name: str, backend: str, episode_length: int) -> Adapted:
+    """Return an environment of Brax as reset and step, one object for equal arguments."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its maintenance
         library = import_optional("brax.envs", f"brax:{name}", "brax")

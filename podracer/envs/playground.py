@@ -33,11 +33,12 @@ def playground(name: str, *, observe: str = "", **config: Any) -> AutoReset:
     package, others download their robots when they are made. Raises `ConfigError` where the package
     is not installed, for an unknown task and for one that cannot be made.
     """
-    return auto_reset(_load(name, tuple(sorted(config.items())), observe))
+    return auto_reset(load_simulator(name, tuple(sorted(config.items())), observe))
 
 
 @functools.cache
-def _load(name: str, config: tuple[tuple[str, Any], ...], observe: str) -> Adapted:
+def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str) -> Adapted:
+    """Return a task of Playground as reset and step, one object for equal arguments."""
     registry = import_optional("mujoco_playground", f"playground:{name}", "playground").registry
     check_known(name, registry.ALL_ENVS, "Playground has no task")
     if "action_repeat" in dict(config):

@@ -93,7 +93,7 @@ def export_policy(
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
     metadata = describe(decision, env.spec)
-    metadata |= _origin(directory, experiment, int(run.state.update), run.pod)
+    metadata |= origin_of(directory, experiment, int(run.state.update), run.pod)
     is_jax = format == "stablehlo"
     data = to_stablehlo(decision) if is_jax else to_onnx(decision, metadata)
     runner = stablehlo_runner(data) if is_jax else onnx_runner(data)
@@ -133,7 +133,7 @@ def describe(decision: Decision, spec: EnvironmentSpec) -> dict[str, Any]:
     }
 
 
-def _origin(
+def origin_of(
     directory: Path, experiment: Experiment, update: int, pod: int | None
 ) -> dict[str, Any]:
     """Return where a policy came from, as plain JSON."""

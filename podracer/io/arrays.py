@@ -17,7 +17,7 @@ import numpy as np
 from podracer.errors import CheckpointError, StorageError
 from podracer.io.schema import Schema
 
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 
 
 def read_arrays(
@@ -50,7 +50,7 @@ def read_arrays(
                 math.prod(stored_arrays[name].shape) * np.dtype(stored_arrays[name].dtype).itemsize
                 for name in targets
             )
-            if not any(shardings.values()) and size > _MEMORY:
+            if not any(shardings.values()) and size > MEMORY_BYTES:
                 raise CheckpointError(f"{path} holds {size:,} bytes, more than this machine's RAM")
             item = ocp.args.PyTreeRestore(
                 dict.fromkeys(targets, 0), restore_args=targets, partial_restore=True

@@ -15,7 +15,7 @@ from pathlib import Path
 from podracer.errors import CheckpointError
 
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
-_LINE_LIMIT = 16 * 2**20
+LINE_LIMIT = 16 * 2**20
 LARGE_FILE = 2**32
 """Limit in bytes of files of records, and of others that are read as a whole."""
 
@@ -48,9 +48,9 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """
     with naming(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        while line := file.readline(min(size, _LINE_LIMIT + 1)):
-            if len(line) > _LINE_LIMIT:
-                raise CheckpointError(f"{path} has a line of more than {_LINE_LIMIT:,} bytes")
+        while line := file.readline(min(size, LINE_LIMIT + 1)):
+            if len(line) > LINE_LIMIT:
+                raise CheckpointError(f"{path} has a line of more than {LINE_LIMIT:,} bytes")
             size -= len(line)
             yield line
 

@@ -23,7 +23,7 @@ from podracer.io.text import mode_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]([A-Za-z0-9._ -]{0,78}[A-Za-z0-9._-])?")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
-_ROOM = 2**20  # bytes that are free wherever something is to be saved
+SPARE_BYTES = 2**20  # bytes that are free wherever something is to be saved
 
 
 def run_directory(root: Path, name: str) -> Path:
@@ -128,14 +128,14 @@ def check_room(directory: Path, size: int = 0) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(bytes(_ROOM))
+            file.write(bytes(SPARE_BYTES))
             file.flush()
         free = shutil.disk_usage(directory).free
     except OSError as error:
         raise ConfigError(
             f"no file can be made in {directory}: {error.strerror}; choose another directory."
         ) from error
-    if free < size + _ROOM:
+    if free < size + SPARE_BYTES:
         raise ConfigError(
             f"{directory} has {free / 2**20:,.0f} MiB free, and a checkpoint takes up to "
             f"{size / 2**20:,.0f} MiB: choose another directory, or make room."

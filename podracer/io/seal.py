@@ -27,7 +27,7 @@ from podracer.io.text import mode_of
 T = TypeVar("T")
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
-_RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
+RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
 # Errors that tell what is there. Any other is an error of reading, which tells nothing.
 _IS_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
@@ -94,7 +94,7 @@ def retry_reading(read: Callable[[], T]) -> T:
     That a name is missing, or is not what it should be, is raised at once. Raises `StorageError`
     with the name of the file if it still cannot be read after two seconds.
     """
-    for seconds in _RETRY_SECONDS:
+    for seconds in RETRY_SECONDS:
         try:
             return read()
         except OSError as error:

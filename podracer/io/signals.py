@@ -20,7 +20,7 @@ from podracer.io.text import print_stderr
 PREEMPTED = 75
 STALLED = 76
 STOPPED = 130
-_THREAD_SECONDS = 5.0  # for threads that go on after the main thread
+THREAD_SECONDS = 5.0  # for threads that go on after the main thread
 
 
 class _Process:
@@ -61,7 +61,7 @@ def exit_despite_threads(code: int) -> NoReturn:
     threads_ended = threading.Event()
 
     def exit_late() -> None:
-        if not threads_ended.wait(_THREAD_SECONDS):
+        if not threads_ended.wait(THREAD_SECONDS):
             threads = set(threading.enumerate()) - {threading.main_thread()}
             names = ", ".join(thread.name for thread in threads if not thread.daemon)
             print_stderr(f"left behind by force: {names}.")

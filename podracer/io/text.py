@@ -59,7 +59,7 @@ def is_named_secret(pair: Sequence[Any]) -> bool:
 
 def remember_secrets(settings: Any) -> None:
     """Keep the secrets in settings out of all later messages, wherever these quote them."""
-    _of_settings.update(filter(_is_secret, _secrets_in(settings)))
+    SECRETS_OF_SETTINGS.update(filter(_is_secret, _secrets_in(settings)))
 
 
 def redact_settings(value: Any) -> Any:
@@ -91,7 +91,7 @@ def redact(text: str) -> str:
     less than 8 letters, and what has less than 4 characters. Longer words are left out as a whole.
     """
     # The longest first, so that none survives in part inside a longer one.
-    values = _of_settings.union(_values_of_variables())
+    values = SECRETS_OF_SETTINGS.union(_values_of_variables())
     for value in sorted(values, key=len, reverse=True):
         pattern = re.escape(value)
         if _WORD_OF_TEXT.fullmatch(value):  # not within another word, but after an escape, `\n`
@@ -125,7 +125,7 @@ def print_stderr(message: str, prefix: str = "podracer: ") -> None:
         print(f"{prefix}{printable(redact(message))}", file=sys.stderr, flush=True)
 
 
-_of_settings: set[str] = set()  # secrets in the settings of this process's runs
+SECRETS_OF_SETTINGS: set[str] = set()  # secrets in the settings of this process's runs
 
 
 def _redact_forms(text: str) -> str:

@@ -117,18 +117,20 @@ class Atoms:
         """
         values = jnp.clip(values, self.low, self.high)
         return jax.lax.platform_dependent(
-            values, probabilities, cpu=self._add_to_two, default=self._weigh_all
+            values, probabilities, cpu=self.add_to_two, default=self.weigh_all
         )
 
     @property
     def _gap(self) -> float:
         return (self.high - self.low) / (self.atoms - 1)
 
-    def _weigh_all(self, values: Outputs, probabilities: Outputs) -> Outputs:
+    def weigh_all(self, values: Outputs, probabilities: Outputs) -> Outputs:
+        """Project by weights of all pairs of values and atoms."""
         distance = jnp.abs(values[:, :, None] - self.support[None, None]) / self._gap
         return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[:, :, None], axis=1)
 
-    def _add_to_two(self, values: Outputs, probabilities: Outputs) -> Outputs:
+    def add_to_two(self, values: Outputs, probabilities: Outputs) -> Outputs:
+        """Project by adding to two atoms."""
         atom = jnp.clip(jnp.int32((values - self.low) / self._gap), 0, self.atoms - 2)
         # Rounded to the wrong side of an atom, it gets a weight as little below 0 or above 1.
         weight = (values - self.support[atom]) / self._gap

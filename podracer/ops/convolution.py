@@ -195,7 +195,7 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
             dimension_numbers=LAYOUT,
         )
 
-    rows = _rows_at_once(g, w)
+    rows = rows_at_once(g, w)
     if rows == len(x):
         return dx, weights(x, g).transpose(1, 2, 0, 3)
     parts = [array.reshape(-1, rows, *array.shape[1:]) for array in (x, g)]
@@ -205,7 +205,7 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
     return dx, dw.astype(w.dtype).transpose(1, 2, 0, 3)
 
 
-def _rows_at_once(g: jax.Array, w: jax.Array) -> int:
+def rows_at_once(g: jax.Array, w: jax.Array) -> int:
     """Return the number of rows of a part of the batch; it divides the batch.
 
     The patches of a part have about 2^20 numbers, or 2^21 where there are fewer than 32 output

@@ -176,7 +176,7 @@ class Console:
     def _start(self) -> Live | NotebookPanel | None:
         terminal = self._terminal
         if terminal.is_jupyter and self._file is sys.stdout:
-            panel = NotebookPanel(self._panel)
+            panel = NotebookPanel(self.panel)
             panel.start()
             return panel
         unicode = (terminal.encoding or "").lower().startswith("utf")
@@ -186,7 +186,7 @@ class Console:
             with contextlib.suppress(OSError):  # a broken pipe must not end the run
                 print(self._title, context, f"{self._total} updates", file=self._file, flush=True)
             return None
-        live = Live(get_renderable=self._panel, console=terminal, refresh_per_second=4)
+        live = Live(get_renderable=self.panel, console=terminal, refresh_per_second=4)
         atexit.register(self.close)
         live.start()
         return live
@@ -220,7 +220,7 @@ class Console:
     def _width(self) -> int:
         return min(_MAX_WIDTH, self._terminal.width)
 
-    def _panel(self) -> RenderableType:
+    def panel(self) -> RenderableType:
         with self._lock:
             body = self._body() if self._pace else self._waiting()
         return Panel(

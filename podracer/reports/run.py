@@ -68,13 +68,13 @@ def write_report(runs: Sequence[Path], file: Path) -> Path:
     """
     paths = list(dict.fromkeys(user_path(path).resolve() for path in runs))
     names = _names(paths)
-    loaded = [run for pair in zip(paths, names, strict=True) for run in _load(*pair)]
+    loaded = [run for pair in zip(paths, names, strict=True) for run in load_records(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
     file = user_path(file)
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
-        config = _object(path / "config.json")
+        config = read_object(path / "config.json")
         lineages.append(_lineage(name, path, config.get("experiment", {})))
         for title, content in _installed_sections(path, config).items():
             title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
@@ -99,7 +99,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     raise AssertionError  # different paths differ somewhere
 
 
-def _load(path: Path, name: str) -> list[RunRecords]:
+def load_records(path: Path, name: str) -> list[RunRecords]:
     """Return the run of a directory; for a population, one run for each member."""
     metrics, pod_records = path / "metrics.jsonl", path / "pods.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
@@ -107,12 +107,13 @@ def _load(path: Path, name: str) -> list[RunRecords]:
     # The pods come first: of a run that goes on, its own records then reach as far.
     series = read_metrics(pod_records) if pod_records.exists() else None
     records = read_metrics(metrics) if metrics.exists() else []
-    config, crash = (_object(path / file) for file in ("config.json", "crash.json"))
+    config, crash = (read_object(path / file) for file in ("config.json", "crash.json"))
     run = RunRecords(name, config, records, crash, path, read_sealed(path))
     return [run] if series is None or not pods_in(config) else members_of(run, series)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of a run, empty where there is no file."""
     try:
         content = json.loads(read_limited(path)) if path.is_file() else {}
         is_sound = isinstance(content.get("experiment", {}), dict)

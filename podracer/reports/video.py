@@ -16,7 +16,7 @@ from podracer.errors import ConfigError, PodracerError
 from podracer.io.run_directory import write_bytes
 
 _GIF_MAX_FPS = 50  # browsers slow down any GIF that asks for more
-_FFMPEG_SECONDS = 600
+FFMPEG_SECONDS = 600
 
 
 def write_video(frames: np.ndarray, path: Path, fps: int) -> None:
@@ -109,12 +109,12 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
             [*command, str(path.absolute())],
             input=frames.tobytes(),
             capture_output=True,
-            timeout=_FFMPEG_SECONDS,
+            timeout=FFMPEG_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise PodracerError(
-            f"ffmpeg has not written {path.name} in {_FFMPEG_SECONDS} s: take fewer frames."
+            f"ffmpeg has not written {path.name} in {FFMPEG_SECONDS} s: take fewer frames."
         ) from error
     if process.returncode:
         reason = process.stderr.decode(errors="replace").strip() or f"exit {process.returncode}"

@@ -163,7 +163,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         save_seconds=experiment.save_seconds,
         stall_seconds=experiment.stall_seconds,
         abstract_state=program.abstract_state,
-        state_bytes=_checked_size(program.abstract_state, program.mesh),
+        state_bytes=checked_size(program.abstract_state, program.mesh),
         init=program.init,
         start_compile=compiled,
         drive=partial(program.drive, compile=lambda: compiled().result()),
@@ -320,7 +320,7 @@ def _on_device(env: Environment | HostEnvironments) -> Environment:
     return env
 
 
-def _checked_size(state: TrainState, mesh: Mesh) -> int:
+def checked_size(state: TrainState, mesh: Mesh) -> int:
     """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
 
     What it has in the memory of the host counts where that is the device's. There a save reads the

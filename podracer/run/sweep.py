@@ -114,7 +114,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     Raises `ConfigError` if the run has no population, or no record of an evaluation of its pods.
     """
     experiment = read_experiment(directory, recipe)
-    records = _read_pods(directory)
+    records = read_pods(directory)
     evaluation = _last_evaluation(directory, records)
     config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
     crash = read_object(directory / CRASH)
@@ -146,7 +146,7 @@ def best_pod(directory: Path, restored: Restored) -> int:
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."
         )
-    records = _read_pods(directory)
+    records = read_pods(directory)
     evaluation = _last_evaluation(directory, records, restored.step)
     evaluated = evaluation["updates"]
     since = [r for r in _selections(records) if evaluated < r["updates"] <= restored.step]
@@ -187,7 +187,7 @@ def selections(directory: Path) -> list[dict[str, Any]]:
 
     Besides the metrics they have the `parent` of each pod, by number.
     """
-    return _selections(_read_pods(directory))
+    return _selections(read_pods(directory))
 
 
 def _selections(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ def ancestors(records: Sequence[dict[str, Any]]) -> list[int]:
     return numbers
 
 
-def _read_pods(directory: Path) -> list[dict[str, Any]]:
+def read_pods(directory: Path) -> list[dict[str, Any]]:
     """Return the records of a population's pods, oldest first."""
     path = directory / RECORDS
     if not path.exists():

@@ -26,7 +26,7 @@ from podracer.serve.service import Question, Service
 
 _INLINE = 2**16  # bytes of a body that the event loop parses itself
 _THROWN_AWAY = 64 * 2**20  # bytes of a body that is too long
-_PATIENCE = 30.0  # seconds in which a request arrives, from its first byte to its last
+PATIENCE_SECONDS = 30.0  # seconds in which a request arrives, from its first byte to its last
 _HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
 
 logger = logging.getLogger("podracer")
@@ -187,7 +187,7 @@ class _Connection(H11Protocol):
     def _expect(self, waits: bool) -> None:
         if waits and self._deadline is None:
             self._since = self.loop.time()
-            self._deadline = self.loop.call_later(_PATIENCE, self.transport.abort)
+            self._deadline = self.loop.call_later(PATIENCE_SECONDS, self.transport.abort)
         elif not waits and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

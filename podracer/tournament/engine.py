@@ -122,7 +122,7 @@ class LocalEngine:
 
     def __init__(self, recipes: Sequence[str] = (), gpu_share: float = 1.0) -> None:
         self._recipes = recipes
-        self._memory = _memory_variables(gpu_share)
+        self.variables = _memory_variables(gpu_share)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, token: int, directory: Path) -> None:
@@ -135,7 +135,7 @@ class LocalEngine:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, **self._memory, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def poll(self) -> dict[int, int]:

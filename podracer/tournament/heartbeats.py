@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 FILES = ("metrics.jsonl", "log.txt")  # they grow while a round is alive
@@ -16,13 +17,14 @@ class Heartbeats:
     differ, and the wall clock may be set, or go on while the machine sleeps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._times: dict[int, float] = {}  # by token
         self._changes: dict[int, list[int]] = {}  # modification times of the files, by token
 
     def beat(self, token: int) -> None:
         """Count from now."""
-        self._times[token] = time.monotonic()
+        self._times[token] = self._clock()
 
     def silence(self, token: int, directory: Path) -> float:
         """Return the seconds since the last beat, after a look at the files of the round."""
@@ -33,7 +35,7 @@ class Heartbeats:
         if changes != self._changes.get(token, []):
             self._changes[token] = changes
             self.beat(token)
-        return time.monotonic() - self._times[token]
+        return self._clock() - self._times[token]
 
     def forget(self, token: int) -> None:
         """Forget an attempt that has ended."""

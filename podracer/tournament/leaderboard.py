@@ -79,14 +79,14 @@ def read_events(directory: Path) -> list[Event]:
             "runs: podracer report RUN RUN."
         )
     length = read_length(path.parent)  # before the log, which may be growing
-    events, checksums, _ = _read(path)
+    events, checksums, _ = read_log(path)
     check_length(path, checksums, length)
     if not events:
         raise ConfigError(f"{directory} holds no tournament yet: {LOG} is empty.")
     return events
 
 
-def _read(path: Path) -> tuple[list[Event], list[str], int]:
+def read_log(path: Path) -> tuple[list[Event], list[str], int]:
     """Read the events, their checksums, and the number of bytes they take."""
     events, checksums = list[Event](), list[str]()
     size = 0
@@ -96,7 +96,7 @@ def _read(path: Path) -> tuple[list[Event], list[str], int]:
         try:
             fields = json.loads(line)
             del fields["sha256"]
-            expected, checksum = _line(fields, checksums[-1] if checksums else "")
+            expected, checksum = encode_line(fields, checksums[-1] if checksums else "")
             if line != expected:
                 raise ValueError
             events.append(_decode(fields))
@@ -114,7 +114,7 @@ def _fields(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
 
 
-def _line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
+def encode_line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
     """Encode a line canonically, with the checksum that chains it to the previous line."""
     text = json.dumps(fields, allow_nan=False)
     checksum = hashlib.sha256((previous_checksum + text).encode()).hexdigest()[:16]
@@ -123,7 +123,7 @@ def _line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str
 
 def _check_writable(header: Header) -> None:
     try:
-        _line(_fields(header), "")
+        encode_line(_fields(header), "")
     except ValueError as error:
         raise ConfigError(
             "a tournament takes finite numbers only, also in the agents of its recipes, as its log "
@@ -167,12 +167,12 @@ class Leaderboard:
             descriptor = os.open(self.directory / LOG, flags, mode_of(header and header.tournament))
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))
             fsync_directory(self.directory)
-            events, checksums, self._size = _read(self.directory / LOG)
+            events, checksums, self._size = read_log(self.directory / LOG)
             check_length(self.directory / LOG, checksums, read_length(self.directory))
             self._checksum = checksums[-1] if checksums else ""
             self._epoch = max([time.time(), *(e.time for e in events[-1:])]) - time.monotonic()
             if not events and header is not None:
-                events = [self._append(header)]
+                events = [self.append(header)]
             self.state = state_after(events)
             if header is not None:
                 _check_same(self.state.header, header)
@@ -286,21 +286,22 @@ class Leaderboard:
 
     def _record(self, event: Event) -> None:
         # The written event is applied, so a replay cannot differ.
-        self.state = apply_event(self.state, self._append(event))
+        self.state = apply_event(self.state, self.append(event))
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
             self._index.add(new, self.state.events, self._checksum, ratings)
         except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
-            events, _, _ = _read(self.directory / LOG)
+            events, _, _ = read_log(self.directory / LOG)
             # The event is in the log: if this fails, too, the next one tries again.
             with contextlib.suppress(sqlite3.Error):
                 self._index = self._make_index(accepted_entries(events).values())
 
-    def _append(self, event: Event) -> Event:
+    def append(self, event: Event) -> Event:
+        """Write an event to the log, durably; return it with its time, as it is read back."""
         event = dataclasses.replace(event, time=self._epoch + time.monotonic())  # never back
-        line, checksum = _line(_fields(event), self._checksum)
+        line, checksum = encode_line(_fields(event), self._checksum)
         self._file.truncate(self._size)  # remains of an earlier call that failed
         self._file.seek(self._size)
         try:

@@ -107,11 +107,12 @@ class Orchestrator:
         engine: Engine,
         signals: StopSignals,
         watch: Callable[[TournamentState], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tournament, self.board, self.engine = tournament, board, engine
-        self._signals, self._watch = signals, watch
+        self._signals, self._watch, self._clock = signals, watch, clock
         self._running: dict[int, int] = {}  # token to pod
-        self._heartbeats = Heartbeats()
+        self._heartbeats = Heartbeats(clock)
         self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
         self._stalled: set[int] = set()  # tokens that were killed, as they recorded nothing
@@ -336,7 +337,7 @@ class Orchestrator:
 
     def _mark_stragglers(self, round: int) -> None:
         """Mark pods absent that a generation has waited for too long."""
-        waited = time.monotonic() - self._ready.setdefault(round, time.monotonic())
+        waited = self._clock() - self._ready.setdefault(round, self._clock())
         if waited > self.tournament.straggler_seconds:
             for number, pod in self.state.pods.items():
                 if pod.is_live and pod.round == round - 1 and not pod.absent:
@@ -380,8 +381,8 @@ class Orchestrator:
         """Stop all pods, so that they save; return the exit code."""
         for token in self._running:
             self._stop(token, "")
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._running and time.monotonic() < deadline:
+        deadline = self._clock() + GRACE_SECONDS
+        while self._running and self._clock() < deadline:
             self._take_in()
             time.sleep(PAUSE_SECONDS)
         if self._running:

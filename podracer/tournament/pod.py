@@ -131,7 +131,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     from the one on the leaderboard.
     """
     task = read_task(directory, user_experiments)
-    parents = [_verified(directory.parents[1], parent) for parent in task.parents]
+    parents = [verified_checkpoint(directory.parents[1], parent) for parent in task.parents]
     experiment = _until_budget(_against_opponents(task, directory), parents)
     result = train(
         experiment,
@@ -179,7 +179,7 @@ def _against_opponents(task: Task, directory: Path) -> Task:
     for opponent in task.training:
         try:
             entry = opponent.entry
-            path = entry and _verified(directory.absolute().parents[1], entry)
+            path = entry and verified_checkpoint(directory.absolute().parents[1], entry)
             names.append(str(path or opponent.name))
         except CheckpointError as error:
             print(f"{error} The round trains against {anchor} in the place of {opponent.name}.")
@@ -240,13 +240,13 @@ def begin(
     if branch is not None:
         pods, seed = experiment.pods, experiment.seed
         keys = population.run_keys(pods) if pods else jax.random.key(seed)
-        to_round = partial(_round_key, branch)
+        to_round = partial(round_key, branch)
         key = jax.device_put((jax.vmap(to_round) if pods else to_round)(keys), state.key.sharding)
         state = dataclasses.replace(state, key=key)
     return state, Totals(**restored[0].metadata["totals"])
 
 
-def _round_key(round: int, run_key: jax.Array) -> jax.Array:
+def round_key(round: int, run_key: jax.Array) -> jax.Array:
     """Return the key of a round that starts from another entry than the pod's newest."""
     return jax.random.fold_in(purpose_key(run_key, Purpose.START_ROUND), round)
 
@@ -322,7 +322,7 @@ def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) ->
         if opponent.entry is None:
             rival, environments = opponent_player(opponent.name), [env]
         else:
-            checkpoint_path = _verified(path.parents[3], opponent.entry)
+            checkpoint_path = verified_checkpoint(path.parents[3], opponent.entry)
             rival, rival_env = _player(opponent.name, checkpoint_path, user_experiments)
             environments = [env, rival_env]
         play_games = make_play_games(common_game(environments), (player, rival), task.episodes)
@@ -351,7 +351,7 @@ def _player(name: str, path: Path, user_experiments: Sequence[Experiment]) -> tu
     return player, run.env
 
 
-def _verified(tournament: Path, parent: Parent) -> Path:
+def verified_checkpoint(tournament: Path, parent: Parent) -> Path:
     """Return the checkpoint of an entry. Raises `CheckpointError` if it is not the recorded one."""
     path = tournament / parent.checkpoint
     if digest(path) != parent.digest:
@@ -386,13 +386,13 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
             disable_async_dispatch()
         if experiment.devices:  # a pod is one process, whatever the launcher's variables say
             jax.config.update("jax_num_cpu_devices", experiment.devices)
-        _wait_for_lock(directory / "lock")
+        wait_for_lock(directory / "lock")
         return run(directory, user_experiments)
     except Exception as error:
         return explain_error(classify_error(error))
 
 
-def _wait_for_lock(lock: Path) -> None:
+def wait_for_lock(lock: Path) -> None:
     """Wait until an earlier attempt, whose orchestrator was killed, has saved and ended."""
     deadline = time.monotonic() + 60.0
     while lock.exists():

@@ -79,9 +79,9 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
         "run": run.resolve().name,
         "updates": updates,
         "window": tuple(date_range(validation.bars)),
-        "score": _validation_return(agent, validation, state),
+        "score": validation_return(agent, validation, state),
     }
-    with RunLock(models, partial(_check_claim, models)):
+    with RunLock(models, partial(check_claim, models)):
         decisions = _read_and_repair(models)
         promotions = active_promotions(decisions)
         if promotions:
@@ -89,7 +89,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
             verify(models, current)
             _check_comparable(models / current.model, run)
             previous = load_run(models / current.model, environment=auto_reset(env))
-            details["previous_score"] = _validation_return(
+            details["previous_score"] = validation_return(
                 previous.agent, validation, previous.state
             )
             if not details["score"] > details["previous_score"]:
@@ -116,14 +116,14 @@ def rollback(models: str | Path) -> Decision:
         return _record(models, Decision("rollback", previous.model, previous.files))
 
 
-def _check_claim(models: Path) -> None:
+def check_claim(models: Path) -> None:
     """Raise `ConfigError` if a directory for models holds something else."""
     check_holds_no_run(models)
     if is_tournament(models):
         raise ConfigError(f"{models} holds a tournament: choose another name.")
 
 
-def _validation_return(agent: Agent, validation: Trading, state: TrainState) -> float:
+def validation_return(agent: Agent, validation: Trading, state: TrainState) -> float:
     """Return the return of a policy in the validation period: 0.1 is a gain of 10 %."""
     params = agent.actor_params(state.learner)
     equity = simulate(agent, validation, params, state.key).equity

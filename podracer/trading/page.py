@@ -129,12 +129,12 @@ def _period(name: str, result: PeriodResult) -> str:
     for label, curve in result.curves.items():
         line = {"color": colors[label], "width": 2.2 if label == POLICY else 1.2}
         drawdown = curve / np.maximum.accumulate(curve) - 1
-        equity.append(trace(*_thinned(result, curve), label, text=label, line=line))
-        drawdowns.append(trace(*_thinned(result, drawdown), label, text=label, line=line))
+        equity.append(trace(*thinned(result, curve), label, text=label, line=line))
+        drawdowns.append(trace(*thinned(result, drawdown), label, text=label, line=line))
     components = _equity_components(result)
     area_colors = dict(zip(components, (CASH, *COLORS), strict=False))
     shares = np.stack(list(components.values())) / result.portfolio.equity
-    times, shares = _thinned(result, shares)
+    times, shares = thinned(result, shares)
     areas = [
         trace(times, share, label, text=label, stackgroup="all", line={"width": 0, "color": color})
         for (label, color), share in zip(area_colors.items(), shares, strict=True)
@@ -175,7 +175,7 @@ def _equity_components(result: PeriodResult) -> dict[str, np.ndarray]:
     return parts
 
 
-def _thinned(result: PeriodResult, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def thinned(result: PeriodResult, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return times `[n]` and values `[..., n]`, few enough to draw, with the extremes and the end.
 
     `curves` are `[..., N]`.

@@ -1,6 +1,7 @@
 """Computes what the published code of DiscoRL returns for the rules and rollouts of `disco.py`.
 
-    cd tests/golden; PYTHONPATH=../..:.. python disco_reference.py CHECKOUT > disco_reference.json
+    export PYTHONPATH=.:tests/support
+    python tests/golden/disco_reference.py CHECKOUT > tests/golden/disco_reference.json
 
 CHECKOUT is a clone of github.com/google-deepmind/disco_rl; its packages (dm-haiku, rlax, distrax,
 ml_collections and others) must be installed besides podracer's. It computes in float64, so that the

@@ -182,7 +182,7 @@ def make_actor_pool(
         empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
     )
     buffer = jax.jit(make_buffer)(params)
-    queues = _rollout_queues(config, split.threads, state)
+    queues = rollout_queues(config, split.threads, state)
     keep_actor_state = continues_episodes(config, state)
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
@@ -190,14 +190,14 @@ def make_actor_pool(
     compile_actor_programs(programs, params, buffer, keys, env.spec, split)
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
-        batch = _make_environments(env, split, config, context.name, supervisor)
+        batch = make_environments(env, split, config, context.name, supervisor)
         stack.callback(batch.close)
         actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config, queue))
     first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
 
 
-def _rollout_queues(
+def rollout_queues(
     config: SebulbaConfig, num_actors: int, state: TrainState
 ) -> list[ClosableQueue[Rollout]]:
     """Return the queue of each actor's rollouts.
@@ -269,13 +269,14 @@ def _actor_contexts(
     return contexts
 
 
-def _make_environments(
+def make_environments(
     env: HostEnvironments,
     split: DeviceSplit,
     config: SebulbaConfig,
     name: str,
     supervisor: Supervisor,
 ) -> HostEnvironment:
+    """Make the environments of one actor. A failure also ends the run, as a fault of `name`."""
     if isinstance(env, HasDeadlines):
         env = env.with_deadline(config.env_timeout_seconds)
     make = partial(env.make, split.num_envs, native_threads(config, split))

@@ -101,7 +101,7 @@ class Atari:
         check_ranges(self, f"atari:{self.game}")
         if not (isinstance(self.size, tuple) and len(self.size) == 2):
             raise ConfigError(f"size must be a tuple such as (84, 84), not {self.size!r}.")
-        _actions(self.game, self.full_action_set)
+        game_actions(self.game, self.full_action_set)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -111,7 +111,7 @@ class Atari:
             ArraySpec(
                 (*self.size, channels), np.uint8, frame_stack=self.grayscale and self.stack > 1
             ),
-            Discrete(len(_actions(self.game, self.full_action_set))),
+            Discrete(len(game_actions(self.game, self.full_action_set))),
         )
 
     def for_evaluation(self) -> Atari:
@@ -134,7 +134,7 @@ class AtariBatch:
         from ale_py.vector_env import AtariVectorEnv
 
         self._atari = atari
-        actions = _actions(atari.game, atari.full_action_set)
+        actions = game_actions(atari.game, atari.full_action_set)
         self._num_actions = len(actions)
         self._fire = actions.index("FIRE") if atari.use_fire_reset and "FIRE" in actions else None
         self._timesteps = TimestepBuilder(
@@ -265,7 +265,7 @@ def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
 
 
 @functools.cache
-def _actions(game: str, full: bool) -> tuple[str, ...]:
+def game_actions(game: str, full: bool) -> tuple[str, ...]:
     """Return the names of a game's actions in order."""
     ale_py, roms, _ = (
         import_optional(module, f"atari:{game}", "atari")

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
 _LOG = logging.getLogger("podracer")
-_COMPARED_STEPS = 200  # after which the speeds of a batch's environments are compared
+COMPARED_STEPS = 200  # after which the speeds of a batch's environments are compared
 _STRAGGLER_FACTOR = 5.0  # times slower than the median of the batch
 _STRAGGLER_SECONDS = 1e-3  # a faster step holds nobody back
 # A worker steps one environment at a time: more threads would only compete with other workers.
@@ -75,7 +75,7 @@ _PYGAME = {
     "SDL_AUDIODRIVER": "dummy",
     "SDL_VIDEODRIVER": "dummy",
 }
-_FORK_SECONDS = 10.0  # once it is imported
+FORK_SECONDS = 10.0  # once it is imported
 
 
 def gymnasium(name: str, **options: Any) -> Gymnasium:
@@ -245,9 +245,9 @@ class FaultLog:
         Speeds are compared after many steps.
         """
         self._num_steps += 1
-        if self._num_steps % _COMPARED_STEPS:
+        if self._num_steps % COMPARED_STEPS:
             return
-        seconds = self._shared.step_seconds / _COMPARED_STEPS
+        seconds = self._shared.step_seconds / COMPARED_STEPS
         row, usual = int(seconds.argmax()), float(np.median(seconds))
         is_slow = seconds[row] > max(_STRAGGLER_FACTOR * usual, _STRAGGLER_SECONDS)
         if is_slow and row not in self._named_rows:
@@ -385,7 +385,7 @@ class GymnasiumBatch:
                 except OSError:
                     reply = b""
             if reply:
-                self._control.settimeout(_FORK_SECONDS)
+                self._control.settimeout(FORK_SECONDS)
                 self._shared.deadline[worker] = time.monotonic() + self._setup.reset_seconds
                 self.pids[worker], status = FORK_REPLY.unpack(reply)
                 if self.pids[worker] < 0:

@@ -119,11 +119,11 @@ class SharedMemory:
         for row in np.argsort(self.fault_time):
             kind = FAULT_KINDS[self.fault_kind[row]]
             if self.fault_time[row] and kind not in descriptions:
-                line = _one_line(self.describe_fault(row))
+                line = one_line(self.describe_fault(row))
                 descriptions[kind] = f"environment {self.env_index[row]}: {line}"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a fault's description in one line: of a traceback only the exception itself."""
     lines = text.splitlines()
     if "Traceback (most recent call last):" in lines or text.startswith(" "):  # may be cut in front

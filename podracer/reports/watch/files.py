@@ -9,7 +9,7 @@ from typing import Any
 from podracer.io.edits import open_file
 from podracer.io.sinks import PARENT, parse_record
 
-_KEPT = 4000  # records of a file, at least, once it has more
+KEPT_RECORDS = 4000  # records of a file, at least, once it has more
 _LONGEST_LINE = 2**24  # bytes
 
 
@@ -63,7 +63,7 @@ class Tail:
 
     def _begin_anew(self, inode: int | None) -> None:
         self._inode, self._size = inode, 0
-        self._stride, self._count, self._most = 1, 0, 2 * _KEPT
+        self._stride, self._count, self._most = 1, 0, 2 * KEPT_RECORDS
         self._kept: list[tuple[int, dict[str, Any]]] = []  # with their numbers
         self._last: list[dict[str, Any]] = []  # one that is not kept
         self.unreadable = 0  # lines that are no records
@@ -77,7 +77,7 @@ class Tail:
         if len(self._kept) > self._most:
             self._stride *= 2
             self._kept = [entry for entry in self._kept if self._stays(entry)]
-            self._most = len(self._kept) + _KEPT
+            self._most = len(self._kept) + KEPT_RECORDS
 
     def _stays(self, entry: tuple[int, dict[str, Any]]) -> bool:
         number, record = entry

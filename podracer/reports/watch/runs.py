@@ -33,7 +33,7 @@ class WatchedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics, self._pods = Tail(path / "metrics.jsonl"), Tail(path / "pods.jsonl")
+        self.metrics_file, self._pods = Tail(path / "metrics.jsonl"), Tail(path / "pods.jsonl")
         self._signature: tuple[tuple[int, ...], ...] = ()
         self._sealed, self._compared = Sealed(), list[tuple[int, ...]]()
         self.records = RunRecords(path.name, {}, [], {}, path)
@@ -46,13 +46,13 @@ class WatchedRun:
         if current == self._signature:
             return False
         self._pods.update()  # first, so that the run's own records reach as far
-        self._metrics.update()
+        self.metrics_file.update()
         config, crash = (read_object(self.path / name) for name in ("config.json", "crash.json"))
         if not isinstance(config.get("experiment", {}), dict):
             config = {}
         self._compare_seals()
         self.records = RunRecords(
-            self.path.name, config, self._metrics.records, crash, self.path, self._sealed
+            self.path.name, config, self.metrics_file.records, crash, self.path, self._sealed
         )
         self.pods = pod_records(config, self._pods.records) if pods_in(config) else []
         self._signature = current  # at last: what could not be read is read again
@@ -102,7 +102,7 @@ class WatchedRun:
     @property
     def notes(self) -> str:
         """Sentence about lines that cannot be read."""
-        count = self._metrics.unreadable + self._pods.unreadable
+        count = self.metrics_file.unreadable + self._pods.unreadable
         return f"{count:,} lines of {self.path.name} are no records." if count else ""
 
     @property

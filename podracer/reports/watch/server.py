@@ -34,9 +34,9 @@ _SECONDS = 0.5  # between two looks for changes
 _SIGN_OF_LIFE = 10.0  # seconds after which a silent connection is tried
 _PATIENCE = 30.0  # seconds in which a browser takes or sends something
 _PIECE = 1 << 20  # bytes of a film that are read at a time
-_VIEWERS, _VIEWERS_OF_CLIENT = 32, 16  # connections that wait for changes
-_CONNECTIONS = 32  # others that are open at a time
-_SLOWEST_REQUEST = 10.0  # seconds in which it arrives, from the first byte to the last
+_VIEWERS, VIEWERS_OF_CLIENT = 32, 16  # connections that wait for changes
+CONNECTIONS = 32  # others that are open at a time
+SLOWEST_REQUEST = 10.0  # seconds in which it arrives, from the first byte to the last
 
 
 class LiveServer(http.server.ThreadingHTTPServer):
@@ -66,7 +66,7 @@ class LiveServer(http.server.ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread; where there are many, the oldest makes room."""
         self.begun[request] = time.monotonic()
-        for connection in list(self.begun)[:-_CONNECTIONS]:
+        for connection in list(self.begun)[:-CONNECTIONS]:
             self._end(connection)
         super().process_request(request, client_address)
 
@@ -78,7 +78,7 @@ class LiveServer(http.server.ThreadingHTTPServer):
     def service_actions(self) -> None:
         """End the connections whose requests take too long to arrive."""
         for connection, begin in list(self.begun.items()):
-            if time.monotonic() - begin > _SLOWEST_REQUEST:
+            if time.monotonic() - begin > SLOWEST_REQUEST:
                 self._end(connection)
 
     def _end(self, connection: Any) -> None:
@@ -179,7 +179,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _stream(self) -> None:
         """Send what changes, until the browser is gone."""
         client, viewers = self.client_address[0], self.server.viewers
-        if viewers.total() >= _VIEWERS or viewers[client] >= _VIEWERS_OF_CLIENT:
+        if viewers.total() >= _VIEWERS or viewers[client] >= VIEWERS_OF_CLIENT:
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE)
             return
         viewers[client] += 1

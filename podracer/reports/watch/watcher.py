@@ -17,9 +17,9 @@ from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
 
 Parts = dict[str, str]  # HTML by the name of the part, in their order
 
-_RUNS = 60  # shown at most, those that wrote last
-_SHORTEST_PAUSE = 1.0  # seconds between two looks at the files
-_SHARE = 0.05  # share of a core that making the page takes at most
+RUNS = 60  # shown at most, those that wrote last
+SHORTEST_PAUSE = 1.0  # seconds between two looks at the files
+SHARE = 0.05  # share of a core that making the page takes at most
 
 
 class Watcher:
@@ -49,7 +49,7 @@ class Watcher:
             if start >= self._next_look:
                 self._look()
                 end = time.monotonic()
-                self._next_look = end + max(_SHORTEST_PAUSE, (end - start) / _SHARE)
+                self._next_look = end + max(SHORTEST_PAUSE, (end - start) / SHARE)
             return self._parts
 
     def film(self, number: int) -> Path | None:
@@ -64,7 +64,7 @@ class Watcher:
             self._signature = log
             return
         run_paths = find_runs(self._directory)
-        paths = sorted(run_paths[-_RUNS:], key=lambda path: path.name)
+        paths = sorted(run_paths[-RUNS:], key=lambda path: path.name)
         has_changed = paths != list(self._runs) or not self._parts
         self._runs = {path: self._runs.get(path) or WatchedRun(path) for path in paths}
         for run in self._runs.values():

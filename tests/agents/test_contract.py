@@ -1,0 +1,275 @@
+"""What every agent must do, with or without a replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import blueprint as off_policy_blueprint
+from off_policy import BOXED, DISCRETE, NEEDS_CONTINUOUS, OFF_POLICY, agent_and_env, first_moments
+from on_policy import ON_POLICY, blueprint, learner, small
+from walk import (
+    ACTIONS,
+    BOX,
+    WALK,
+    B,
+    T,
+    Walk,
+    begin,
+    built,
+    close,
+    enter,
+    fresh,
+    gradient,
+    learn,
+    network,
+    slow,
+    with_rewards,
+)
+
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agents.a2c import A2C
+from podracer.agents.common import actor_critic
+from podracer.checks import check_agent
+from podracer.drivers.anakin import AnakinConfig, check
+from podracer.errors import ConfigError
+from podracer.fields import static, struct
+from podracer.ops.distributions import policy
+from podracer.types import EnvironmentSpec, LearnerState
+
+SOME_ON_POLICY = [name if name in ("impala", "ppo") else slow(name) for name in ON_POLICY]
+MEMORIES = ("none", "gru", "lstm")
+# An update that is differentiated takes four times as long to trace: once is enough.
+ONE_OF_EACH = {name: [(ACTIONS, "gru"), (BOX, "lstm")] for name in ON_POLICY}
+ONE_OF_EACH |= {"a2c": [(ACTIONS, "none"), (BOX, "gru")], "stacx": [(BOX, "none")]}
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "memory"),
+    [
+        (name, *case) if case in ONE_OF_EACH[name] else slow(name, *case)
+        for name in ON_POLICY
+        for case in itertools.product((ACTIONS, BOX), MEMORIES)
+    ],
+)
+def test_every_agent_keeps_the_contract(name, space, memory):
+    agent = blueprint(small(name, memory), Walk(space))
+    if name in ("pqn", "q_lambda") and space is BOX:
+        with pytest.raises(ConfigError, match="needs discrete actions; walk has"):
+            check_agent(agent)
+    else:
+        check_agent(agent, num_envs=4)
+
+
+@struct
+class Broken:
+    """A good agent with other functions."""
+
+    change: Any = static()  # from the settings and the good agent to the functions by name
+    memory: str = static(default="none")
+    discount: float = 0.9
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        good = A2C(network=network(self.memory), discount=self.discount).build(spec, context)
+        return dataclasses.replace(good, name="Broken", **self.change(self, good))
+
+
+def acting(change: Any, memory: str = "none") -> Any:
+    """`change` gets what a good agent's `act` returns."""
+    return Broken(lambda _, good: {"act": lambda *args: change(*good.act(*args))}, memory)
+
+
+def learning(change: Any) -> Any:
+    """`change` gets what a good agent's `learn` returns."""
+    return Broken(lambda _, good: {"learn": lambda *args: change(*good.learn(*args))})
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (object(), "object builds no agent: it lacks"),
+        (type("Plain", (A2C,), {})(), "Plain is not a tree of arrays: put @podracer.struct"),
+        (
+            Broken(lambda *_: {"init": lambda *args: {}}),
+            r"Broken\.init must return a LearnerState, not dict",
+        ),
+        (
+            Broken(lambda *_: {"init": lambda key, n: LearnerState((), jnp.zeros(n + 1))}),
+            r"Broken\.init: local must lead with num_envs \(2\) or a number that divides it, "
+            r"but its shape is \(3,\)",
+        ),
+        (acting(lambda a, x, c: (1.0 * a, x, c)), r"Broken\.act must return actions int32\[2\]"),
+        (acting(lambda a, x, c: (a[:1], x, c)), r"Broken\.act must return actions int32\[2\]"),
+        (acting(lambda a, x, c: (a, x, (c,)), "gru"), r"Broken\.act must keep the structure of"),
+        (
+            acting(lambda a, x, c: 1 / 0),
+            r"Broken\.act cannot be traced: ZeroDivisionError: division by zero "
+            r"\(test_contract\.py,",
+        ),
+        (learning(lambda s, m: (s, {"loss": jnp.zeros(2)})), r"Broken\.learn must return scalar"),
+        (
+            learning(lambda s, m: ((), m)),
+            r"Broken\.learn must return a LearnerState first, not tuple",
+        ),
+        (
+            learning(lambda s, m: (jax.tree.map(lambda x: x[..., None], s), m)),
+            r"Broken\.learn must keep state\.shared\.params.* but it became",
+        ),
+        (
+            Broken(lambda self, _: {"learn": lambda *args: 1 if self.discount > 0.5 else 2}),
+            r"Broken\.learn cannot be traced: TracerBoolConversionError: a Python `if` or `while` "
+            r"depends on a traced value: take jnp\.where or jax\.lax\.cond "
+            r"\(test_contract\.py, line",
+        ),
+    ],
+)  # fmt: skip
+def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
+    with pytest.raises(ConfigError, match=message):
+        check_agent(blueprint(agent), num_envs=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("impala", "lstm"),
+        ("ppo", "gru"),
+        slow("a2c", "gru"),
+        slow("stacx", "gru"),
+        slow("a2c", "lstm"),
+        slow("impala", "none"),
+        slow("impala", "gru"),
+        slow("ppo", "lstm"),
+    ],
+)
+def test_unrolling_gives_what_acting_gave(name, memory):
+    """Across ends of episodes and from memory within one: policy and values at every step, hence
+    importance ratios of exactly 1 where the parameters have not changed."""
+    settings = learner(name, memory)
+    state, trajectory = begin(built(settings))
+    params = state.shared.params
+    num_heads = getattr(settings, "num_heads", 1)
+    net = actor_critic.build_network(settings.network, WALK.spec, num_heads=num_heads)
+    timesteps, extras = trajectory.timesteps(), trajectory.steps.extras
+
+    @jax.jit
+    def unrolled(params: Any) -> Any:
+        outputs, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
+        last = actor_critic.ActorCritic(net, ACTIONS).final_value(params, trajectory)
+        log_prob = policy(ACTIONS, outputs["policy"][:-1]).log_prob(extras["sample"])
+        return outputs["policy"][:-1], outputs["value"][..., 0], log_prob, last
+
+    logits, values, log_prob, last = unrolled(params)
+    close(logits, extras.get("policy", logits), 1e-5)
+    close(values[:-1], extras.get("value", values[:-1]), 1e-5)
+    close(log_prob, extras.get("log_prob", log_prob), 1e-5)
+    close(values[-1], last, 1e-5)
+
+
+@pytest.mark.parametrize("name", [slow(name) if name == "stacx" else name for name in ON_POLICY])
+def test_what_happens_at_a_time_out_teaches_nothing(name):
+    """The action there is ignored and what follows is a reset: neither may matter."""
+    agent = built(learner(name))
+    state, trajectory = begin(agent)
+    cut = ~trajectory.valid()
+    after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
+    other = with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
+    extras = dict(trajectory.steps.extras)
+    if "sample" in extras:
+        extras["sample"] = jnp.where(cut, 2 - extras["sample"], extras["sample"])
+    action = jnp.where(cut, 2 - trajectory.steps.action, trajectory.steps.action)
+    steps = dataclasses.replace(other.steps, action=action, extras=extras)
+    other = dataclasses.replace(other, steps=steps)
+    got, expected = (gradient(learn(agent, state, x)[0]) for x in (other, trajectory))
+    close(got, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", SOME_ON_POLICY)
+def test_every_parameter_receives_a_gradient(name):
+    agent = built(learner(name))
+    state, _ = learn(agent, *begin(agent))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(state)):
+        assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
+
+
+@pytest.mark.parametrize("name", SOME_ON_POLICY)
+def test_without_exploring_the_keys_do_not_matter(name):
+    agent = built(learner(name))
+    params, timestep = agent.actor_params(fresh(agent)), enter(agent).timestep
+
+    def act(seed: int, explore: bool) -> np.ndarray:
+        keys = jax.random.split(jax.random.key(seed), B)
+        return np.asarray(agent.act(params, (), timestep, keys, explore)[0])
+
+    np.testing.assert_array_equal(act(0, False), act(1, False))
+    assert (act(0, True) != act(1, True)).any() == (name != "q_lambda")
+
+
+def test_an_agent_with_another_update_has_no_fused_form():
+    """Else the driver would go on to learn by the old loss."""
+    with pytest.raises(ConfigError, match="Broken has no fused form"):
+        check(blueprint(learning(lambda *result: result)), WALK, AnakinConfig(16, T, fused=True), 1)
+
+
+VARIANTS = ("td3-c51", "sac-c51", "sac-qr", "muzero-sampled")
+SOME_OFF_POLICY = [
+    pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for name in OFF_POLICY
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x in VARIANTS else ()) for x in OFF_POLICY],
+)
+def test_every_agent_with_a_replay_keeps_the_contract(name):
+    env, other = (BOXED, DISCRETE) if name in NEEDS_CONTINUOUS else (DISCRETE, BOXED)
+    check_agent(off_policy_blueprint(OFF_POLICY[name], env.spec), num_envs=4)
+    if name.startswith("muzero"):
+        return  # takes both kinds of actions
+    with pytest.raises(ConfigError, match=r"needs (discrete|continuous) actions; walk has"):
+        OFF_POLICY[name].build(other.spec)
+
+
+@pytest.mark.parametrize("name", SOME_OFF_POLICY)
+def test_every_parameter_receives_a_gradient_from_a_replay(name):
+    agent, env = agent_and_env(name, **({"policy_delay": 1} if name.startswith("td3") else {}))
+    state, _ = learn(agent, *begin(agent, env))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(first_moments(state)):
+        assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
+
+
+@pytest.mark.parametrize("name", SOME_OFF_POLICY)
+def test_what_happens_at_a_time_out_teaches_nothing_from_a_replay(name):
+    """The action there is ignored and what follows is a reset: neither may matter."""
+    agent, env = agent_and_env(name)
+    state, trajectory = begin(agent, env)
+    cut = ~trajectory.valid()
+    after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
+    other = with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
+    action = trajectory.steps.action
+    shape = (*cut.shape, *(1,) * (action.ndim - 2))
+    changed = jnp.where(cut.reshape(shape), 1 - action if action.ndim == 2 else -action, action)
+    other = dataclasses.replace(
+        other, steps=dataclasses.replace(other.steps, action=changed.astype(action.dtype))
+    )
+    got, expected = (first_moments(learn(agent, state, x)[0]) for x in (other, trajectory))
+    close(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SOME_OFF_POLICY)
+def test_without_exploring_the_keys_do_not_matter_off_policy(name):
+    agent, env = agent_and_env(name)
+    state = jax.jit(fresh, static_argnums=0)(agent)
+    params, timestep = agent.actor_params(state), enter(agent, env).timestep
+    choose = jax.jit(agent.act, static_argnums=4)
+
+    def act(seed, explore):
+        keys = jax.random.split(jax.random.key(seed), B)
+        return np.asarray(choose(params, agent.carry(B), timestep, keys, explore)[0])
+
+    np.testing.assert_array_equal(act(0, False), act(1, False))
+    assert any((act(0, True) != act(seed, True)).any() for seed in range(1, 9))

@@ -1,0 +1,87 @@
+"""The command that measures an accelerator, in small on a CPU."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
+
+import accelerator
+from accelerator_cases import Case, Plan, all_cases
+
+from podracer.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of gymnax
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_cases_are_measured_once_and_recorded_as_they_end(tmp_path):
+    words = ["catch/8", "convolution/minatar", "replay/vectors", "transfer", "sebulba"]
+    flags = ["--quick", "--out", str(tmp_path / "new" / "out.jsonl"), "--only", *words]
+    records = accelerator.main(flags)
+    assert all(record.get("value", 1) > 0 and "error" not in record for record in records)
+    assert len(records) >= 7
+    assert records[0]["case"] == "catch/8"
+    assert records[0]["goal"] == 50e6
+    assert records[0]["temporary_bytes"] > 0
+    assert rows(tmp_path / "new" / "out.jsonl") == json.loads(json.dumps(records))
+    assert not [record for record in accelerator.main(flags) if "value" in record]
+
+
+def test_a_case_that_fails_costs_only_itself_and_is_tried_again(tmp_path, monkeypatch, capsys):
+    def fail():
+        raise MemoryError("too large")
+
+    def leave_out():
+        raise ConfigError("no such device here.")
+
+    cases = [Case("one", fail), Case("two", leave_out), Case("three", lambda: {"value": 3.0})]
+    monkeypatch.setattr(accelerator, "all_cases", lambda plan: iter(cases))
+    flags = ["--quick", "--out", str(tmp_path / "out.jsonl")]
+    first, second, third = accelerator.main(flags)
+    assert first["error"] == "MemoryError: too large"
+    assert second["left_out"] == "no such device here."
+    assert third["value"] == 3.0
+    assert [record["case"] for record in accelerator.main(flags)] == ["one", "two"]
+    assert "no such device" in capsys.readouterr().out
+
+
+def test_other_code_and_other_settings_are_measured_again(tmp_path, monkeypatch):
+    cases = [Case("one", lambda: {"value": 1.0})]
+    monkeypatch.setattr(accelerator, "all_cases", lambda plan: iter(cases))
+    flags = ["--quick", "--out", str(tmp_path / "out.jsonl")]
+    assert len(accelerator.main([*flags, "--commit", "a"])) == 1
+    assert len(accelerator.main([*flags, "--commit", "b"])) == 1
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    assert len(accelerator.main([*flags, "--commit", "b"])) == 1
+    assert len(accelerator.main([*flags, "--commit", "b"])) == 0
+
+
+def test_no_case_starts_after_the_limit(tmp_path, monkeypatch, capsys):
+    cases = [Case("one", lambda: {"value": 1.0})]
+    monkeypatch.setattr(accelerator, "all_cases", lambda plan: iter(cases))
+    assert accelerator.main(["--quick", "--seconds", "-1", "--out", str(tmp_path / "x")]) == []
+    assert "no time left" in capsys.readouterr().out
+
+
+def test_names_are_unique_and_the_most_valuable_come_first(tmp_path):
+    names = [case.name for case in all_cases(Plan(False, tmp_path, time.monotonic(), None))]
+    assert len(names) == len(set(names))
+    assert names[0] == "doctor"
+    assert names.index("catch/8192") < names.index("ppo/cartpole-mlp") < names.index("lpg/61440")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_case_runs(tmp_path):
+    flags = ["--quick", "--seconds", "1200", "--out", str(tmp_path / "out.jsonl")]
+    records = accelerator.main(flags)
+    assert [record["case"] for record in records if "error" in record] == []
+    assert {record["value"] for record in records if record["case"].startswith("repeat")} == {2}

@@ -1,0 +1,939 @@
+"""What the command line does with mistakes, signals and hostile files: a sentence and a code."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import typing
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+
+import podracer
+from podracer import recipes
+from podracer.cli import main as command_line
+from podracer.cli import pods
+from podracer.cli.main import main
+from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experiment
+from podracer.cli.resume import free_settings
+from podracer.cli.train import TrainOptions
+from podracer.cli.values import read_whole_number
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
+from podracer.errors import CheckpointError, ConfigError
+from podracer.io.seal import read_sealed_json, seal_json
+from podracer.io.signals import StopSignals, exit_on_stop
+from podracer.io.sinks import read_metrics
+from podracer.run import training
+from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
+from podracer.tournament.config import Tournament
+
+
+@pytest.fixture
+def outcome(capfd, tmp_path, monkeypatch):
+    """Run a command in this process, in an empty folder; return its exit code and all it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as leaving:
+            main([str(argument) for argument in arguments])
+        return leaving.value.code, "".join(capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def command_that(monkeypatch):
+    """Put a function in the place of the import of every command."""
+    return lambda function: monkeypatch.setattr(
+        command_line.importlib, "import_module", lambda _: function()
+    )
+
+
+def raise_error(error):
+    raise error
+
+
+CHUNK = 8 * 4 * 5
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A run of two chunks; tests work on copies of it."""
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    driver = {"num_envs": 8, "rollout_length": 4, "updates_per_chunk": 5}
+    podracer.train(
+        "catch_a2c", run_dir=directory, frames=2 * CHUNK, driver=driver, devices=1, evaluations=0,
+        save_seconds=0.0, agent={"network": {"torso": {"hidden": (8,)}}},
+    )  # fmt: skip
+    return directory
+
+
+@pytest.fixture
+def run(finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("podracer.cli.running.initialize_devices", lambda *_: None)  # they are
+    return Path(shutil.copytree(finished_run, tmp_path / "copy"))
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+
+DROPPED = """
+    class Garbage:
+        def __del__(self):
+            preempt()
+    Garbage()
+"""
+SWALLOWED = """
+    with contextlib.suppress(BaseException):
+        preempt()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGTERM, "preempt()"),
+        (signal.SIGHUP, "preempt()"),
+        (signal.SIGTERM, DROPPED),
+        (signal.SIGTERM, SWALLOWED),
+    ],
+    ids=["SIGTERM", "SIGHUP", "garbage", "import"],
+)
+def test_a_preemption_before_the_run_begins_is_code_75(number, moment, tmp_path, capfd):
+    """Even within code that drops exceptions, as some imports and callbacks of JAX do."""
+    (tmp_path / "command.py").write_text(
+        f"""import contextlib, os, signal, time
+def preempt():
+    print("before")
+    os.kill(os.getpid(), {number})
+    time.sleep(0)  # the handler runs here
+{textwrap.dedent(moment)}
+time.sleep(60)
+"""
+    )
+    code = f"""
+        import sys
+        from podracer.cli import main
+        sys.path.insert(0, {str(tmp_path)!r})
+        main.importlib.import_module = lambda _: __import__("command")
+        main.main(["train"])
+    """
+    assert in_child(code) == (75, "before\n")
+    error = capfd.readouterr().err
+    assert error == f"podracer: ended by {number.name}; there was nothing to save.\n"
+
+
+def test_handlers_are_put_back(outcome):
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    assert outcome("--version")[0] == 0
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_ctrl_c_before_the_run_begins_is_a_sentence(outcome, command_that):
+    command_that(lambda: raise_error(KeyboardInterrupt()))
+    assert outcome("train") == (130, "podracer: stopped by Ctrl-C.\n")
+
+
+def test_nohup_is_respected():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = StopSignals()
+        with exit_on_stop(), signals.installed():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signals.exit_code is None
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def in_child(code, meanwhile=lambda process: None):
+    """Run Python code in a child, and return its exit code and the rest of its standard output."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        meanwhile(process)
+        out, _ = process.communicate(timeout=60)
+        return process.returncode, out
+    finally:
+        process.kill()
+
+
+def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
+    outcome, monkeypatch, tmp_path
+):
+    trial = {
+        "devices": 1, "config": {}, "steps_per_second": 9.0, "actor_idle": 0.0,
+        "learner_idle": 0.0, "lag_mean": 0.0,
+    }  # fmt: skip
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho '{{a greeting}}'\necho '{json.dumps(trial)}'\n"
+        "case \"$*\" in *'--devices 1 '*) exit 0;; esac\nexit 71\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("podracer.cli.bench.has_one_cpu_device", lambda: True)
+    monkeypatch.setattr("podracer.cli.bench.initialize_devices", lambda *_: None)
+    code, said = outcome("tune", "cartpole_sebulba")
+    assert code == 71
+    assert "Fastest: podracer train cartpole_sebulba --arch sebulba --devices 1" in said
+
+
+@pytest.mark.slow
+def test_time_in_which_a_run_is_suspended_is_no_stall():
+    def suspend(process):
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+
+    code = """
+        import time
+        from podracer.io.signals import Watchdog
+        with Watchdog(2.0, print) as watchdog:
+            print("ready", flush=True)
+            for _ in range(30):
+                time.sleep(0.1)
+                watchdog.alive()
+    """
+    assert in_child(code, suspend) == (0, "")
+
+
+@pytest.mark.parametrize("stderr", ["io.StringIO()", "None", "open('/dev/full', 'w')"])
+def test_a_stall_ends_the_run_whatever_stderr_is(stderr):
+    code = f"""
+        import io, sys, time
+        from podracer.io.signals import Watchdog, own_process
+        sys.stderr = {stderr}
+        with own_process(), Watchdog(0.1, lambda message: print("stalled", flush=True)):
+            time.sleep(60)
+    """
+    assert in_child(code) == (76, "stalled\n")
+
+
+def test_a_command_ends_whose_environment_left_a_thread():
+    code = """
+        import sys, threading, time
+        from podracer.cli import main, train
+        from podracer.io import signals
+        signals.THREAD_SECONDS = 0.1
+        def preempted(arguments):
+            threading.Thread(target=time.sleep, args=(120,)).start()
+            return 75
+        train.train = preempted
+        sys.argv = ["podracer", "train"]
+        main.main()
+    """
+    assert in_child(code) == (75, "")
+
+
+@pytest.mark.parametrize("closed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_closed_stream_is_no_error(closed):
+    """As some supervisors start what they watch."""
+    code = f"""
+        import os, sys
+        os.close({closed})
+        os.execv(sys.executable, [sys.executable, "-c",
+            "import sys; sys.argv[1:] = ['list', 'agents'];"
+            "from podracer.cli.main import main; main()"])
+    """
+    assert in_child(code)[0] == 0
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), 73, "a/b: Permission denied."),
+        (OSError(errno.ENOSPC, "No space left on device"), 73, "No space left on device."),
+        (MemoryError("Unable to allocate 9 TiB"), 71, "out of memory: take fewer environments."),
+    ],
+)
+def test_disk_and_memory_are_sentences(error, code, sentence, outcome, command_that):
+    command_that(lambda: raise_error(error))
+    result, text = outcome("train")
+    assert result == code
+    assert text.startswith(f"podracer: {sentence}")
+    assert text.count("\n") == 1
+
+
+def test_a_broken_pipe_inside_a_command_is_no_success(outcome, command_that):
+    """Only one of the output means that the reader has left."""
+    command_that(lambda: raise_error(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    assert outcome("train")[0] == 70
+
+
+def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
+    outcome, command_that, monkeypatch, caplog
+):
+    monkeypatch.setenv("SESSION", "s3ss-10n")
+    text = "login by s3ss-10n \x1b]0;title\x07 failed"
+
+    def fail():
+        logging.getLogger("podracer").warning("warned: %s", text)
+        raise ValueError(text)
+
+    command_that(fail)
+    code, said = outcome("train")
+    assert code == 70
+    for message in (said, caplog.text):
+        assert "login by [redacted] \\x1b]0;title\\x07 failed" in message
+        assert not any(part in message for part in ("s3ss-10n", "\x1b", "\x07"))
+
+
+# --- a tournament's end ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (0, ["Finished  runs/cup", "Next      podracer report runs/cup"]),
+        (
+            130,
+            [
+                "Stopped   runs/cup",
+                "Next      podracer report runs/cup",
+                "          podracer resume runs/cup --recipe own:mine",
+            ],
+        ),
+    ],
+)
+def test_the_end_of_a_tournament_names_it_and_what_comes_next(
+    code, lines, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pods, "run_tournament", lambda *arguments: code)
+    monkeypatch.setattr(pods, "LiveStandings", MagicMock())
+    settings = Tournament((), rounds=1, round_frames=1)
+    monkeypatch.setattr(pods, "best_run", lambda directory: None)
+    assert pods.run_on_terminal(settings, Path("runs/cup"), ["own:mine"]) == code
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_word_for_help_and_other_names_of_a_list(outcome):
+    assert outcome("help") == outcome("--help")
+    assert outcome("help", "list") == outcome("list", "--help")
+    assert outcome("list", "envs") == outcome("list", "environments")
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+MISTAKES = [
+    # names
+    ("trian", "did you mean train"),
+    ("-x", "There is no command '-x'"),
+    ("list everything", "everything"),
+    ("tune", "RECIPE"),
+    ("doctor now", "Unrecognized options"),
+    ("--completion powershell", "bash, zsh, fish"),
+    ("train cartpole_pp", "did you mean cartpole_ppo"),
+    ("train cartpole_a2c", "did you mean catch_a2c with --environment cartpole?"),
+    (
+        "train brax_ppo",
+        "take pendulum_ppo with --environment brax:NAME; `podracer list ",
+    ),
+    ("train gymnax_dqn", "take cartpole_dqn with --environment gymnax:NAME; "),
+    ("train lunarlander_rainbow", "take cartpole_rainbow with --environment NAME; "),
+    ("train pendlum_sac", "did you mean pendulum_sac?"),
+    ("train ppo", "did you mean cartpole_ppo?"),
+    ("completion bash", "did you mean podracer --completion?"),
+    ("version", "did you mean podracer --version?"),
+    (
+        "train catch --clip-epsilon 0.1",
+        "train catch has no flag --clip-epsilon: it belongs to PPO.",
+    ),
+    ("sweep catch --no-clip_value", "sweep catch has no flag --no-clip-value: it belongs to PPO."),
+    ("train catch --threads-per-actor=2", "it belongs to --arch sebulba."),
+    ("train catch --channels 8", "it belongs to --torso cnn, --torso resnet."),
+    ("train CartPole-v1", "such as cartpole_ppo with --environment gymnasium:CartPole-v1."),
+    (
+        "train gymnasium:CartPole-v1",
+        "such as cartpole_ppo with --environment gymnasium:CartPole-v1.",
+    ),
+    ("train pendulum", "such as cartpole_ppo with --environment pendulum."),
+    ("train cartpole_ppo --environment own:Disc-v0,n=1", "gymnasium:own:Disc-v0,n=1."),
+    ("train nothing.json", "there is no file nothing.json"),
+    ("train :", "name your own as MODULE:FUNCTION"),
+    ("train no_such_module:mine", "There is no module 'no_such_module'"),
+    ("train os:getcwd", "must return an Experiment"),
+    ("train catch more", "'more' is no setting: write FIELD=VALUE"),
+    ("train catch --frmaes 10", "--frames"),
+    ("train cartpole_ppo --lr 1e-3", "did you mean --learning-rate?"),
+    ("train cartpole_ppo --total_timesteps=9", "no flag --total_timesteps here: did you mean --fr"),
+    ("train cartpole_ppo --batch-size 8", "did you mean --num-minibatches?"),
+    ("train pendulum_sac --tau 0.1", "did you mean --target-update-rate?"),
+    ("sweep catch --learning-rate 1e-3 1e-4", "for a sweep, --vary NAME=VALUE,VALUE."),
+    (
+        "train catch_a2c agent.learning_rat=1",
+        "A2C has no field 'learning_rat': did you mean",
+    ),
+    ("train catch_a2c agent.learning_rate=x", "'x' must be a number, or START:END"),
+    ("train catch_a2c agent.network=mlp", "write agent.network.FIELD=VALUE"),
+    ("train catch_a2c agnet.discount=1", "Experiment has no field 'agnet': did you mean agent"),
+    ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
+    ("resume nowhere --lr 1e-3", "Unrecognized options"),
+    ("train catch --frames", "Missing argument"),
+    ("train catch --arch sebluba", "sebluba"),
+    ("train catch --environment cathc", "did you mean catch"),
+    ("train catch --environment probe:acton", "probe:action"),
+    ("train cartpole_sebulba --environment gymnasium:CartPoel-v1", "CartPole-v1"),
+    ("train atari_impala --game pnog", "pong"),
+    ("train catch --activation silly", "silly"),
+    ("tournament no_recipe", "There is no recipe 'no_recipe'"),
+    ("tournament --selection Best", "There is no selection rule 'Best'"),
+    ("bench nothing", "nothing"),
+    ("bench --repetitions 1 sebulba", "write the name first: podracer bench sebulba."),
+    ("bench recipe nothing", "There is no recipe 'nothing'"),
+    ("bench sebulba --environment nothing", "There is no environment 'nothing'"),
+    # values of an experiment
+    ("train catch --frames ten", "'ten' must be a whole number"),
+    ("train catch --frames 1.5", "'1.5' must be a whole number"),
+    ("train catch --frames inf", "'inf' must be a whole number"),
+    ("train catch --frames -5", "frames must be at least 1"),
+    ("train catch --frames 99999999999999999999999999", "frames must be at most"),
+    ("train catch --frames 1e18", "a run has at most 2,147,483,647 updates"),
+    ("train catch --seed -1", "seed must be at least 0"),
+    ("train catch --seed 99999999999999999999999", "seed must be at most 4,294,967,295"),
+    ("train catch --devices -1", "devices must be at least 0, but"),
+    ("train catch --devices 100000", "devices must be at most 65,536"),
+    ("train catch --evaluations -1", "evaluations must be at least 0"),
+    ("train catch --evaluations 99999999999", "evaluations must be at most 100,000"),
+    ("train catch --evaluation-episodes 0", "evaluation_episodes must be at least 1"),
+    ("train catch --evaluation-episodes 99999999999", "episodes must be at most 1,048,576"),
+    ("train catch --evaluation-policy random", "random"),
+    ("train catch --evaluation-epsilon 2", "evaluation_epsilon must lie in [0, 1]"),
+    ("train catch --target-return nan", "target_return must be finite"),
+    ("train catch --max-seconds 0", "max_seconds must be at least 0.001"),
+    ("train catch --save-seconds inf", "save_seconds must be finite"),
+    ("train catch --stall-seconds nan", "stall_seconds must be finite"),
+    # values of an agent and a driver
+    ("train catch_a2c --learning-rate nan", "learning_rate must be finite"),
+    ("train catch_a2c --learning-rate inf", "learning_rate must be finite"),
+    ("train catch_a2c --learning-rate 1e39", "learning_rate must be finite as a float32"),
+    ("train catch_a2c --learning-rate -1", "learning_rate must be at least 0"),
+    ("train catch_a2c --learning-rate 1:2:", "START:END[:FRAMES]"),
+    ("train catch_a2c --discount 2", "discount must lie in [0, 1]"),
+    ("train catch_a2c --hidden 0", "hidden must be at least 1"),
+    ("train catch_a2c --hidden 99999999999", "hidden must be at most 2,147,483,647"),
+    ("train catch_a2c --num-envs 0", "num_envs must be at least 1"),
+    ("train catch_a2c --num-envs 99999999999999", "num_envs must be at most 2,147,483,647"),
+    ("train catch_a2c --num-envs 65536 --rollout-length 65536", "at most 2,147,483,647 environ"),
+    ("train catch_a2c --updates-per-chunk 99999999999", "updates_per_chunk must be at most"),
+    ("train cartpole_dqn --capacity 99999999999999", "capacity must be at most"),
+    ("train cartpole_dqn --batch-size 99999999999", "batch_size must be at most"),
+    ("train cartpole_dqn --updates-per-rollout 99999999999", "updates_per_rollout must be at most"),
+    ("train cartpole_dqn --warmup -1", "warmup must be at least 0"),
+    ("train cartpole_dqn --epsilon 1:0:0", "epsilon.frames must be at least 1"),
+    ("train catch_muzero --num-simulations 9999999999", "num_simulations must be at most"),
+    ("train cartpole_sebulba --policy-lag -1", "policy_lag must be at least 0"),
+    ("train catch --num-envs 1 --frames 3e10", "an environment makes at most 2,147,483,647 steps"),
+    ("train cartpole_sebulba --queue-depth 99999999999", "queue_depth must be at most"),
+    ("train cartpole_sebulba --env-timeout-seconds inf", "env_timeout_seconds must be finite"),
+    # what does not go together
+    ("train catch --process-id 0", "together"),
+    ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --arch sebulba"),
+    ("train catch --arch sebulba --fused", "fused"),
+    ("train catch_alphazero --environment catch", "--environment model:catch"),
+    ("sweep cartpole_sebulba --seeds 2", "train cartpole_sebulba once for each --seed."),
+    ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
+    ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
+    ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
+    ("sweep catch_a2c --vary learning_rate=1:2", "give the number of --draws"),
+    ("sweep catch_a2c --vary learning_rate=2:1 --draws 3", "cannot be read"),
+    ("sweep catch_a2c --vary=", "--vary needs a value"),
+    ("sweep catch_a2c --seeds 2 --vary", "--vary needs a value"),
+    ("sweep catch_a2c --vary learning_rate", "cannot be read"),
+    ("sweep catch_a2c --vary learning_rat=1", "learning_rate"),
+    ("tournament --pods 1000000000", "pods must be at most 10,000"),
+    ("tournament --rounds 0", "rounds must be at least 1"),
+    ("tournament --vary x", "cannot be read"),
+    ("tune catch_a2c --seconds nan", "--seconds must lie in"),
+    ("bench anakin --repetitions 0", "--repetitions must lie in"),
+    ("bench anakin --envs-per-device 0", "--envs-per-device must lie in"),
+    ("bench sebulba --parts", "--parts needs one or more of simulator, acting"),
+    ("bench sebulba --seconds -1", "--seconds must lie in"),
+    # files and directories
+    ("train catch --run-dir runs/../../.x", "run name"),
+    ("train catch --run-dir file", "is a file"),
+    ("train catch --run-dir file/run", "cannot hold a run"),
+    ("train catch --run-dir /proc/podracer", "cannot hold a run"),
+    ("train catch --update-rule nothing", "there is no rule"),
+    ("train catch --update-rule file", "is not an update rule"),
+    ("resume nowhere", "holds no run"),
+    ("eval nowhere", "holds no run"),
+    ("eval file", "holds no run"),
+    ("play nowhere", "holds no run"),
+    ("report nowhere", "holds no run"),
+    ("report", "at least one run"),
+    ("rule nowhere", "holds no run"),
+    ("leaderboard nowhere", "holds no tournament"),
+    ("export nowhere", "nowhere holds no run"),
+    ("watch nowhere", "there is no directory nowhere"),
+    ("watch ''", "'' names no file and no directory"),
+    ("watch . --host nosuch.invalid --port 0", "take another --host"),
+    ("watch . --host 192.0.2.1 --port 0", "take another --host"),
+    ("fingerprint nowhere", "holds no run"),
+    ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
+    ("eval nowhere --episodes 5", "holds no run"),
+]
+MISTAKES_ABOUT_A_RUN = [
+    ("resume RUN --frames 0", "frames must be at least 1"),
+    ("resume RUN --save-seconds nan", "save_seconds must be finite"),
+    ("resume RUN --learning-rate 1", "podracer train RECIPE --learning-rate VALUE --weights RUN."),
+    ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
+    ("eval RUN --episodes 99999999999", "--episodes must lie in [1, 1,048,576]"),
+    ("eval RUN --seed 99999999999999999999999", "--seed must lie in [0, 4,294,967,295]"),
+    ("eval RUN --checkpoint newer", "newest|best|UPDATES"),
+    ("eval RUN --epsilon 3", "evaluation_epsilon must lie in [0, 1]"),
+    ("eval RUN --recipe nothing", "There is no recipe 'nothing'"),
+    ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
+    ("play RUN --out .", "is a directory"),
+    ("play RUN --out /proc/film.gif", "no file can be made in /proc"),
+    ("play RUN --out film.txt", "film.txt must end in .gif or .mp4"),
+    ("play RUN --max-steps 0", "--max-steps must lie in [1, 100,000]"),
+    ("play RUN --fps -1", "--fps must lie in [0, 1,000]"),
+    ("report RUN --out /no/directory/page.html", "there is no directory /no/directory"),
+    ("report RUN --out .", "is a directory"),
+    ("report RUN nowhere", "nowhere holds no run"),
+    ("rule RUN", "learned no update rule"),
+    ("train catch --run-dir RUN", "already holds a run"),
+    ("train catch --run-dir FOLDER", "holds other runs: name one in it"),
+    ("tournament catch --run-dir RUN", "holds a run: choose another name"),
+    ("serve RUN --host ''", "--host is empty"),
+    ("leaderboard RUN", "To compare runs: podracer report RUN RUN."),
+]
+
+
+@pytest.fixture(scope="class")
+def seconds():
+    """Seconds of CPU of each command with a mistake, and the cases of its test.
+
+    The last test of a class reports how long all of them took.
+    """
+    measured = []
+    yield measured
+    if measured:  # the first one also imports
+        times, cases = zip(*measured, strict=True)
+        cases[-1].note(f"p95 {np.quantile(times, 0.95):.2f} s of CPU")
+
+
+@pytest.fixture
+def refusal(outcome, monkeypatch, seconds, cases):
+    """Run a command that must be refused with a sentence; nothing may be computed or written."""
+    monkeypatch.setattr(
+        "podracer.devices.machine.num_cores", lambda: 0
+    )  # the devices are initialized
+    Path("file").touch()
+
+    def check(command, message):
+        began = time.process_time()
+        code, text = outcome(*shlex.split(command))
+        seconds.append((time.process_time() - began, cases))
+        text = " ".join(text.replace("│", " ").split())
+        assert code == 78, text
+        assert message in text
+        assert "Traceback" not in text
+        assert [path.name for path in Path().iterdir() if path.name != "copy"] == ["file"]
+
+    return check
+
+
+@pytest.mark.figure(20)
+class TestMistakes:
+    @pytest.mark.parametrize(("command", "message"), MISTAKES)
+    def test_a_mistake_is_a_sentence_and_code_78(self, command, message, refusal, monkeypatch):
+        monkeypatch.setattr(
+            "podracer.cli.pods.num_cores", lambda: 0
+        )  # this process has its devices
+        refusal(command, message)
+
+    @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
+    def test_a_mistake_about_a_run_is_a_sentence_and_code_78(self, command, message, run, refusal):
+        refusal(command.replace("RUN", str(run)).replace("FOLDER", str(run.parent)), message)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("eval RUN --episodes 0", "--episodes must lie in"),
+        ("eval RUN --seed -1", "--seed must lie in"),
+        ("play RUN --episodes 0", "--episodes must lie in"),
+        ("play RUN --max-steps 0", "--max-steps must lie in"),
+        ("play RUN --seed -1", "--seed must lie in"),
+    ],
+)
+def test_values_are_refused_before_a_checkpoint_is_read(command, message, run, refusal):
+    shutil.rmtree(run / "checkpoints")
+    refusal(command.replace("RUN", str(run)), message)
+
+
+@pytest.mark.parametrize("text", ["64 32", "64,32", "6.4e1,32"])
+def test_several_numbers_may_be_separated_by_commas(text):
+    experiment = recipes.find("cartpole_ppo")
+    flags = ["--hidden", *text.split()]
+    _, changed, _ = parse_experiment("train", flags, experiment, TrainOptions())
+    assert changed.agent.network.torso.hidden == (64, 32)
+
+
+@pytest.mark.parametrize("text", ["1e6", "1_000_000", "1000000", "1000000.0"])
+def test_whole_numbers_may_be_written_with_an_exponent(text):
+    assert read_whole_number(text) == 10**6
+
+
+# --- files of a run -------------------------------------------------------------------------------
+
+
+def with_config(**changes):
+    """Change a run's configuration and seal it, as one who knows the format can."""
+
+    def change(run):
+        config = read_sealed_json(run / "config.json")
+        seal_json(run / "config.json", {**config, **changes})
+
+    return change
+
+
+def with_experiment(**changes):
+    def change(run):
+        experiment = read_sealed_json(run / "config.json")["experiment"]
+        with_config(experiment={**experiment, **changes})(run)
+
+    return change
+
+
+def with_text(name, text):
+    return lambda run: (run / name).write_text(text)
+
+
+def as_directory(name):
+    def change(run):
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+
+    return change
+
+
+def as_pipe(name):
+    def change(run):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return change
+
+
+HOSTILE = {
+    "config no object": ("resume eval report", with_text("config.json", "[]")),
+    "config empty": ("resume play report", with_text("config.json", "")),
+    "config nested": ("resume eval report", with_text("config.json", "[" * 100_000)),
+    "config directory": ("resume eval report fingerprint", as_directory("config.json")),
+    "config pipe": ("resume eval report fingerprint", as_pipe("config.json")),
+    "experiment list": ("resume eval report", with_config(experiment=[])),
+    "environment list": ("resume", with_config(environment=[])),
+    "kind list": ("resume eval", with_experiment(kind=[])),
+    "recipe list": ("resume eval", with_experiment(recipe=[])),
+    "recipe escape": ("resume eval", with_experiment(recipe="\x1b[2J")),
+    "environment escape": ("resume eval", with_experiment(environment="gymnasium:\x1b]0;x\x07")),
+    "environment number": ("resume eval", with_experiment(environment=5)),
+    "agent nested": ("resume eval", with_experiment(agent=json.loads("[" * 400 + "]" * 400))),
+    "frames negative": ("resume eval", with_experiment(frames=-1)),
+    "frames huge": ("resume eval", with_experiment(frames=10**400)),
+    "seed text": ("resume eval", with_experiment(seed="1")),
+    "pods text": ("resume eval", with_experiment(pods="abc")),
+    "metrics directory": ("resume report", as_directory("metrics.jsonl")),
+    "metrics pipe": ("resume report", as_pipe("metrics.jsonl")),
+    "metrics text": ("report", with_text("metrics.jsonl", '{"updates": 5, "loss": "x"}\n')),
+    "metrics nested": ("report", with_text("metrics.jsonl", "[" * 100_000 + "\n")),
+    "metrics huge": ("report", with_text("metrics.jsonl", f'{{"updates": {10**400}}}\n')),
+    "crash no object": ("report", with_text("crash.json", "[")),
+    "lock directory": ("resume", as_directory("lock")),
+    "lock pipe": ("resume", as_pipe("lock")),
+}
+
+
+@pytest.mark.figure(16)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_of_a_run_are_refused_with_a_sentence(name, run, outcome):
+    commands, change = HOSTILE[name]
+    change(run)
+    before = sorted(path.name for path in run.iterdir())
+    for command in commands.split():
+        code, text = outcome(command, run)
+        assert code in (65, 70, 73, 78), text
+        assert text.startswith("podracer: ")
+        assert "\x1b" not in text
+        assert "\x07" not in text
+    assert sorted(path.name for path in run.iterdir()) in (before, sorted([*before, "crash.json"]))
+
+
+TOTALS = dataclasses.asdict(Totals())
+METADATA = {
+    "experiment": {}, "totals": TOTALS, "topologies": ["1 cpu"],
+    "records": {"metrics.jsonl": {"size": 1, "sha256": "0"}},
+}  # fmt: skip
+
+
+@pytest.mark.figure(10)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experiment": None}, {"experiment": []}, {"totals": []}, {"totals": {}},
+        {"totals": {**TOTALS, "updates": -1}}, {"totals": {**TOTALS, "updates": 1.5}},
+        {"totals": {**TOTALS, "frames": "many"}}, {"totals": {**TOTALS, "frames": 10**400}},
+        {"totals": {**TOTALS, "seconds": math.nan}}, {"totals": {**TOTALS, "seconds": None}},
+        {"totals": {**TOTALS, "evaluation_return": "good"}}, {"totals": {**TOTALS, "more": 1}},
+        {"topologies": None}, {"topologies": ["\x1b[2J"]}, {"topologies": [1]},
+        {"versions": {}}, {"versions": ["1"]}, {"versions": [{"jax": "\x1b[2J"}]},
+        {"records": None}, {"records": {"metrics.jsonl": 5}},
+        {"records": {"metrics.jsonl": {"size": -1, "sha256": ""}}},
+        {"best": 5}, {"best": {"updates": 5}}, {"best": {"updates": -5, "mean_return": 1.0}},
+        {"best": {"updates": 5, "mean_return": math.inf}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_forged_metadata_of_a_checkpoint_is_refused(change):
+    check_metadata(METADATA)
+    check_metadata({**METADATA, "best": {"updates": 5, "mean_return": -1}})
+    (name,) = change
+    with pytest.raises(CheckpointError, match=f"the checkpoint's {name} cannot be those of a run"):
+        check_metadata({**METADATA, **change})
+
+
+# --- resume ---------------------------------------------------------------------------------------
+
+
+def test_resume_has_a_flag_for_every_setting_that_may_change():
+    fields = {field.name: field for field in free_settings()}
+    assert fields.keys() == FREE_ON_RESUME
+    assert {field.value for field in fields.values()} == {"unchanged"}
+    assert type(None) in typing.get_args(fields["target_return"].hint)  # a value to change it to
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--environment cartpole", "--coordinator localhost:1", "--num-processes 1",
+        "--process-id 0", "--join-seconds 9", "--track wandb", "--frames 9", "--target-return None",
+    ],
+)  # fmt: skip
+def test_a_resumed_tournament_refuses_what_it_would_not_read(flag, outcome, tmp_path):
+    (tmp_path / "cup").mkdir()
+    (tmp_path / "cup" / "leaderboard.jsonl").touch()
+    code, text = outcome("resume", "cup", *flag.split())
+    name = flag.split()[0]
+    assert (code, f"a tournament goes on as it began: leave out {name}." in text) == (78, True)
+
+
+def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
+    (run / "crash.json").write_text("{}")
+    code, text = outcome("resume", run, "--frames", 3 * CHUNK, "--save-seconds", 7)
+    assert code == 0, text
+    assert "[resumed from update 10]" in text.splitlines()[0]
+    experiment = json.loads((run / "config.json").read_text())["experiment"]
+    assert (experiment["frames"], experiment["save_seconds"]) == (3 * CHUNK, 7)
+    assert [record["updates"] for record in read_metrics(run / "metrics.jsonl")] == [5, 10, 15]
+    assert {"crash.previous.json"} == {path.name for path in run.glob("crash*")}
+
+
+def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
+    code, text = outcome("resume", run, "--learning-rate", 1)
+    assert (code, "learning-rate" in text) == (78, True)
+    config = read_sealed_json(run / "config.json")
+    config["experiment"]["seed"] = 5
+    seal_json(run / "config.json", config)
+    code, text = outcome("resume", run)
+    assert code == 78, text
+    assert "another configuration: seed was 0 and is 5" in text
+
+
+THREAD = """
+import signal, sys, threading
+from podracer.io import signals
+signals.THREAD_SECONDS = 0.1
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which a pod gets when its standard input ends
+threading.Thread(target=threading.Event().wait, args=(60,), name="simulator").start()
+"""
+COMMAND = "sys.argv[1:] = ['trian']; from podracer.cli.main import main; main()"
+POD = "from podracer.tournament.process import main; sys.exit(main('nowhere'))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [COMMAND, POD], ids=["command", "pod"])
+def test_a_thread_that_goes_on_does_not_keep_the_process_alive(program, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", THREAD + program],
+        capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(podracer.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode in (70, 78), done.stderr
+    assert "left behind by force: simulator." in done.stderr
+
+
+DAEMONS = """
+import threading, time
+import jax, numpy as np
+from podracer.io.signals import exit_despite_threads
+
+def sleep(x):
+    time.sleep(0.002)
+    return np.float32(x)
+
+def act():
+    while True:
+        jax.block_until_ready(program(1.0))
+
+program = jax.jit(lambda x: jax.pure_callback(sleep, jax.ShapeDtypeStruct((), "float32"), x))
+program(1.0)
+for _ in range(4):
+    threading.Thread(target=act, daemon=True).start()
+print("ended", end="")
+exit_despite_threads(75)
+"""
+
+
+def test_daemons_in_native_code_do_not_change_the_exit_code():
+    done = subprocess.run(
+        [sys.executable, "-c", DAEMONS], capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(podracer.__file__).parents[1])},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (75, "ended", "")
+
+
+OWN_RECIPE = """
+from podracer import recipes
+
+
+def mine(wide_network: bool = False, steps: int = 64, kind: list = ()):
+    return recipes.find("catch_a2c").with_fields({"frames": steps, "keep_best": wide_network})
+"""
+
+
+LAKE = "gymnasium:FrozenLake-v1"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "environment", "arch", "target"),
+    [
+        ("cartpole_ppo", LAKE, "sebulba", None),
+        ("cartpole_ppo", "atari-sticky:pong", "sebulba", None),
+        ("cartpole_ppo", "probe:bandit", "anakin", None),
+        ("cartpole_ppo", "cartpole", "anakin", 475),
+        ("cartpole_sebulba", LAKE, "sebulba", None),
+        ("cartpole_sebulba", "cartpole", "sebulba", None),
+        ("cartpole_sebulba", "gymnasium:CartPole-v1", "sebulba", 475),
+        ("best.json", LAKE, "sebulba", None),
+        ("best.json", "cartpole", "anakin", 475),
+    ],
+)
+def test_another_environment_has_its_own_architecture_and_no_target(
+    recipe, environment, arch, target, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    saved = {"experiment": to_json(recipes.find("cartpole_ppo"))}
+    (tmp_path / "best.json").write_text(json.dumps(saved))
+    flags = ["--environment", environment]
+    _, experiment, rest = find_experiment([recipe, *flags])
+    assert (experiment.environment, experiment.arch, experiment.target_return) == (
+        environment, arch, target,
+    )  # fmt: skip
+    options = TrainOptions(arch=experiment.arch)
+    assert parse_experiment("train", rest, experiment, options)[1] == experiment
+    rest += ["--target-return", "9"]
+    assert parse_experiment("train", rest, experiment, options)[1].target_return == 9
+    other = "sebulba" if arch == "anakin" else "anakin"
+    assert find_experiment([recipe, *flags, "--arch", other])[1].arch == other
+
+
+@pytest.mark.parametrize(("flags", "target"), [((), None), (("--target-return", "9"), 9)])
+def test_a_sweep_has_the_target_that_a_flag_gives_and_not_the_recipes(flags, target, monkeypatch):
+    experiments = []
+    monkeypatch.setattr(pods, "run", lambda experiment, *_, **__: experiments.append(experiment))
+    pods.sweep(["cartpole_ppo", "--seeds", "2", *flags])
+    assert [(len(x.pods), x.target_return) for x in experiments] == [(2, target)]
+
+
+def test_in_python_too_another_environment_has_its_own_architecture_and_no_target(monkeypatch):
+    experiments = []
+    monkeypatch.setattr(training, "make_run_setup", lambda experiment, _: 1 / 0)
+    monkeypatch.setattr(Experiment, "check", lambda self: experiments.append(self))
+    for changes in (
+        {"environment": podracer.Gymnasium("FrozenLake-v1"), "driver": {"policy_lag": 0}},
+        {"environment": "probe:bandit", "target_return": 1.0},
+    ):
+        with pytest.raises(ZeroDivisionError):
+            podracer.train("cartpole_ppo", **changes)
+    host, device = experiments
+    assert (host.driver.policy_lag, host.target_return) == (0, None)
+    assert (device.arch, device.target_return) == ("anakin", 1.0)
+
+
+def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
+    """They are spelled with hyphens, too, and shown in the help."""
+    (tmp_path / "own_commands.py").write_text(OWN_RECIPE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for text, value in (("True", True), ("false", False)):
+        for flag in (["--wide-network", text], [f"--wide_network={text}"]):
+            experiment, rest = find_recipe("own_commands:mine", [*flag, "--seed", "3"])
+            assert experiment.keep_best is value
+            assert rest == ["--seed", "3"]
+    for flags, words in (
+        (["--wide-network", "perhaps"], "wide_network must be of type bool, but it is 'perhaps'"),
+        (["--steps", "many"], "steps must be of type int, but it is 'many'"),
+        (["--kind", "x"], "a flag is a str, int, float or bool"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            find_recipe("own_commands:mine", flags)
+    code, text = outcome("train", "own_commands:mine", "--help")
+    assert code == 0
+    assert "Flags of own_commands:mine itself: --wide-network, --steps, --kind." in " ".join(
+        text.replace("│", " ").split()
+    )
+
+
+@pytest.mark.parametrize("command", ["report", "rule", "play", "export"])
+def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
+    before = (run / "config.json").read_bytes()
+    code, text = outcome(command, run, "--out", run / "config.json")
+    assert code == 78, text
+    assert (run / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["eval", "play", "export", "resume"])
+def test_another_environment_is_not_ignored(command, run, outcome):
+    code, text = outcome(command, run, "--environment", "cartpole")
+    assert code == 78
+    assert text.endswith(
+        "was trained in 'catch': --environment repeats that name, and cannot be 'cartpole'.\n"
+    )
+
+
+def test_a_device_is_not_replaced(run, outcome, tmp_path):
+    """The superuser could."""
+    device = tmp_path / "device.html"
+    os.mkfifo(device)
+    code, text = outcome("report", run, "--out", device)
+    assert (code, "is not a regular file" in text) == (78, True)
+    assert device.is_fifo()
+
+
+def test_records_that_are_none_are_said(run, outcome):
+    (run / "metrics.jsonl").write_text('[]\n{"updates": "x"}\n')
+    code, text = outcome("report", run)
+    assert code == 73
+    assert text == f"podracer: {run}/metrics.jsonl: line 1 is not a record of numbers.\n"

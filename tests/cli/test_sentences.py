@@ -1,0 +1,59 @@
+"""Errors and warnings speak of fields; the command line says the same of flags."""
+
+import dataclasses
+
+import pytest
+
+from podracer import recipes
+from podracer.cli.recipe_flags import parse_experiment
+from podracer.cli.sentences import FIELD_NAMES, in_flags
+from podracer.cli.train import TrainOptions
+from podracer.config.experiment import Experiment
+from podracer.devices.startup import Hosts
+from podracer.errors import ConfigError
+from podracer.run.setup import build
+from podracer.run.warnings import run_warnings
+from podracer.tournament.config import Tournament
+
+
+@pytest.mark.parametrize(
+    ("sentence", "in_words_of_flags"),
+    [
+        ("take `evaluations=0`", "take --evaluations 0"),
+        ("run it with `driver.fused=False`.", "run it with --no-fused."),
+        ("leave out `agent.replay.prioritized=True`", "leave out --prioritized"),
+        ("`exchange.every=3` is odd", "--every 3 is odd"),
+        ('give `evaluation_policy="sampled"`', "give --evaluation-policy sampled"),
+        ("take `driver=podracer.SebulbaConfig()`", "take --arch sebulba"),
+        ('the file: `agent.rule_file="disco_103.npz"`', "the file: --update-rule disco_103.npz"),
+        ("give `exchange.rule`, or `exchange.peers`", "give --select, or --average"),
+        ("more than `act` computes", "more than `act` computes"),
+        ("`podracer list recipes` names them", "`podracer list recipes` names them"),
+    ],
+)
+def test_a_field_becomes_its_flag(sentence, in_words_of_flags):
+    assert in_flags(sentence) == in_words_of_flags
+
+
+def test_a_sentence_in_python_names_a_field_and_on_the_command_line_its_flag():
+    experiment = recipes.find("catch_a2c").with_arch("sebulba")
+    values = {"evaluations": 0, "target_return": None, "driver": {"average_every": 5}}
+    experiment = experiment.with_fields(values)
+    (warning,) = run_warnings(experiment, build(experiment)[0])
+    assert warning == "`driver.average_every` does nothing without `driver.average_hosts`."
+    assert in_flags(warning) == "--average-every does nothing without --average-hosts."
+
+
+def test_names_without_a_part_are_fields():
+    """Of what a user configures, or of what sweeps, exports and plans."""
+    fields = {x.name for kind in (Experiment, Hosts, Tournament) for x in dataclasses.fields(kind)}
+    assert set(FIELD_NAMES) - fields == {"draws", "format", "prices", "track", "weights"}
+
+
+def test_a_setting_that_leads_nowhere_is_explained_as_in_python():
+    experiment = recipes.find("catch_a2c")
+    with pytest.raises(ConfigError) as in_python:
+        experiment.with_fields({"agent": {"hidden": 8}})
+    with pytest.raises(ConfigError) as on_command_line:
+        parse_experiment("train", ["agent.hidden=8"], experiment, TrainOptions())
+    assert str(in_python.value) == str(on_command_line.value)

@@ -1,0 +1,509 @@
+"""Several processes as one run, on loopback."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+import zlib
+from types import SimpleNamespace
+
+import jax
+import orbax.checkpoint as orbax_checkpoint
+import pytest
+from child import call, environment, fingerprint, finish, records, start, wait_for_lines
+
+import podracer
+from podracer.cli import running
+from podracer.config.serialization import read_experiment
+from podracer.devices import peers
+from podracer.devices.peers import PeerLostError
+from podracer.devices.startup import (
+    Hosts,
+    initialize_devices,
+    use_compilation_cache,
+    warn_if_alone,
+)
+from podracer.errors import ConfigError, StorageError
+from podracer.io.cache import prepare_cache
+from podracer.io.checkpoint import Checkpointer
+from podracer.io.steps import step_directories
+from podracer.run.errors import classify_error
+
+RUN = (
+    "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
+    "--hidden", 16, "--devices", 2, "--evaluations", 2,
+)  # fmt: skip
+STEPS = 16 * 8
+
+
+def hosts(arguments, number=2, flags=((), ())):
+    """Start a process for each of `flags`, of a run of so many processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    return [
+        start(
+            *arguments,
+            *own_flags,
+            "--coordinator",
+            address,
+            "--num-processes",
+            number,
+            "--process-id",
+            i,
+        )
+        for i, own_flags in enumerate(flags)
+    ]
+
+
+def end(processes, expected):
+    """All must leave with this code."""
+    results = [finish(process) for process in processes]
+    assert [code for code, _, _ in results] == [expected] * len(processes), results
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """Two processes of one device each, from the first update to the last."""
+    run = tmp_path_factory.mktemp("hosts") / "run"
+    end(hosts((*RUN, "--frames", STEPS * 60, "--run-dir", run)), 0)
+    return run
+
+
+def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
+    """Every parameter as in one process with two devices, to the rounding of the sums."""
+    alone = tmp_path / "alone"
+    podracer.train(read_experiment(one), run_dir=alone, devices=2)
+    for together, single in zip(records(one), records(alone), strict=True):
+        assert together.keys() == single.keys()
+        for name, value in together.items():
+            assert value == pytest.approx(single[name], rel=1e-3, abs=1e-4), name
+    assert json.loads((one / "config.json").read_text())["device"]["processes"] == 2
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 2), (3, 0)])
+def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
+    processes, devices, one, monkeypatch
+):
+    """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
+    monkeypatch.setattr(running, "initialize_devices", lambda _, count: throw(Taken(count)))
+    experiment = dataclasses.replace(read_experiment(one), devices=0)
+    with pytest.raises(Taken) as error:
+        running.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
+    assert error.value.args == (devices,)
+
+
+class Taken(Exception):
+    """The number of devices that a command asked for."""
+
+
+@pytest.mark.figure(19)
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
+    run = tmp_path / "run"
+    processes = hosts((*RUN, "--frames", STEPS * 60_000, "--save-seconds", 0, "--run-dir", run))
+    wait_for_lines(processes[0], run, 2)
+    processes[1].send_signal(signal.SIGTERM)
+    end(processes, 75)
+    saved = records(run)
+    for interrupted, whole in zip(saved, records(one), strict=False):
+        shared = interrupted.keys() & whole.keys()  # evaluations fall elsewhere
+        assert {k: interrupted[k] for k in shared} == {k: whole[k] for k in shared}
+    end(hosts(("resume", run, "--frames", STEPS * (saved[-1]["updates"] + 10))), 0)
+    assert records(run)[-1]["updates"] == saved[-1]["updates"] + 10
+    assert len(fingerprint(run)) == 64
+
+
+@pytest.mark.slow
+def test_processes_reach_a_limit_of_seconds_together(tmp_path):
+    """Each has its own clock; the second would wait for the first, which had ended."""
+    run = tmp_path / "run"
+    limits = ("--frames", 10**9, "--max-seconds", 3, "--save-seconds", 1)
+    end(hosts((*RUN, *limits, "--run-dir", run)), 0)
+    newest = max(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
+    assert newest == records(run)[-1]["updates"]
+
+
+@pytest.mark.slow
+def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    sebulba = (
+        "train", "catch", "--arch", "sebulba", "--num-envs", 16, "--rollout-length", 9,
+        "--updates-per-chunk", 10, "--hidden", 16, "--devices", 2, "--policy-lag", 0,
+        "--evaluations", 2, "--frames", 16 * 9 * 40,
+    )  # fmt: skip
+    average = ("--average-hosts", "ring", "--average-every", 4)
+    end(hosts((*sebulba, *average, "--run-dir", run)), 0)
+    end(hosts((*sebulba, "--run-dir", plain)), 0)
+    assert [r["updates"] for r in records(run)] == [10, 20, 30, 40]
+    assert records(run)[0]["loss"] != records(plain)[0]["loss"]
+    code, _, error = finish(start("resume", run, "--frames", 16 * 9 * 60, "--devices", 1))
+    assert code == 0, error
+    assert records(run)[-1]["updates"] == 60
+
+
+# --- a process that is lost -----------------------------------------------------------------------
+
+SURVIVAL_SECONDS = 60  # of the heartbeats' 10, on a machine that does other things
+
+
+def lose(processes, run, lost, number, lines=3):
+    """Send a signal to one of two processes in mid-run; return how long the other went on."""
+    wait_for_lines(processes[0], run, lines)
+    processes[lost].send_signal(number)
+    moment = time.monotonic()
+    code, _, error = finish(processes[1 - lost], SURVIVAL_SECONDS)
+    assert code == 77, error
+    assert "podracer: another process of the run is lost" in error
+    crash = json.loads((run / "crash.json").read_text())
+    assert (crash["code"], crash["component"]) == (77, "peer")
+    processes[lost].kill()
+    finish(processes[lost])
+    return time.monotonic() - moment
+
+
+@pytest.mark.figure(19)
+@pytest.mark.usefixtures("nothing_listens")
+@pytest.mark.slow
+def test_the_loss_of_a_process_ends_the_other_with_77(tmp_path):
+    """And meanwhile the coordinator listens on the address that it was given, of the loopback."""
+    run = tmp_path / "run"
+    lose(hosts((*RUN, "--frames", 10**9, "--run-dir", run)), run, 1, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.figure(19)
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_resumes_exactly_after_the_loss_of_a_process(lost, number, tmp_path, cases):
+    run = tmp_path / "run"
+    processes = hosts((*RUN, "--frames", STEPS * 60_000, "--save-seconds", 0, "--run-dir", run))
+    cases.note(f"{lose(processes, run, lost, number):.1f} s")
+    frames = ("--frames", STEPS * (records(run)[-1]["updates"] + 10))
+    end(hosts(("resume", run, *frames)), 0)
+    twin = tmp_path / "twin"
+    end(hosts((*RUN, *frames, "--run-dir", twin)), 0)
+    assert fingerprint(run) == fingerprint(twin)
+
+
+def trim(run, every):
+    """Leave no step that is newer than the last one after which all hosts had met."""
+    steps = step_directories(run / "checkpoints")  # without the draft that a loss leaves
+    while int(steps[-1].name) % every:
+        shutil.rmtree(steps.pop())
+
+
+@pytest.mark.slow
+@pytest.mark.figure(19)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_hosts_that_average_resume_after_a_loss_between_two_averages(lost, tmp_path):
+    """From the mean of all, so exactly where they had just met, and else in one way only."""
+    whole, run, copy, twin = (tmp_path / name for name in ("whole", "run", "copy", "twin"))
+    arguments = (
+        "train", "catch", "--arch", "sebulba", "--num-envs", 16, "--rollout-length", 8,
+        "--updates-per-chunk", 1, "--hidden", 16, "--devices", 2, "--policy-lag", 0,
+        "--evaluations", 0, "--average-hosts", "all", "--average-every", 3,
+    )  # fmt: skip
+    processes = hosts((*arguments, "--save-seconds", 0, "--frames", 10**9, "--run-dir", run))
+    lose(processes, run, lost, signal.SIGKILL, lines=7)  # so that three steps are kept
+    updates = records(run)[-1]["updates"] + 10
+    for other in (whole, copy):
+        shutil.copytree(run, other)
+    trim(whole, 3)
+    frames = ("--frames", STEPS * updates)
+    end(hosts((*arguments, *frames, "--run-dir", twin)), 0)
+    for other in (whole, run, copy):
+        end(hosts(("resume", other, *frames)), 0)
+        assert [record["updates"] for record in records(other)] == list(range(1, updates + 1))
+    assert fingerprint(whole) == fingerprint(twin)
+    assert fingerprint(run) == fingerprint(copy)
+
+
+@pytest.mark.figure(19)
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
+    """Where a result is read JAX raises the same as a ValueError."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    error = classify_error(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
+    assert isinstance(error, peers.PeerLostError)
+    assert (error.exit_code, error.component) == (77, "peer")
+
+
+@pytest.mark.figure(19)
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: ... coordination_service ..."), PeerLostError),
+        (jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out."), PeerLostError),
+        (None, StorageError),
+    ],
+)
+def test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_written(
+    cause, kind, tmp_path, monkeypatch
+):
+    """Orbax calls it a time-out that processes cannot wait for each other."""
+
+    def wait():
+        raise TimeoutError("Timed out while waiting for async_write_complete barrier.") from cause
+
+    orbax = SimpleNamespace(save=lambda *_, **__: None, wait_until_finished=wait)
+    replacement = lambda handler: contextlib.nullcontext(orbax)  # noqa: E731
+    monkeypatch.setattr(orbax_checkpoint, "AsyncCheckpointer", replacement)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"x": jax.numpy.zeros(2)}, {})
+    with pytest.raises((jax.errors.JaxRuntimeError, StorageError)) as raised:
+        checkpointer.wait()
+    checkpointer.save(2, {"x": jax.numpy.zeros(2)}, {})
+    checkpointer.__exit__(KeyError, KeyError("the first error is raised"), None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert isinstance(classify_error(raised.value), kind)
+
+
+@pytest.mark.figure(19)
+def test_an_abort_becomes_exit_code_77_with_a_report():
+    """JAX aborts where another process is lost, and Python hears nothing of it."""
+    child = """
+import os
+from podracer.devices import peers
+from podracer.run.errors import classify_error
+peers.on_abort.install()
+with peers.reports_loss(lambda error: print("reported", type(error).__name__)):
+    os.abort()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", child], env=environment(), capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (77, "reported PeerLostError\n")
+    assert result.stderr.startswith("podracer: another process of the run is lost")
+
+
+# --- before a run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"agent": {"learning_rate": 0.5}}, "agent.learning_rate is 0.1 in process 0 and 0.5 in"),
+        ({"versions": {"jax": "9"}}, "versions.jax is 1 in process 0 and 9 in process 1"),
+        ({}, None),
+    ],
+)
+def test_processes_with_other_configurations_are_refused(other, message, monkeypatch):
+    same = {"agent": {"learning_rate": 0.1}, "versions": {"jax": "1"}}
+    monkeypatch.setattr(
+        peers, "gather_texts", lambda text: [text, json.dumps(json.loads(text) | other)]
+    )
+    if message is None:
+        peers.check_same_configuration(same)
+        return
+    with pytest.raises(ConfigError, match=message):
+        peers.check_same_configuration(same)
+
+
+@pytest.mark.slow
+def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
+    run = tmp_path / "run"
+    flags = (("--seed", 1), ("--seed", 2))
+    processes = hosts((*RUN, "--frames", 10**9, "--run-dir", run), flags=flags)
+    for code, _, error in map(finish, processes):
+        assert code == 78
+        assert "experiment.seed is 1 in process 0 and 2 in process 1" in error
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (Hosts("127.0.0.1", 2, 0), "`coordinator=127.0.0.1` must be HOST:PORT"),
+        (Hosts("127.0.0.1:1234", 2, 2), "`process_id=2` must lie below `num_processes=2`"),
+        (Hosts("127.0.0.1:1234", 2), "together"),
+        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "`join_seconds` must be above 0"),
+        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=math.inf), "at most 604,800, but it is inf"),
+        (Hosts("127.0.0.1:0", 2, 1), "with a port from 1 to 65,535"),
+        (Hosts("127.0.0.1:65536", 2, 1), "with a port from 1 to 65,535"),
+        (Hosts("192.0.2.1:1234", 2, 0), "process 0 cannot listen on 192.0.2.1:1234"),
+        (Hosts("nowhere.invalid:1234", 2, 0, 1e-9), "process 0 cannot listen on nowhere.invalid"),
+    ],
+)
+def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    with pytest.raises(ConfigError, match=message):
+        initialize_devices(hosts, 0)
+
+
+def test_a_number_that_is_taken_is_refused_before_it_joins():
+    claims = [peers.claim_number("127.0.0.1:1", number) for number in (0, 1)]
+    with pytest.raises(ConfigError, match=r"process 1 of the run at 127\.0\.0\.1:1 is on this"):
+        peers.claim_number("127.0.0.1:1", 1)
+    os.close(claims[1])  # as at the end of the process
+    claims[1] = peers.claim_number("127.0.0.1:1", 1)
+    for claim in claims:
+        os.close(claim)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_listens")
+def test_a_third_process_with_a_number_that_is_taken_harms_no_run(tmp_path):
+    run = tmp_path / "run"
+    processes = hosts((*RUN, "--frames", 10**9, "--run-dir", run))
+    wait_for_lines(processes[0], run, 2)
+    code, _, error = finish(start(*processes[1].args[3:]))
+    assert code == 78
+    assert "process 1 of the run at 127.0.0.1:" in error
+    updates = len(records(run))
+    wait_for_lines(processes[0], run, updates + 1)  # the run goes on
+    processes[1].send_signal(signal.SIGTERM)
+    end(processes, 75)
+
+
+def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(monkeypatch, capsys):
+    """Kubernetes knows the name of a pod some seconds after its start; exit code 78 is final."""
+    find, errors = socket.getaddrinfo, [socket.gaierror(-2, "Name or service not known")] * 3
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *args: find(*args) if not errors else throw(errors.pop())
+    )
+    monkeypatch.setattr(peers, "NAME_SECONDS", 0)
+    monkeypatch.setattr(peers, "NOTICE_SECONDS", 0)
+    peers.check_can_listen("localhost:0", 60)
+    assert errors == []
+    notice = "podracer: waits at most 60 s for localhost to be this machine"
+    assert capsys.readouterr().err.count(notice) == 1
+
+
+def throw(error):
+    raise error
+
+
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (MPI, "one of 4 that Open MPI started"),
+        ({"PMI_SIZE": "2"}, "one of 2 that MPI started"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "number 3 of an indexed job of Kubernetes"),
+        ({"SLURM_NTASKS": "8"}, "of a Slurm job with 8 tasks, but it trains alone: .* srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_process_of_a_job_that_trains_alone_says_so(variables, sentence, monkeypatch, caplog):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    warn_if_alone(Hosts())
+    assert len(caplog.messages) == (sentence is not None)
+    assert sentence is None or re.search(f"This process is .*{sentence}", caplog.messages[0])
+    caplog.clear()
+    warn_if_alone(Hosts("10.0.0.1:1234", 4, 1))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
+def test_one_variable_of_jax_is_not_ignored(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match="JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES"):
+        initialize_devices(Hosts(), 0)
+
+
+def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    kept = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert use_compilation_cache() is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
+
+
+def test_training_leaves_the_configuration_of_jax_as_it_was(tmp_path):
+    """And programs of the caller's own are compiled as if there had been no run."""
+    code = """
+        from pathlib import Path
+        import jax, podracer
+        def values():
+            return {name: jax.config._read(name) for name in jax.config.values}
+        jax.jit(lambda x: x + 1)(1.0)
+        before, cache = values(), Path.home() / ".cache/podracer/xla"
+        podracer.train("catch_a2c", run_dir="run", frames=1, evaluations=0)
+        assert values() == before, values()
+        programs = set(cache.iterdir())
+        assert programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.jit(lambda x: x * 3)(1.0)
+        assert set(cache.iterdir()) == programs
+        jax.config.update("jax_compilation_cache_dir", "mine")
+        jax.jit(lambda x: x * 4)(1.0)
+        assert list(Path("mine").iterdir()) and set(cache.iterdir()) == programs
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("JAX_")
+    } | {"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_folder_of_compiled_programs_is_private_and_whole(tmp_path):
+    folder = tmp_path / "podracer" / "xla"
+    mask = os.umask(0)
+    try:
+        assert prepare_cache(folder)
+    finally:
+        os.umask(mask)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700] * 2
+    whole = zlib.compress(bytes(range(256)) * 100)
+    contents = {"whole": whole, "half": whole[:50], "empty": b"", "flipped": whole[:-1] + b"x"}
+    for name, content in contents.items():
+        (folder / f"jit_{name}-cache").write_bytes(content)
+        os.utime(folder / f"jit_{name}-cache", (1e9, 1e9))
+    (folder / "jit_writing-cache").write_bytes(whole[:50])  # by another process, now
+    folder.chmod(0o777)
+    (folder / ".checked").unlink()
+    assert prepare_cache(folder)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".checked", "jit_whole-cache", "jit_writing-cache"}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not prepare_cache(folder / "jit_whole-cache" / "xla")
+
+
+@pytest.mark.slow
+def test_a_process_whose_peers_never_start_says_so_and_ends(tmp_path):
+    arguments = (*RUN, "--join-seconds", 6, "--run-dir", tmp_path / "run")
+    (process,) = hosts(arguments, flags=((),))
+    code, _, error = finish(process, 60)
+    assert code == 77
+    waits = "podracer: waits for all 2 processes of the run to join at 127.0.0.1:"
+    assert waits in error
+    assert "podracer: waited 6 s for all 2 processes" in error
+
+
+@pytest.mark.slow
+@pytest.mark.figure(4)
+def test_a_sweep_goes_on_with_its_virtual_devices(tmp_path):
+    sweep = ("sweep", "catch_a2c", "--vary", "learning_rate=1e-3", "--seeds", 2, "--hidden", 16)
+    frames, whole, cut = 40_000 * STEPS, tmp_path / "whole", tmp_path / "cut"
+    assert call(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", whole)[0] == 0
+    process = start(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", cut)
+    wait_for_lines(process, cut, 2)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 75
+    code, _, error = call("resume", cut)
+    assert code == 0, error
+    assert "bit-exact" not in error
+    assert fingerprint(cut) == fingerprint(whole)

@@ -1,0 +1,708 @@
+"""The Sebulba driver: equal to Anakin in lock-step, reproducible, exact in its accounts."""
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from agents import AGENTS, SMALL, environment_for
+from hosts import SPEC, CounterBatch, Counters, slow
+from programs import optimized
+from runs import actor_threads, sebulba_setup, train_sebulba
+
+from podracer import recipes
+from podracer.agent import Agent, Blueprint
+from podracer.agents.impala import Impala
+from podracer.bench.sebulba import make_setup, measure_simulator
+from podracer.devices import memory
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.sebulba import (
+    SebulbaConfig,
+    actor_pool,
+    check,
+    learner,
+    lower_update,
+    sebulba,
+    split_devices,
+)
+from podracer.drivers.sebulba.actor_pool import ActorPool
+from podracer.drivers.sebulba.config import environment_indices
+from podracer.drivers.sebulba.stragglers import Stragglers
+from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
+from podracer.envs import make
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
+from podracer.evaluate import make_evaluator
+from podracer.fields import struct
+from podracer.io.checkpoint import fingerprint
+from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes import RECIPES
+from podracer.rollout import zero_episode_stats
+from podracer.run.training import train
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    yield
+    assert actor_threads() == []
+    assert CounterBatch.open == 0
+
+
+# --- the golden property -------------------------------------------------------------------------
+
+
+# By default an agent with a replay on one device, and one without on several.
+DEFAULT = {("dqn", 1), ("ppo", 4)}
+# Relative tolerances where XLA rounds the two programs otherwise (docs/numerics.md).
+ROUNDED = {
+    ("td3", 2): 1e-5,
+    ("fast_td3", 2): 1e-5,
+    ("muzero-planes", 2): 1e-4,
+    ("frodo-gru", 2): 1e-5,
+    ("disco-gru", 2): 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "learners"),
+    [
+        pytest.param(name, n, marks=() if (name, n) in DEFAULT else pytest.mark.slow)
+        for name in AGENTS
+        for n in (1, 2, 4)
+    ],
+)
+def test_lock_step_equals_anakin_to_the_bit(name, learners):
+    """Every leaf of the state, environments included, and every metric, after ten updates."""
+    env = make(environment_for(name))
+    # On one device actors and learner share it. As many threads as learners: equal batch shapes.
+    devices = {"devices": 1} if learners == 1 else {"devices": learners + 1, "learners": learners}
+    *parts, state = sebulba_setup(
+        AGENTS[name],
+        DeviceEnvironments(env),
+        policy_lag=0,
+        threads_per_actor=learners,
+        **devices,
+    )
+    agent, _, split, config, *_ = parts
+    rollout = AnakinConfig(config.num_envs, config.rollout_length, config.updates_per_chunk)
+    copy = jax.tree.map(jax.numpy.copy, state)
+    with optimized():
+        expected = list(anakin(agent, env, split.mesh, rollout, copy, num_updates=10))
+        got, progress = train_sebulba(*parts, state)
+    leaves = jax.tree_util.tree_leaves_with_path(expected[-1].state)
+    for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
+        if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
+            want, have = jax.random.key_data(want), jax.random.key_data(have)
+        where = jax.tree_util.keystr(path)
+        if rtol := ROUNDED.get((name, learners)):
+            np.testing.assert_allclose(have, want, rtol, rtol / 10, err_msg=where)
+        else:
+            np.testing.assert_array_equal(want, have, where)
+    assert [p.frames for p in progress] == [p.frames for p in expected]
+    for one, other in zip(progress, expected, strict=True):
+        for metric, value in other.metrics.items():
+            expect = value if value is None else pytest.approx(value, rel=1e-5, abs=1e-7)
+            assert one.metrics[metric] == expect, metric
+
+
+ROOT = Path(__file__).parents[3]
+FUSED = [name for name in RECIPES if getattr(recipes.find(name).driver, "fused", False)]
+
+
+def test_the_docs_name_the_recipes_that_lock_step_equals_without_fusion_only():
+    """A fused recipe equals lock-step Sebulba with --no-fused only."""
+    for page in ("numerics", "sebulba"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        assert [name for name in (*FUSED, "--no-fused") if f"`{name}`" not in text] == [], page
+
+
+@pytest.mark.parametrize(
+    "name", [FUSED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FUSED[1:])]
+)
+def test_a_fused_recipe_equals_lock_step_without_its_fused_form(name, tmp_path):
+    fields = {"devices": 1, "frames": 8192, "evaluations": 0}
+    recipe = dataclasses.replace(recipes.find(name), **fields)
+    lag = {"driver": {"policy_lag": 0, "threads_per_actor": 1}}
+    anakin_run = recipe.with_fields({"driver": {"fused": False}})
+    sebulba_run = recipe.with_arch("sebulba").with_fields(lag)
+    with optimized():
+        digests = {fingerprint(train(run, run_dir=tmp_path / run.arch).state)
+                   for run in (anakin_run, sebulba_run)}  # fmt: skip
+    assert len(digests) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
+    one, _ = train_sebulba(*sebulba_setup(policy_lag=lag))
+    two, _ = train_sebulba(*sebulba_setup(policy_lag=lag))
+    assert fingerprint(one) == fingerprint(two)
+
+
+@pytest.mark.slow
+def test_a_request_of_several_processes_counts_where_a_chunk_is_an_update(monkeypatch):
+    *parts, state = sebulba_setup(updates_per_chunk=1)
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    _, reports = train_sebulba(*parts, state, num_updates=4, request=lambda: 2)
+    assert [report.request for report in reports] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("lag", [*(pytest.param(lag, marks=pytest.mark.slow) for lag in (0, 1)), 3])
+def test_lags_are_what_they_are_said_to_be(lag):
+    _, progress = train_sebulba(*sebulba_setup(policy_lag=lag))
+    # The first `lag` rollouts cannot be that old yet.
+    ages = [min(lag, update) for update in range(10)]
+    assert [p.metrics["lag_mean"] for p in progress] == [np.mean(ages[:5]), np.mean(ages[5:])]
+    assert progress[-1].metrics["lag_max"] == lag
+
+
+@pytest.mark.parametrize(("lag", "bound"), [(2, 2), (None, 3)])
+@pytest.mark.slow
+def test_newer_parameters_within_a_rollout_stay_within_the_bound(lag, bound):
+    """Without a lag, one trajectory is learned from, one waits in the queue, one is being made."""
+    env = Counters(slow(0.001))
+    _, progress = train_sebulba(
+        *sebulba_setup(env=env, policy_lag=lag, refresh_params="step"), num_updates=20
+    )
+    assert all(0 <= p.metrics["lag_max"] <= bound for p in progress)
+
+
+@struct
+class Mirror:
+    """An agent whose local state is the last trajectory, to look at what a learner receives."""
+
+    def build(self, spec, context):
+        def init(key, num_envs):
+            length, zeros = context.rollout_length, jax.numpy.zeros
+            record = {
+                "observation": zeros((num_envs, length + 1, 3)),
+                "reward": zeros((num_envs, length + 1)),
+                "discount": zeros((num_envs, length + 1)),
+                "first": zeros((num_envs, length + 1), bool),
+                "last": zeros((num_envs, length + 1), bool),
+                "action": zeros((num_envs, length), np.int32),
+                "version": zeros((num_envs, length)),
+            }
+            return LearnerState({"updates": np.float32(0)}, record)
+
+        def act(params, carry, timestep, keys, explore):
+            action = jax.vmap(lambda k: jax.random.randint(k, (), 0, 2))(keys)
+            version = jax.numpy.broadcast_to(params["updates"], action.shape)
+            return action.astype(np.int32), version, carry
+
+        def learn(state, trajectory, key, axis):
+            steps = trajectory.timesteps()
+            record = {
+                name: jax.numpy.moveaxis(getattr(steps, name), 0, 1)
+                for name in ("observation", "reward", "discount", "first", "last")
+            }
+            record["action"] = trajectory.steps.action.T
+            record["version"] = trajectory.steps.extras.T
+            return LearnerState({"updates": state.shared["updates"] + 1}, record), {}
+
+        return Agent(
+            name="Mirror",
+            spec=spec,
+            init=init,
+            act=act,
+            learn=learn,
+            actor_params=lambda state: state.shared,
+        )
+
+
+def received(*parts, num_updates):
+    """What each update was made from, by environment; and the progress."""
+    progress = sebulba(*parts, seed=7, num_updates=num_updates, boundary=lambda update: True)
+    with contextlib.closing(progress):
+        return [(jax.device_get(p.state.learner.local), p) for p in progress]
+
+
+def expected_rows(num_envs, length, rollouts):
+    """What each environment shows, from a slow loop: timesteps `[rollouts * length + 1]` a row."""
+    shown = []
+    for index in range(num_envs):
+        batch = CounterBatch(1, None)
+        timesteps = [batch.reset(7, [index], 0)]
+        timesteps += [batch.step(np.zeros(1, np.int32)) for _ in range(rollouts * length)]
+        batch.close()
+        shown.append(jax.tree.map(lambda *x: np.concatenate(x), *timesteps))
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads", "learners", "lag"),
+    [
+        (1, 1, 1, 0),
+        (5, 2, 4, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (1, 4, 1, 0),
+                (5, 2, 4, 0),
+                (1, 1, 1, 1),
+                (1, 4, 1, 1),
+                (4, 2, 2, 0),
+                (4, 2, 2, 1),
+                (6, 1, 4, 0),
+                (6, 1, 4, 1),
+            )
+        ),
+    ],
+)
+def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
+    devices, threads, learners, lag
+):
+    parts = sebulba_setup(
+        Mirror(), devices=devices, threads_per_actor=threads, policy_lag=lag, updates_per_chunk=1,
+        learners=0 if devices == 1 else learners,
+    )  # fmt: skip
+    rows = expected_rows(16, 8, 3)
+    for update, (record, _) in enumerate(received(*parts, num_updates=3)):
+        window = slice(8 * update, 8 * update + 9)  # each begins with what ended the one before
+        for row, want in enumerate(rows):
+            for name in ("observation", "reward", "discount", "first", "last"):
+                np.testing.assert_array_equal(record[name][row], getattr(want, name)[window], name)
+        assert (record["version"] == max(0, update - lag)).all()
+
+
+def test_a_batch_can_be_learned_from_in_parts():
+    """N sequential updates of a batch: the agent's counter says N for each batch."""
+    state, _ = train_sebulba(*sebulba_setup(Mirror(), updates_per_batch=4), num_updates=5)
+    assert float(state.learner.shared["updates"]) == 20
+    assert int(state.update) == 5
+    whole, _ = train_sebulba(*sebulba_setup(Mirror()), num_updates=5)
+    for name, value in whole.learner.local.items():
+        if name != "version":
+            np.testing.assert_array_equal(value, state.learner.local[name], name)
+
+
+def test_numbers_of_environments_cover_all_hosts_once():
+    for hosts, learners, threads in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 4)):
+        config = SebulbaConfig(num_envs=32, threads_per_actor=threads, actors=1, learners=learners)
+        split = split_devices(jax.devices()[: learners + 1], config)
+        numbers = [
+            environment_indices(split, thread, host)
+            for host in range(hosts)
+            for thread in range(threads)
+        ]
+        assert sorted(np.concatenate(numbers)) == list(range(hosts * 32))
+
+
+def test_environments_that_replace_what_hangs_do_so_before_the_drivers_deadline():
+    class Replacing(Counters):
+        def with_deadline(self, seconds):
+            deadlines.append(seconds)
+            return Counters()
+
+    deadlines, config = [], SebulbaConfig(4, 3, env_timeout_seconds=7.0)
+    split = split_devices(jax.devices()[:1], config)
+    with Supervisor(config.env_timeout_seconds) as supervisor:
+        actor_pool.make_environments(Replacing(), split, config, "actor 0", supervisor).close()
+    assert deadlines == [7.0]
+
+
+# --- the programs --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
+    """The learner donates its state while the actors' parameters still travel."""
+    agent, env, split, config, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
+    published = []
+    publish = ActorPool.publish
+
+    def keep(actors, params, version):
+        published.append((version, params, jax.device_get(params)))
+        publish(actors, params, version)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ActorPool, "publish", keep)
+        train_sebulba(agent, env, split, config, state, num_updates=10)
+    assert len(published) == 12
+    for _, params, value in published:
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), value)
+
+
+def test_an_update_that_would_not_fit_does_not_run(monkeypatch):
+    """What it needs beside its state is known once it is compiled."""
+    agent, env, split, config, state = sebulba_setup()
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1000)
+    with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
+        lower_update(agent, env.spec, split, config, state)()
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_once_it_runs():
+    progress = sebulba(
+        *sebulba_setup(env=DeviceEnvironments(make("catch"))), seed=7, num_updates=50
+    )
+    with contextlib.closing(progress):
+        next(progress)
+        compiles = []
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda name, *_, **__: compiles.append(name) if "compile" in name else None
+        )
+        try:
+            list(progress)
+        finally:
+            jax.monitoring.clear_event_listeners()
+    assert compiles == []
+
+
+def test_images_stay_bytes_until_they_are_in_the_network():
+    spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
+    agent = Impala(network=TorsoNetwork(MLP((4,)))).build(spec)
+    params = agent.actor_params(agent.init(jax.random.key(0), 2))
+    buffer = jax.eval_shape(lambda p: empty_buffer(agent, spec, p, 2, 5), params)
+    assert buffer.observation.dtype == np.uint8
+    start = RolloutStart((), zero_episode_stats(2))
+    _, shards = jax.eval_shape(
+        lambda buffer, o, s: finish(1, buffer, start, o, s), buffer, *zero_timestep(spec, 2)
+    )
+    assert shards[0].trajectory.steps.timestep.observation.dtype == np.uint8
+
+
+def test_evaluation_on_the_host_plays_each_environment_once():
+    """Greedy, from a reset of its own, every row's first episode and nothing more."""
+    env = Counters()
+    agent = Impala(network=SMALL).build(env.spec)
+    state = agent.init(jax.random.key(0), 8)
+    result = make_evaluator(agent, env, 8)(agent.actor_params(state), jax.random.key(1))
+    assert list(result.lengths) == [3 + i % 4 for i in range(8)]
+    assert list(result.returns) == [3 + i % 4 for i in range(8)]
+    assert result.unfinished == 0
+    short = make_evaluator(agent, env, 8, max_steps=4)
+    assert short(agent.actor_params(state), jax.random.key(1)).unfinished == 4
+
+
+# --- episodes, data and accounts -----------------------------------------------------------------
+
+
+def test_episode_statistics_are_those_of_the_environments():
+    _, progress = train_sebulba(*sebulba_setup(), num_updates=20)
+    lengths, returns = [], []
+    for want in expected_rows(16, 8, 20):
+        ends = np.flatnonzero(want.last)
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths += list(ends - starts)
+        returns += [want.reward[a : b + 1].sum() for a, b in zip(starts, ends, strict=True)]
+    episodes = sum(p.metrics["episodes"] for p in progress)
+    assert episodes == len(lengths)
+    total = sum(p.metrics["episodes"] * p.metrics["episode_return"] for p in progress)
+    assert total == pytest.approx(sum(returns))
+    valid = sum((~want.last[:-1]).sum() for want in expected_rows(16, 8, 20))
+    assert sum(p.frames for p in progress) == valid
+
+
+def poison(where, value):
+    """Trouble: at its 3rd step, row 2 shows what must not train; its episode lasts 5."""
+
+    def trouble(batch, timestep):
+        if batch.steps == 3:
+            getattr(timestep, where)[2] = value
+        return timestep
+
+    return trouble
+
+
+@pytest.mark.figure(8)
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("observation", np.nan),
+        ("reward", np.nan),
+        pytest.param("observation", np.inf, marks=pytest.mark.slow),
+        pytest.param("discount", np.nan, marks=pytest.mark.slow),
+    ],
+)
+def test_bad_rows_are_counted_and_never_train(where, value):
+    parts = sebulba_setup(
+        Mirror(), Counters(poison(where, value)), threads_per_actor=1, updates_per_chunk=1
+    )
+    (record, progress), _ = received(*parts, num_updates=2)
+    assert progress.metrics["environment_faults"] == 1
+    assert progress.metrics["environment_faults_not_finite"] == 1
+    assert all(np.isfinite(record[name]).all() for name in ("observation", "reward", "discount"))
+
+
+@pytest.mark.figure(8)
+@pytest.mark.parametrize("where", ["observation", "reward"])
+def test_a_run_without_a_valid_step_ends_with_its_fault(where, caplog):
+    def trouble(batch, timestep):
+        getattr(timestep, where)[:] = np.nan
+        return timestep
+
+    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
+    with pytest.raises(EnvironmentFault, match="4: not one of the last 32 steps of") as caught:
+        train_sebulba(*parts, num_updates=6)
+    fault = f"row 0 of the batch: {where} is not finite"
+    assert str(caught.value).endswith(
+        f"after 512 faults. The first of each kind: `not_finite`, {fault}."
+    )
+    assert caught.value.exit_code == 72
+    assert caplog.messages == [f"the first fault `not_finite` in training, {fault}"]
+
+
+@pytest.mark.figure(8)
+@pytest.mark.parametrize("limit", [100_000, 40])
+def test_faults_now_and_then_in_a_long_episode_end_no_run(limit, monkeypatch):
+    """One masks the episode, in all rows here, and a second one falls into what is left of it; only
+    an episode that seems to have no end ends the run."""
+    monkeypatch.setattr(learner, "EMPTY_EPISODE", limit)
+
+    def trouble(batch, timestep):
+        if batch.steps in (17, 50):  # the first leaves no valid step in a whole report
+            timestep.reward[:] = np.nan
+        nothing = np.zeros(batch.num_envs, bool)
+        return dataclasses.replace(
+            timestep, first=nothing | (batch.steps == 106), last=nothing | (batch.steps == 105)
+        )
+
+    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
+    with pytest.raises(EnvironmentFault) if limit == 40 else contextlib.nullcontext():
+        _, reports = train_sebulba(*parts, num_updates=16)
+        assert [report.frames > 0 for report in reports] == [True, *[False] * 5, True, True]
+        assert reports[-1].metrics["environment_faults"] == 32
+
+
+@pytest.mark.figure(8)
+def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
+    parts = sebulba_setup(
+        Mirror(), Counters(poison("reward", np.nan)), threads_per_actor=1, updates_per_chunk=1
+    )
+    record, _ = received(*parts, num_updates=1)[0]
+    for row, want in enumerate(expected_rows(16, 8, 1)):
+        if row != 2:
+            np.testing.assert_array_equal(record["observation"][row], want.observation)
+            np.testing.assert_array_equal(record["last"][row], want.last)
+    # Row 2: 0 1 2 | 3 4 5 are lost, until the next episode begins.
+    assert np.isfinite(record["reward"][2]).all()
+    want = expected_rows(16, 8, 1)[2]
+    begins = 3 + int(np.argmax(want.first[4:])) + 1
+    assert begins == 6
+    assert not record["last"][2][:2].any()
+    assert record["last"][2][2:begins].all()  # masked: nothing of it trains
+    assert record["first"][2][begins]
+    np.testing.assert_array_equal(record["observation"][2][begins:], want.observation[begins:])
+
+
+def change(where, make_value):
+    def trouble(batch, timestep):
+        if batch.steps == 3:
+            return dataclasses.replace(timestep, **{where: make_value(getattr(timestep, where))})
+        return timestep
+
+    return trouble
+
+
+@pytest.mark.figure(8)
+@pytest.mark.parametrize(
+    ("where", "make_value", "message"),
+    [
+        ("observation", lambda x: {"a": x}, "observation must be"),
+        ("reward", lambda x: x[:3], r"reward must be float32\[8\], but it became float32\[3\]"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("observation", lambda x: x[:, :2], r"observation must be float32\[8, 3\]"),
+                ("observation", lambda x: x.astype(np.float64), "but it became float64"),
+                ("observation", lambda x: None, "observation must be"),
+                ("reward", lambda x: x.astype(np.int32), r"reward must be float32\[8\]"),
+                ("last", lambda x: x.astype(np.float32), r"last must be bool\[8\]"),
+            )
+        ),
+    ],
+)
+def test_data_of_another_kind_ends_the_run_in_one_sentence(where, make_value, message):
+    with pytest.raises(EnvironmentFault, match=message) as fault:
+        train_sebulba(*sebulba_setup(env=Counters(change(where, make_value))), num_updates=10)
+    assert fault.value.component.startswith("actor")
+
+
+def test_environments_that_do_not_restart_are_named():
+    def trouble(batch, timestep):
+        return dataclasses.replace(timestep, first=np.zeros(batch.num_envs, bool))
+
+    with pytest.raises(ConfigError, match="did not restart"):
+        train_sebulba(*sebulba_setup(env=Counters(trouble)), num_updates=10)
+
+
+@pytest.mark.figure(11)
+def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
+    """Collected is learned plus in flight, and no more is in flight than the queues hold."""
+    parts = sebulba_setup(policy_lag=None, queue_depth=2, updates_per_chunk=1)
+    progress = sebulba(*parts, seed=7, num_updates=30)
+    steps = 16 * 8
+    with contextlib.closing(progress):
+        for p in progress:
+            in_flight = p.collected - p.updates * steps
+            # Each actor: two in its queue, and one that waits for room.
+            assert 0 <= in_flight <= 3 * steps
+
+
+@pytest.mark.figure(21)
+@pytest.mark.slow
+def test_others_do_not_wait_for_an_actor_that_is_slow_or_stands_still():
+    """Without a bound on the lag; the actor that stands still holds 2 of 16 environments."""
+    end = threading.Event()
+
+    def trouble(batch, timestep):
+        if 0 in batch.indices:
+            end.wait(60)
+        return timestep
+
+    parts = sebulba_setup(env=Counters(trouble), policy_lag=None, threads_per_actor=8)
+    progress = sebulba(*parts, seed=7, num_updates=20)
+    with contextlib.closing(progress):
+        for p in progress:
+            assert p.collected >= p.updates * 16 * 8
+            if p.updates == 20:
+                end.set()
+    assert p.updates == 20
+
+
+def test_what_the_learner_keeps_for_each_environment_stays_in_its_row():
+    """So there every actor has a queue of its own, and an update takes a rollout of each."""
+    for agent, shared in ((Impala(network=SMALL), True), (AGENTS["dqn"], False)):
+        agent, _, split, config, state = sebulba_setup(agent, policy_lag=None)
+        queues = actor_pool.rollout_queues(config, split.threads, state)
+        assert (queues[0] is queues[1]) == shared
+
+
+@pytest.mark.figure(21)
+@pytest.mark.parametrize("num_actors", [2, 8])
+def test_a_slow_actor_is_named_once(num_actors, caplog):
+    stragglers = Stragglers()
+    for _ in range(20):
+        for actor in range(num_actors):
+            stragglers.record(f"actor {actor}", 1.0 if actor == 1 else 0.1)
+    [record] = caplog.records
+    assert "actor 1 are 10 times slower than other actors', 1 s for" in record.getMessage()
+
+
+@pytest.mark.figure(9)
+def test_an_update_that_is_not_finite_is_never_applied():
+    @struct
+    class Bad:
+        def build(self, spec, context):
+            mirror = Mirror().build(spec, context)
+
+            def learn(*args):
+                state, _ = mirror.learn(*args)
+                loss = jax.numpy.where(state.shared["updates"] == 4, jax.numpy.nan, 0.0)
+                return state, {"loss": loss}
+
+            return dataclasses.replace(mirror, learn=learn)
+
+    with pytest.raises(NonFiniteError, match="update 4: not finite: loss"):
+        train_sebulba(*sebulba_setup(Bad()), num_updates=10)
+
+
+# --- stopping and going on -----------------------------------------------------------------------
+
+
+def test_lock_step_goes_on_to_the_bit():
+    env = DeviceEnvironments(make("catch"))
+    whole, _ = train_sebulba(*sebulba_setup(env=env, policy_lag=0), num_updates=20)
+    *parts, state = sebulba_setup(env=env, policy_lag=0)
+    half, _ = train_sebulba(*parts, state, num_updates=10)
+    rest, _ = train_sebulba(*parts, half, num_updates=20)
+    assert fingerprint(rest) == fingerprint(whole)
+
+
+@pytest.mark.figure(11)
+@pytest.mark.slow
+def test_other_runs_go_on_with_new_episodes_and_exact_counters():
+    seeds = []
+
+    def trouble(batch, timestep):
+        if batch.steps == 1:
+            seeds.append(batch.seeds)
+        return timestep
+
+    *parts, state = sebulba_setup(env=Counters(trouble))
+    half, _ = train_sebulba(*parts, state, num_updates=10)
+    assert half.actor == ()
+    rest, progress = train_sebulba(*parts, half, num_updates=20)
+    assert int(rest.update) == 20
+    assert [p.updates for p in progress] == [15, 20]
+    assert len(set(seeds)) == 4  # two threads, begun twice: no seed stream twice
+    assert {start for _, _, start in seeds} == {0, 80}
+
+
+def test_a_stop_comes_after_the_update_at_hand():
+    parts = sebulba_setup(updates_per_chunk=1000)
+    answers = itertools.chain([0] * 7, itertools.repeat(2))
+    progress = sebulba(*parts, seed=7, num_updates=1000, request=lambda: next(answers))
+    with contextlib.closing(progress):
+        p = next(progress)
+    assert p.request == 2
+    assert p.updates < 10
+    assert int(p.state.update) == p.updates
+
+
+def test_a_boundary_state_survives_what_comes_after():
+    """The state of a boundary is given away until the iterator moves on."""
+    progress = sebulba(*sebulba_setup(), seed=7, num_updates=10, boundary=lambda updates: True)
+    with contextlib.closing(progress):
+        before = fingerprint(next(progress).state)
+        assert fingerprint(next(progress).state) != before
+
+
+# --- what cannot run -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "config", "message"),
+    [
+        (1, {"learners": 2}, "more than the one device"),
+        (2, {"actors": 2}, "do not fit the 2 devices"),
+        (4, {"actors": 3, "learners": 2}, "do not fit the 4 devices"),
+        (4, {"num_envs": 6, "threads_per_actor": 4}, "take 16|take 12|take 8"),
+        (4, {"learners": 3, "threads_per_actor": 1}, "take 15 or 18"),
+        (1, {"updates_per_batch": 3}, "does not divide the 16"),
+        (1, {"rollout_length": 10**8}, "two rollouts of 16 environments .* are free"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(devices, config, message):
+    with pytest.raises(ConfigError, match=message):
+        sebulba_setup(devices=devices, **config)
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_envs", "actors", "learners"),
+    [(1, 16, 1, 1), (2, 16, 1, 1), (4, 24, 1, 3), (4, 16, 2, 2), (8, 96, 2, 6), (8, 64, 4, 4)],
+)
+def test_devices_are_split_without_being_asked(devices, num_envs, actors, learners):
+    split = split_devices(jax.devices()[:devices], SebulbaConfig(num_envs=num_envs))
+    assert (len(split.actors), len(split.learners)) == (actors, learners)
+    assert devices == 1 or not set(split.actors) & set(split.learners)
+
+
+def test_an_environment_that_is_none_is_refused():
+    split = split_devices(jax.devices()[:1], SebulbaConfig())
+    with pytest.raises(ConfigError, match="not made of host environments"):
+        check(Blueprint(Impala(), SPEC), make("catch"), SebulbaConfig(), split)
+
+
+@pytest.mark.parametrize(("failing", "visit"), [("reset", 2), ("step", 9)])
+def test_a_benchmark_of_an_environment_that_fails_says_why(failing, visit):
+    """In one of two threads: while the other waits for it, or while both are measured."""
+    lock, visits = threading.Lock(), []
+
+    def at(place, batch):
+        with lock:
+            visits.extend([batch] if place == failing else [])
+            if place == failing and len(visits) == visit:
+                raise ValueError("no display")
+
+    config = SebulbaConfig(num_envs=8, rollout_length=4, threads_per_actor=2)
+    setup = make_setup(Impala(), Counters(at=at), config, jax.devices()[:1])
+    with pytest.raises(ValueError, match="no display"):
+        measure_simulator(setup, 60)

@@ -1,0 +1,501 @@
+"""Many learners in one program: each is what it would be alone, whatever becomes of the others."""
+
+import dataclasses
+import errno
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import AGENTS, blueprint, environment_for
+from child import records
+
+import podracer
+from podracer import recipes
+from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
+from podracer.cli.main import main
+from podracer.cli.pods import finish_sweep
+from podracer.cli.values import read_spaces
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json, read_config, to_json
+from podracer.devices.mesh import make_mesh
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
+from podracer.drivers.population import (
+    Hyperparameter,
+    Pod,
+    abstract_states,
+    hyperparameters,
+    init_states,
+    make_chunk,
+    population,
+    population_mesh,
+    stack_agents,
+    with_hyperparameters,
+)
+from podracer.envs import make
+from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
+from podracer.io import jsonl
+from podracer.io.checkpoint import Restored, fingerprint, stored_fingerprint
+from podracer.io.seal import seal_json
+from podracer.networks import MLP, TorsoNetwork
+from podracer.policy import Policy
+from podracer.replay import Replay
+from podracer.reports.run import write_report
+from podracer.run import sweep
+from podracer.run.loading import load_run
+from podracer.run.setup import build
+from podracer.serve.service import load_model
+
+CONFIG = AnakinConfig(16, 8, 5)
+SMALL = TorsoNetwork(MLP((16,)))
+
+
+def pod(seed, **values):
+    return Pod(seed, tuple(Hyperparameter(name, value) for name, value in values.items()))
+
+
+def train(agent, pods, environment="catch", devices=1, updates=10):
+    """The pods' last states and all progress."""
+    env = make(environment) if isinstance(environment, str) else environment
+    agent = blueprint(agent, env.spec, CONFIG.rollout_length)
+    mesh = population_mesh(jax.devices()[:devices], len(pods))
+    states = init_states(agent, pods, env, mesh, CONFIG)
+    progress = list(population(agent, pods, env, mesh, CONFIG, states, num_updates=updates))
+    return progress[-1].state, progress
+
+
+def alone(agent, seed, environment="catch", updates=10):
+    """The same as a run of its own."""
+    env = make(environment)
+    agent = blueprint(agent, env.spec, CONFIG.rollout_length)
+    mesh = make_mesh(jax.devices()[:1])
+    state = init_state(agent, env, mesh, CONFIG, jax.random.key(seed))
+    progress = list(anakin(agent, env, mesh, CONFIG, state, num_updates=updates))
+    return progress[-1].state, progress
+
+
+def close(one, other, tolerance=1e-4):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithNothing:
+    """An environment whose state also has an array of no elements, as some of other libraries."""
+
+    inner: Any
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def reset(self, key):
+        state, timestep = self.inner.reset(key)
+        return (state, jnp.zeros((0, 3))), timestep
+
+    def step(self, key, state, action):
+        inner, timestep = self.inner.step(key, state[0], action)
+        return (inner, state[1]), timestep
+
+
+@pytest.mark.slow
+def test_states_may_have_empty_arrays():
+    agent = A2C(network=SMALL)
+    pods = [pod(seed) for seed in range(2)]
+    expected, _ = train(agent, pods, updates=5)
+    states, _ = train(agent, pods, WithNothing(make("catch")), updates=5)
+    close(states.learner, expected.learner, tolerance=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_pod_is_the_run_that_it_would_be_alone(name):
+    """After two updates, before differences in the last bit have grown into other actions."""
+    agent = AGENTS[name]
+    rate = agent.learning_rate
+    pods = [pod(3), pod(5, learning_rate=rate * 2)]
+    states, progress = train(agent, pods, environment_for(name), updates=5)
+    for index, (seed, scale) in enumerate(((3, 1), (5, 2))):
+        single = dataclasses.replace(agent, learning_rate=rate * scale)
+        state, reports = alone(single, seed, environment_for(name), updates=5)
+        assert int(states.update[index]) == int(state.update) == 5
+        frames = sum(int(p.pods["frames"][index]) for p in progress)
+        assert frames == sum(p.frames for p in reports)
+        close(jax.tree.map(lambda x, i=index: x[i], states.learner.shared), state.learner.shared)
+
+
+def test_hyperparameters_reach_the_update():
+    agent = A2C(network=SMALL)
+    states, _ = train(agent, [pod(1, learning_rate=0.0), pod(1, learning_rate=1e-2), pod(1)])
+    still, moved, plain = (jax.tree.map(lambda x, i=i: x[i], states) for i in range(3))
+    start, _ = alone(dataclasses.replace(agent, learning_rate=0.0), 1)
+    close(still.learner.shared.params, start.learner.shared.params, 0)
+    leaves = [jax.tree.leaves(s.learner.shared.params)[0] for s in (still, moved, plain)]
+    assert not np.allclose(leaves[0], leaves[1])
+    assert not np.allclose(leaves[1], leaves[2])
+
+
+@pytest.mark.slow
+def test_devices_share_the_pods_and_change_nothing():
+    pods = [pod(i) for i in range(4)]
+    one, _ = train(A2C(network=SMALL), pods, devices=1, updates=5)
+    four, progress = train(A2C(network=SMALL), pods, devices=4, updates=5)
+    assert len(progress[-1].state.update.sharding.device_set) == 4
+    close(one.learner.shared, four.learner.shared)
+    assert population_mesh(jax.devices()[:8], 6).size == 6
+    assert population_mesh(jax.devices()[:8], 7).size == 7
+    assert population_mesh(jax.devices()[:2], 7).size == 1
+
+
+@pytest.mark.figure(9)
+@pytest.mark.parametrize(
+    "recipe", ["catch_a2c", pytest.param("cartpole_ppo", marks=pytest.mark.slow)]
+)
+def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
+    experiment = recipes.find(recipe)
+    agent, env = build(experiment)
+    config = dataclasses.replace(experiment.driver, updates_per_chunk=3)
+    assert config.num_envs == 128
+    pods = [Pod(3), Pod(4)]
+    mesh = population_mesh(jax.devices()[:1], len(pods))
+    states = init_states(agent, pods, env, mesh, config)
+    [progress] = population(agent, pods, env, mesh, config, states, num_updates=3)
+    for index, pod in enumerate(pods):
+        mesh = make_mesh(jax.devices()[:1])
+        state = init_state(agent, env, mesh, config, jax.random.key(pod.seed))
+        [run] = anakin(agent, env, mesh, config, state, num_updates=3)
+        close(jax.tree.map(lambda x, i=index: x[i], progress.state), run.state, tolerance=0)
+
+
+@pytest.mark.slow
+def test_a_program_holds_its_states_once():
+    """Replays are large: beside the states there is room for those of one batch, not of all."""
+    config, env = AnakinConfig(128, 1, 2), make("catch")  # a batch of pods is one
+    pods = [Pod(seed) for seed in range(6)]
+    agent = DQN(network=SMALL, replay=Replay(capacity=40_000, warmup=100))
+    agent = blueprint(agent, env.spec, config.rollout_length)
+    mesh = population_mesh(jax.devices()[:1], len(pods))
+    states = abstract_states(agent, pods, env, mesh, config)
+    request = jax.ShapeDtypeStruct((1, 2), np.int32)
+    program = make_chunk(env, mesh, config).lower(stack_agents(agent, pods), states, request)
+    memory = program.compile().memory_analysis()
+    assert memory.argument_size_in_bytes > 6 * 40_000 * 50  # a pod's observations are 50 bytes
+    assert memory.temp_size_in_bytes < memory.argument_size_in_bytes / 2
+
+
+def test_a_pod_that_diverges_harms_no_other():
+    agent = A2C(network=SMALL, max_gradient_norm=1e30)
+    pods = [pod(0), pod(1, learning_rate=1e38), pod(2)]
+    states, progress = train(agent, pods, updates=20)
+    healthy, _ = train(agent, [pod(0), pod(1), pod(2)], updates=20)
+    last = progress[-1]
+    assert last.metrics["pods_failed"] == 1
+    np.testing.assert_array_equal(np.isnan(last.pods["loss"]), [False, True, False])
+    assert np.isfinite(last.metrics["loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states.learner.shared))
+    for i in (0, 2):
+        take = lambda x, i=i: x[i]  # noqa: E731
+        close(jax.tree.map(take, states.learner), jax.tree.map(take, healthy.learner), 0)
+    with pytest.raises(NonFiniteError, match="update"):
+        train(agent, [pod(0, learning_rate=1e38)], updates=20)
+
+
+def test_names_of_hyperparameters():
+    assert {"learning_rate", "discount"} <= set(hyperparameters(DQN()))
+    changed = with_hyperparameters(DQN(dueling=True), {"discount": 0.5})
+    assert (changed.discount, changed.dueling) == (0.5, True)
+    with pytest.raises(
+        ConfigError, match=r"DQN has no float hyperparameter 'learning_rat'.*learning_rate"
+    ):
+        with_hyperparameters(DQN(), {"learning_rat": 1.0})
+    with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
+        stack_agents(DQN(), [pod(0, n_step=3.0)])
+
+
+# --- as a run -------------------------------------------------------------------------------------
+
+STEPS = 16 * 8
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=A2C(network=SMALL),
+    driver=CONFIG,
+    frames=20 * STEPS,
+    evaluations=2,
+    evaluation_episodes=8,
+    pods=(pod(0, learning_rate=1e-2), pod(1, learning_rate=1e-2), pod(0, learning_rate=0.0)),
+    devices=1,
+)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, run_dir=whole)
+    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=cut)
+    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert records(cut) == records(whole)
+    assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
+    pods = (Pod(0), pod(1, learning_rate=1e-2), pod(2, entropy_cost=0.05))
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, pods=pods, frames=5 * STEPS, evaluations=1, run_dir=run)
+    finish_sweep(run, sweep.read_experiment(run))
+    header, *rows = capsys.readouterr().out.splitlines()[:4]
+    columns = header.split()[:2]
+    assert sorted(columns) == ["entropy_cost", "learning_rate"]
+    for values in ({}, {"learning_rate": "0.01"}, {"entropy_cost": "0.05"}):
+        wanted = [values.get(name, "-") for name in columns]
+        assert wanted in [row.split()[:2] for row in rows]
+
+
+@pytest.mark.slow
+def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog, capsys):
+    class FullDisk:
+        def __init__(self, file):
+            self.name, self.flush, self.close, self._write = (
+                file.name, file.flush, file.close, file.write,
+            )  # fmt: skip
+            self._file, self.fileno = file, file.fileno
+
+        @property
+        def closed(self):
+            return self._file.closed
+
+        def write(self, line):
+            if json.loads(line)["updates"] > 5:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self._write(line)
+
+    def open_pods(path, mode):
+        file = open(path, mode)  # noqa: SIM115
+        return FullDisk(file) if path.name == "pods.jsonl" else file
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(jsonl, "open", open_pods, raising=False)
+    result = podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=2, run_dir=run)
+    assert result.exit_code == 0
+    assert [line["updates"] for line in records(run)] == [5, 10]
+    assert "JsonlSink failed and gets no more records" in caplog.text
+    assert str(run / "pods.jsonl") in caplog.text
+    assert [line["updates"] for line in lines(run / "pods.jsonl")] == [5]
+    for command in (sweep.configurations, podracer.load):
+        with pytest.raises(ConfigError, match=r"pods\.jsonl lacks the evaluation at update 10"):
+            command(run)
+    finish_sweep(run, EXPERIMENT)
+    assert "Not ranked: " in capsys.readouterr().out
+    assert not (run / "best.json").exists()
+
+
+def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypatch, capsys):
+    record = {"updates": 5, "episodes": [3, 3, 3], "evaluation_return": [1.0, 2.0, 9.0]}
+    monkeypatch.setattr(sweep, "read_experiment", lambda *_: EXPERIMENT)
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
+    assert sweep.configurations(tmp_path)[0].pods == (2,)  # a record of an older version
+    record["evaluation_unfinished"] = [1, 0, 4]
+    finish_sweep(tmp_path, EXPERIMENT)
+    assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
+    assert not (tmp_path / "best.json").exists()
+    monkeypatch.setattr(sweep, "read_records", lambda _: [])
+    monkeypatch.setattr(sweep, "holds_sealed", lambda *_: True)
+    restored = Restored(5, None, {"records": {sweep.RECORDS: {}}})
+    assert sweep.best_pod(tmp_path, restored) == 1
+    later = {"updates": 8, "parent": [1, 1, 0]}  # of a selection after that evaluation
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record, later])
+    at_8 = dataclasses.replace(restored, step=8)
+    assert [sweep.best_pod(tmp_path, r) for r in (restored, at_8)] == [1, 1]
+    later["parent"] = [1, 2, 0]  # only pod 0 descends from the best
+    assert sweep.best_pod(tmp_path, at_8) == 0
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
+    record["evaluation_unfinished"] = [1, 2, 4]
+    with pytest.raises(ConfigError, match="has no best pod"):
+        sweep.best_pod(tmp_path, restored)
+    record["evaluation_unfinished"] = [0, 0, 4]
+    best, failed = sweep.configurations(tmp_path)
+    assert (best.pods, best.score.mean, best.score.is_whole) == ((0, 1), 1.5, True)
+    assert (failed.pods, failed.score.is_whole, failed.score.values.size) == ((2,), False, 0)
+    finish_sweep(tmp_path, EXPERIMENT)
+    assert (tmp_path / "best.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("returns", "row"),
+    [
+        ([10.0] * 15 + [1000.0], "10.0 10.0 to 10.0 16"),
+        ([1.0, 2.0, 9.0, 0.0], "3.00 1.00, 2.00, 9.00, 0 4"),
+        ([10.0] * 15 + [None], "10.0 10.0 to 10.0 15"),
+    ],
+)
+def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, monkeypatch, capsys):
+    """Both are of the interquartile mean; few seeds have no interval.
+
+    A pod without a score has no part in either, and the line says so.
+    """
+    pods = tuple(Pod(seed, ()) for seed in range(len(returns)))
+    experiment = dataclasses.replace(EXPERIMENT, pods=pods, frames=5 * STEPS)
+    record = {"updates": 5, "episodes": [3] * len(pods), "evaluation_return": returns}
+    monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
+    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
+    whole = {"updates": 5, "frames": 5 * STEPS * len(pods)}
+    monkeypatch.setattr(sweep, "read_run", lambda _: [whole])
+    finish_sweep(tmp_path, experiment)
+    out = capsys.readouterr().out.splitlines()
+    remarks = [text for text in out if text.startswith("Remarks")]
+    head, line = [text for text in out if text not in remarks][-4:-2]
+    lost = ["Remarks   1 of 16 evaluation without a finite mean (seed 15)"]
+    assert remarks == (lost if None in returns else [])
+    assert " ".join(line.split()) == row
+    few = len(returns) < 5
+    assert ("(mean)" in head, "each seed" in head, "95 %" in head) == (few, few, not few)
+
+
+@pytest.mark.slow
+def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=0, run_dir=run)
+    finish_sweep(run, EXPERIMENT)
+    out = capsys.readouterr().out
+    assert f"Not ranked: {run} has no evaluation yet" in out
+    assert "resume it, with `evaluations=1` or more." in out
+    config = read_config(run / "config.json")
+    seal_json(
+        run / "config.json", {**config, "experiment": config["experiment"] | {"evaluations": 5}}
+    )
+    with pytest.raises(ConfigError, match=r"its pods are ranked: resume it\.$"):
+        sweep.configurations(run)
+    assert f"podracer report {run}" in out
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_best_configuration_is_an_error(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=1, run_dir=run)
+
+    def refuse(path, value):
+        raise StorageError(f"{path}: no space left.")
+
+    monkeypatch.setattr(sweep, "write_json", refuse)
+    with pytest.raises(StorageError, match=r"best\.json"):
+        finish_sweep(run, EXPERIMENT)
+
+
+def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run)
+    assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
+    pods = lines(run / "pods.jsonl")
+    assert [line["updates"] for line in pods] == [5, 10, 15, 20]
+    assert all(len(line["frames"]) == 3 for line in pods)
+    last = np.asarray(pods[-1]["evaluation_return"])
+    assert lines(run / "metrics.jsonl")[-1]["evaluation_return"] == pytest.approx(last.mean())
+
+    found = sweep.configurations(run)
+    assert {each.pods for each in found} == {(0, 1), (2,)}
+    means = [configuration.score.mean for configuration in found]
+    assert means == sorted(means, reverse=True)
+    best, chosen = load_run(run), load_run(run, pod=int(np.argmax(last)))
+    assert best.blueprint == chosen.blueprint
+    assert fingerprint(best.state.learner) == fingerprint(chosen.state.learner)
+    returns = {
+        line["updates"]: max(line["evaluation_return"])
+        for line in pods
+        if "evaluation_return" in line
+    }
+    state = load_run(run, checkpoint="best").state
+    assert int(state.update) == max(returns, key=lambda update: (returns[update], update))
+    again, state = podracer.load(run, pod=1)
+    assert load_run(run, pod=1).blueprint.settings.learning_rate == 1e-2
+    assert state.shared.params is not None
+    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
+    acted = [podracer.load_policy(run, pod=number)(observations) for number in (0, 1)]
+    assert np.array_equal(acted[1], Policy(again, state)(observations))
+    assert not np.array_equal(*acted)
+    with pytest.raises(ConfigError, match="pods 0 to 2, not 3"):
+        podracer.load(run, pod=3)
+    text = (run / "pods.jsonl").read_text()
+    (run / "pods.jsonl").write_text(text.replace("5", "6"))
+    with pytest.raises(CheckpointError, match="so the best pod is unknown"):
+        podracer.load(run)
+    (run / "pods.jsonl").write_text(text)
+
+    for flags, pod in (((), int(np.argmax(last))), (("--pod", "1"), 1)):
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", str(run), "--episodes", "4", "--json", *flags])
+        assert json.loads(capsys.readouterr().out)["pod"] == pod
+    assert load_model(run, EXPERIMENT, pod=1).pod == 1
+
+    best = sweep.write_best(run, EXPERIMENT, found[0])
+    winner = podracer.recipes.find(str(best))
+    assert winner.pods == ()
+    assert winner.agent.learning_rate == found[0].hyperparameters[0].value
+    page = write_report([run], tmp_path / "report.html").read_text()
+    assert "run pod 2" in page
+    assert "2 seeds" in page
+
+
+def test_what_cannot_be_a_population_is_refused(tmp_path):
+    def refused(words, **changes):
+        with pytest.raises(ConfigError, match=words):
+            podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
+
+    refused("learning_rate must be at least 0", pods=(pod(0, learning_rate=-1.0),))
+    refused("no float hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
+    refused("take `driver=podracer.Anakin", driver=EXPERIMENT.with_arch("sebulba").driver)
+    assert not (tmp_path / "no" / "config.json").exists()
+
+
+# --- what to try ----------------------------------------------------------------------------------
+
+
+def test_a_grid_has_every_combination_with_every_seed():
+    pods = sweep.make_pods({"learning_rate": (1e-3, 1e-2), "discount": (0.9, 0.99, 1.0)}, [0, 1])
+    assert len(pods) == len(set(pods)) == 12
+    assert {p.seed for p in pods} == {0, 1}
+    assert pods[0].hyperparameters == pods[1].hyperparameters
+    assert sweep.make_pods({}, [4, 5]) == (Pod(4), Pod(5))
+
+
+def test_ranges_are_drawn_evenly_on_their_scale():
+    spaces = read_spaces([["learning_rate=1e-6:1e-2"], ["entropy_cost=0:1", "x=1,2"]])
+    pods = sweep.make_pods(spaces, [0], 2000, 3)
+    values = {n: [p.hyperparameters[i].value for p in pods] for i, n in enumerate(("rate", "cost"))}
+    rate, cost = np.log10(values["rate"]), np.asarray(values["cost"])
+    assert -6 <= rate.min() < rate.max() <= -2
+    assert abs(rate.mean() + 4) < 0.1  # 2.5 standard errors are 0.065
+    assert abs(cost.mean() - 0.5) < 0.03
+    assert {p.hyperparameters[2].value for p in pods} == {1.0, 2.0}
+    assert pods == sweep.make_pods(spaces, [0], 2000, 3)
+    assert spaces == read_spaces([["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"]])
+
+
+@pytest.mark.parametrize(
+    ("vary", "draws", "words"),
+    [
+        (["learning_rate"], 0, "name=1e-4,3e-4"),
+        (["learning_rate=a,b"], 0, "cannot be read"),
+        (["learning_rate=1e-3,nan"], 0, "cannot be read"),
+        (["learning_rate=2:1"], 5, "cannot be read"),
+        (["learning_rate=1:2"], 0, "number of `draws`"),
+        (["learning_rate=1:0:9,2:0:9"], 0, "of a schedule only the start varies"),
+        (["learning_rate=1,2"], 3, "range"),
+        (["a=1", "a=2"], 0, "twice"),
+        (["learning_rate=1e-3,0.001"], 0, "'learning_rate=1e-3,0.001' names a value twice"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(vary, draws, words):
+    with pytest.raises(ConfigError, match=words):
+        sweep.make_pods(read_spaces([vary]), [0], draws)

@@ -1,0 +1,346 @@
+"""Adapters of device suites: the contract, known rules, and ends. Those of packages that are not
+installed are skipped."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from episodes import play
+
+from podracer.checks import check_environment
+from podracer.environment import auto_reset, restart, transition
+from podracer.envs import ADAPTERS, make
+from podracer.errors import ConfigError
+from podracer.fields import struct
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
+
+# An environment of each suite, and how many steps are enough to see an end.
+CASES = {
+    "pgx:minatar-breakout": 60,
+    "pgx:minatar-freeway": 4,
+    "pgx:tic_tac_toe": 12,
+    "pgx:connect_four": 45,
+    "pgx:go_9x9": 4,
+    "pgx:2048": 4,
+    "jumanji:Snake-v1": 80,
+    "jumanji:Game2048-v1": 4,
+    "jumanji:Maze-v0": 120,
+    "brax:inverted_pendulum": 60,
+    "playground:CartpoleBalance": 4,
+    "craftax:Craftax-Classic-Symbolic-v1": 4,
+    "xminigrid:MiniGrid-Empty-5x5": 120,
+    "octax:brix": 60,
+}
+HEAVY = ("craftax", "playground", "brax")
+SLOW = ("pgx:connect_four", "pgx:go_9x9", "pgx:2048", "pgx:minatar-freeway")
+
+
+def installed(prefix: str) -> bool:
+    return all(importlib.util.find_spec(package) for package in ADAPTERS[prefix].packages)
+
+
+def suite(name: str, *values: Any) -> Any:
+    prefix = name.split(":")[0]
+    marks = [pytest.mark.skipif(not installed(prefix), reason=f"{prefix} is not installed")]
+    if prefix in HEAVY or name in SLOW:
+        marks.append(pytest.mark.slow)
+    return pytest.param(name, *values, marks=marks)
+
+
+pytestmark = [
+    # What these packages say when they are imported or used.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("lenient_ranks"),
+]
+
+
+@pytest.mark.parametrize("name", [suite(name) for name in CASES])
+def test_keeps_the_contract(name):
+    env = make(name)
+    spec = check_environment(env)
+    assert spec.name == name
+    assert env == make(name)
+    assert hash(env) == hash(make(name))
+
+
+@pytest.mark.parametrize(("name", "steps"), [suite(name, CASES[name]) for name in CASES])
+def test_episodes_begin_and_end_as_they_should(name, steps):
+    env = make(name)
+    timesteps, _ = play(env, steps, 16)  # impossible actions, too
+    first, last = np.asarray(timesteps.first), np.asarray(timesteps.last)
+    discount = np.asarray(timesteps.discount)
+    assert first[0].all()
+    assert set(np.unique(discount)) <= {0.0, 1.0}
+    terminal = discount == 0
+    assert (first[1:] == (terminal[1:] | last[:-1])).all()
+    assert not (last & terminal).any()
+    finite = [np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(timesteps)]
+    assert all(finite)
+    if steps > 4:
+        assert first[1:].any(), "no episode ended"
+
+
+@pytest.mark.parametrize("prefix", [p for p in ADAPTERS if f"{p}:" in "".join(CASES)])
+def test_unknown_names_are_refused_with_the_nearest(prefix):
+    name = next(name for name in CASES if name.startswith(prefix))
+    if not installed(prefix):
+        with pytest.raises(ConfigError, match=r"needs the package .*pip install"):
+            make(name)
+        return
+    with pytest.raises(ConfigError, match=r"has no (environment|game|task) .*did you mean"):
+        make(f"{name}x")
+
+
+@pytest.mark.parametrize("name", [suite("pgx:tic_tac_toe")])
+def test_board_games_are_won_lost_and_drawn_against_an_opponent(name):
+    """Rewards come once a game, at its end; random play wins more often when it begins, so over
+    both roles wins and losses are alike."""
+    env = make(name)
+
+    def first_legal(timestep: Any) -> jax.Array:
+        return jnp.argmax(timestep.observation[ACTION_MASK]).astype(jnp.int32)
+
+    timesteps, actions = play(env, 40, 256, first_legal)
+    reward, discount = np.asarray(timesteps.reward), np.asarray(timesteps.discount)
+    assert set(np.unique(reward)) == {-1.0, 0.0, 1.0}
+    assert (reward[discount == 1] == 0).all()
+    mask = np.asarray(timesteps.observation[ACTION_MASK])[:-1]
+    assert np.take_along_axis(mask, np.asarray(actions)[..., None], -1).all()
+    # The board before our move is empty, or has one stone of the other, when a game begins.
+    boards = np.asarray(timesteps.observation["board"])[np.asarray(timesteps.first)]
+    stones = boards.reshape(len(boards), -1).sum(-1)
+    assert set(np.unique(stones)) == {0, 1}
+
+
+@pytest.mark.parametrize("name", [suite("octax:brix")])
+def test_chip8_games_show_the_frames_of_a_step(name):
+    env = make(f"{name},frame_skip=3,max_num_steps_per_episodes=5")
+    assert env.spec.observation == ArraySpec((32, 64, 3), np.bool_)
+    no_key = env.spec.action.num_actions - 1
+    timesteps, _ = play(env, 12, 4, lambda _: no_key)
+    assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [5, 11]
+    assert (timesteps.discount == 1).all()
+    frames = timesteps.observation[:, 0]
+    assert frames[-1, :, :, -1].sum(axis=0).max() >= 4  # rows of bricks
+    assert (frames[5, ..., -1] != frames[5, ..., 0]).any()  # the ball moves within a step
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    picture = env.render(jax.device_get(state))
+    assert (picture.dtype, picture.shape) == (np.uint8, (256, 512, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        suite("octax:cavern", "has no game 'cavern': did you mean cavern"),
+        suite("octax:brix,frame_skip=0", "cannot make 'brix'"),
+        suite("octax:brix,lives=3", "unexpected keyword argument 'lives'"),
+    ],
+)
+def test_chip8_games_are_refused_with_a_reason(name, message):
+    with pytest.raises(ConfigError, match=message):
+        make(name)
+
+
+# --- stand-ins for suites that are seldom installed -----------------------------------------------
+
+
+@struct
+class SimulatorState:
+    """What brax and Playground call a state."""
+
+    obs: Any
+    reward: jax.Array
+    done: jax.Array
+    info: dict[str, jax.Array]
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+
+class Simulator:
+    """Observations count the steps, one of which earns 2."""
+
+    action_size = 1
+    _config = types.SimpleNamespace(episode_length=3)
+
+    def __init__(self, observe=lambda x: x):
+        self.observe = observe
+
+    def reset(self, key):
+        zero = jnp.zeros(())
+        return SimulatorState(self.observe(zero[None]), zero, zero, {"rng": key, "time": zero})
+
+    def step(self, state, action):
+        time = state.info["time"] + 1
+        info = {**state.info, "time": time}
+        return SimulatorState(self.observe(time[None]), jnp.full((), 2.0), state.done, info)
+
+
+@pytest.fixture
+def simulators(monkeypatch):
+    """Stand-ins for brax and for Playground, one task of which shows critics more."""
+    tasks = {
+        "Plain": lambda x: x,
+        "Two": lambda x: {"state": x, "privileged_state": jnp.concatenate([x, -x])},
+    }
+    brax = types.ModuleType("brax.envs")
+    brax.__dict__.update(_envs={"ant": None}, get_environment=lambda name, backend: Simulator())
+    registry = types.SimpleNamespace(
+        ALL_ENVS=tuple(tasks), load=lambda name, config_overrides: Simulator(tasks[name])
+    )
+    playground = types.ModuleType("mujoco_playground")
+    playground.__dict__.update(registry=registry)
+    monkeypatch.setitem(sys.modules, "brax", types.ModuleType("brax"))
+    monkeypatch.setitem(sys.modules, "brax.envs", brax)
+    monkeypatch.setitem(sys.modules, "mujoco_playground", playground)
+    caches = [importlib.import_module(f"podracer.envs.{n}").load_simulator
+              for n in ("brax", "playground")]  # fmt: skip
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_step_of_brax_is_one_of_its_steps(simulators):
+    timesteps, _ = play(make("brax:ant,episode_length=3"), 7, 2, lambda _: jnp.zeros(1))
+    assert timesteps.observation[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert timesteps.reward[1:, 0].tolist() == [2, 2, 2, 0, 2, 2, 2]
+    assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [3, 7]
+    with pytest.raises(ConfigError, match="action_repeat"):
+        make("brax:ant,action_repeat=4")
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ("", 1),
+        (",observe=privileged_state", 2),
+        (",observe=state+privileged_state", {"state": 1, "privileged_state": 2}),
+    ],
+)
+def test_a_policy_sees_what_playground_means_for_it(simulators, options, sizes):
+    env = make(f"playground:Two{options}")
+    check_environment(env)
+    assert jax.tree.map(lambda spec: spec.shape[0], env.spec.observation) == sizes
+    assert make("playground:Plain").spec.observation.shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("action_repeat=4", "no action_repeat: set ctrl_dt"),
+        ("observe=privileged", "no entry 'privileged': did you mean privileged_state"),
+    ],
+)
+def test_what_playground_would_ignore_is_refused(simulators, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(f"playground:Two,{options}")
+
+
+# --- few restarts for many environments ----------------------------------------------------------
+
+
+@struct
+class Counting:
+    """Episodes of three steps; where one began is told by its number."""
+
+    number: jax.Array
+    time: jax.Array
+
+
+class Dear:
+    spec = EnvironmentSpec("dear", ArraySpec((1,)), Discrete(2))
+
+    def reset(self, key):
+        number = jnp.sinh(jax.random.uniform(key))
+        return Counting(number, jnp.int32(0)), restart(number[None])
+
+    def step(self, key, state, action):
+        state = Counting(state.number, state.time + 1)
+        over = state.time >= jnp.where(action == 1, 3, 1000)
+        return state, transition(state.number[None], 1.0, terminal=over)
+
+
+def test_few_starts_serve_all_environments_that_end():
+    env = auto_reset(Dear(), resets_per_step=2)
+    check_environment(env)
+    keys = jax.random.split(jax.random.key(0), 8)
+    state, timestep = jax.vmap(env.reset)(keys)
+    actions = jnp.asarray([1, 1, 1, 0, 0, 1, 0, 0])
+    step = jax.jit(jax.vmap(env.step))
+    begun = np.asarray(timestep.observation[:, 0])
+    for t in range(3):
+        keys = jax.random.split(jax.random.key(t + 1), 8)
+        state, timestep = step(keys, state, actions)
+    now = np.asarray(timestep.observation[:, 0])
+    ended = np.asarray(actions) == 1
+    np.testing.assert_array_equal(timestep.first, ended)
+    np.testing.assert_array_equal(now[~ended], begun[~ended])
+    fresh = now[ended]
+    assert len(np.unique(fresh)) == 2
+    np.testing.assert_array_equal(fresh[[0, 1]], fresh[[2, 3]])
+    assert not np.isin(fresh, begun).any()
+
+
+def test_only_the_few_starts_are_computed():
+    """A step of 64 environments holds a reset of two rows, not of 64: seen by an operation that
+    nothing but the reset has."""
+
+    def rows_of_reset(env: Any) -> list[str]:
+        keys = jax.random.split(jax.random.key(0), 64)
+        state, _ = jax.vmap(env.reset)(keys)
+        step = jax.make_jaxpr(jax.vmap(env.step))(keys, state, jnp.zeros(64, jnp.int32))
+        return re.findall(r"f32\[(\d+)\] = sinh", str(step))
+
+    assert rows_of_reset(auto_reset(Dear())) == ["64"]
+    assert rows_of_reset(auto_reset(Dear(), resets_per_step=2)) == ["2"]
+
+
+@pytest.mark.slow
+def test_masks_keep_impossible_actions_from_being_chosen():
+    """Every agent that knows masks chooses only what is possible, exploring or not."""
+    from podracer.agent import Blueprint, Context
+    from podracer.agents.a2c import A2C
+    from podracer.agents.dqn import DQN
+    from podracer.agents.muzero import MuZero
+    from podracer.agents.q_lambda import QLambda
+    from podracer.agents.r2d2 import R2D2
+    from podracer.replay import Replay
+    from podracer.types import TimeStep
+
+    observation = {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((5,), np.bool_)}
+    spec = EnvironmentSpec("masked", observation, Discrete(5))
+    replay = Replay(64 * 80)
+    agents = (
+        A2C(),
+        QLambda(),
+        DQN(replay=replay, epsilon=0.7),
+        R2D2(replay=replay, epsilon=0.9, apex_alpha=0.0),
+        MuZero(replay=replay, num_simulations=6),
+    )
+    mask = jax.random.bernoulli(jax.random.key(5), 0.4, (64, 5)).at[:, 2].set(True)
+    ones = jnp.ones(64)
+    seen = {"x": jax.random.normal(jax.random.key(1), (64, 3)), ACTION_MASK: mask}
+    timestep = TimeStep(seen, ones, ones, ones > 0, ones < 0)
+    for settings in agents:
+        agent = Blueprint(settings, spec, Context(20)).build()
+        init = jax.jit(lambda key, agent=agent: agent.actor_params(agent.init(key, 64)))
+        params = init(jax.random.key(0))
+        for explore in (False, True):
+            act = jax.jit(lambda keys, a=agent, p=params, e=explore: a.act(
+                p, a.carry(64), timestep, keys, e)[0])  # fmt: skip
+            chosen = [act(jax.random.split(jax.random.key(seed), 64)) for seed in range(8)]
+            for action in chosen:
+                assert np.take_along_axis(np.asarray(mask), np.asarray(action)[:, None], 1).all()
+            if explore and not isinstance(settings, QLambda):
+                assert len({tuple(np.asarray(action)) for action in chosen}) > 1

@@ -1,0 +1,566 @@
+"""The record survives kills and faults; no sink can hurt or delay a run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from rich.console import Console as Terminal
+
+from podracer.errors import PodracerError
+from podracer.io.jsonl import JsonlSink
+from podracer.io.sinks import Sinks, TensorBoardSink, group, read_metrics
+from podracer.reports.console import (
+    Console,
+    clock,
+    compact,
+    line,
+    number,
+    percent,
+    sparkline,
+    summarize,
+)
+from podracer.run.progress import console as show
+from podracer.run.progress import with_progress
+
+
+def record(updates, **metrics):
+    return {"updates": updates, "frames": 100 * updates, "seconds": 0.5 * updates, **metrics}
+
+
+def write_metrics(path, updates):
+    sink = JsonlSink(path)
+    for update in updates:
+        sink.write(record(update, loss=1 / update))
+    sink.close()
+
+
+class Recorder:
+    """A sink in memory that fails or waits when told to."""
+
+    def __init__(self, fail_at=None, gate=None):
+        self.seen, self.closed = [], False
+        self.fail_at, self.gate, self.entered = fail_at, gate, threading.Event()
+
+    def write(self, record):
+        self.entered.set()
+        if self.gate is not None:
+            self.gate.wait(60)
+        if record["updates"] == self.fail_at:
+            raise OSError("no space left on device")
+        self.seen.append(record["updates"])
+
+    def close(self):
+        self.closed = True
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def test_jsonl_writes_plain_json_and_null_for_what_is_not_finite(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(record(1, loss=np.float32(0.5), entropy=math.nan, value_loss=-math.inf, eval=None))
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {  # flushed, not closed
+        "updates": 1, "frames": 100, "seconds": 0.5,
+        "loss": 0.5, "entropy": None, "value_loss": None, "eval": None,
+    }  # fmt: skip
+    sink.close()
+
+
+def test_what_a_checkpoint_seals_is_durable(tmp_path, monkeypatch, caplog):
+    path, synced = tmp_path / "metrics.jsonl", []
+
+    def sync(descriptor):
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((name, path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    sink = JsonlSink(path)
+    assert synced == [(str(tmp_path), b"")]  # the name of the file
+    sink.write(record(1))
+    sink.write(record(2))
+    assert sink.seal()["size"] == path.stat().st_size
+    assert synced[1:] == [(str(path), path.read_bytes())]
+
+    def refuse(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sealed = sink.seal()  # a fault of the records never ends a run
+    assert f"{path} may not survive a power cut: Input/output error" in caplog.text
+    sink.close()  # as after a record that could not be written
+    caplog.clear()
+    assert sink.seal() == sealed
+    assert caplog.text == ""
+
+
+def test_jsonl_refuses_a_step_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(record(2))
+    for updates in (2, 1):
+        with pytest.raises(ValueError, match="came after"):
+            sink.write(record(updates))
+    sink.write(record(3))
+    sink.close()
+    assert [r["updates"] for r in read_metrics(path)] == [2, 3]
+
+
+def test_a_new_run_never_overwrites_a_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, [1, 2])
+    with pytest.raises(FileExistsError):
+        JsonlSink(path)
+    assert len(read_metrics(path)) == 2
+
+
+def test_any_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, range(1, 5))
+    whole, records = path.read_bytes(), read_metrics(path)
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        # A line that lacks only its end is complete.
+        complete = (whole[:cut] + b"\n").count(b"}\n")
+        assert read_metrics(path) == records[:complete]
+
+
+@pytest.mark.parametrize("resume_updates", [0, 2, 3, 9])
+@pytest.mark.parametrize("torn", [b"", b'{"updates": 6, "lo', b"\0\0\0"])
+def test_resume_keeps_what_the_checkpoint_knows_and_goes_on(tmp_path, resume_updates, torn):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, range(1, 6))
+    before = read_metrics(path)
+    path.write_bytes(path.read_bytes() + torn)
+    sink = JsonlSink(path, resume_updates=resume_updates)
+    kept = [r for r in before if r["updates"] <= resume_updates]
+    assert read_metrics(path) == kept
+    sink.write(record(10))
+    sink.close()
+    assert read_metrics(path) == [*kept, record(10)]
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_resume_keeps_a_last_record_that_lacks_only_its_end(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, [1, 2])
+    path.write_bytes(path.read_bytes()[:-1])
+    sink = JsonlSink(path, resume_updates=2)
+    sink.write(record(3))
+    sink.close()
+    assert [r["updates"] for r in read_metrics(path)] == [1, 2, 3]
+
+
+def test_resume_repairs_duplicates_and_damage(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"updates": 1}\n{"updates": 2}\nnot json\n{"updates": 2}\n{"updates": 3}\n[4]\n'
+    )
+    JsonlSink(path, resume_updates=9).close()
+    assert [r["updates"] for r in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.figure(24)
+@pytest.mark.parametrize("damage", ["none", "later", "flip", "cut", "garbage", "missing"])
+def test_records_that_are_not_those_of_the_checkpoint_are_said_and_kept(tmp_path, caplog, damage):
+    path, link = tmp_path / "metrics.jsonl", tmp_path / "link"
+    sink = JsonlSink(path)
+    for updates in (1, 2):
+        sink.write(record(updates))
+    sealed, data = sink.seal(), path.read_bytes()
+    if damage == "later":
+        sink.write(record(3))
+    sink.close()
+    damaged = {
+        "flip": data.replace(b"2", b"1", 1), "cut": data[:-9], "garbage": b"\0\n" * 9,
+        "missing": b"",
+    }.get(damage, path.read_bytes())  # fmt: skip
+    link.write_bytes(damaged)
+    path.unlink()
+    if damage != "missing":
+        path.symlink_to(link)
+    sink = JsonlSink(path, resume_updates=2, sealed=sealed)
+    is_whole = damage in ("none", "later")
+    assert not path.is_symlink()
+    assert (path.read_bytes() == data) == is_whole
+    assert link.read_bytes() == damaged
+    assert caplog.text.count("is not as it was at update 2") == (not is_whole)
+    if not is_whole:
+        assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged
+    sink.write(record(9))
+    sink.close()
+    again = JsonlSink(path, resume_updates=9, sealed=sink.seal())
+    assert caplog.text.count("is not as it was") == (not is_whole)
+    again.close()
+
+
+def test_damage_within_the_record_is_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"updates": 1}\n{"upda\n{"updates": 3}\n')
+    with pytest.raises(PodracerError, match="line 2 is not a record"):
+        read_metrics(path)
+
+
+# --- TensorBoard ----------------------------------------------------------------------------------
+
+
+def scalars(directory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory)).Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_what_was_written_and_forgets_what_a_resume_undid(tmp_path):
+    sink = TensorBoardSink(tmp_path / "tb")
+    for updates in (1, 2, 3):
+        sink.write(record(updates, loss=0.5, episode_return=None, time_step=1.0, lag_max=1))
+    sink.close()
+    sink = TensorBoardSink(tmp_path / "tb", resume_updates=1)
+    sink.write(record(2, loss=0.25, evaluation_return=7.0))
+    sink.close()
+    assert scalars(tmp_path / "tb") == {
+        "learn/loss": [(1, 0.5), (2, 0.25)],
+        "run/frames": [(1, 100.0), (2, 200.0)],
+        "run/seconds": [(1, 0.5), (2, 1.0)],
+        "time/step": [(1, 1.0)],
+        "sebulba/lag_max": [(1, 1.0)],
+        "evaluation/return": [(2, 7.0)],
+    }
+
+
+def test_keys_are_told_apart():
+    names = ["updates", "frames_per_second", "episode_return", "evaluation_length", "time_step"]
+    assert [group(name) for name in names] == ["run", "run", "episode", "evaluation", "time"]
+    assert group("policy_loss") == group("timeouts") == "learn"
+    waits = ["lag_mean", "queue_occupancy", "actor_idle", *FAULTS, "steps_dropped",
+             "emulator_frames", "actor_time_queue", "learner_time_collect"]  # fmt: skip
+    assert {group(name) for name in waits} == {"sebulba"}
+    assert group("actor_loss") == group("learner_gain") == group("steps_ahead") == "learn"
+
+
+# --- all sinks together ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def warnings_logged(caplog):
+    caplog.set_level(logging.WARNING, logger="podracer")
+    return lambda: [message.getMessage() for message in caplog.records]
+
+
+def test_all_sinks_get_all_records_and_are_closed():
+    sinks = [Recorder(), Recorder(), Recorder()]
+    with Sinks(sinks) as together:
+        for updates in range(50):
+            together.write(record(updates))
+    assert all(sink.seen == list(range(50)) and sink.closed for sink in sinks)
+    assert together.dropped == 0
+
+
+@pytest.mark.figure(24)
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_sink_that_raises_is_dropped_with_one_warning(broken, warnings_logged):
+    sinks = [Recorder(), Recorder(), Recorder()]
+    sinks[broken].fail_at = 2
+    with Sinks(sinks) as together:
+        for updates in range(6):
+            together.write(record(updates))
+    assert sinks[broken].seen == [0, 1]
+    assert all(sink.seen == list(range(6)) for sink in sinks if sink is not sinks[broken])
+    (warning,) = warnings_logged()
+    assert "Recorder failed" in warning
+    assert "no space left" in warning
+
+
+@pytest.mark.figure(24)
+def test_a_slow_sink_drops_its_oldest_records_and_delays_nobody(warnings_logged):
+    gate = threading.Event()
+    slow, record_sink = Recorder(gate=gate), Recorder()
+    with Sinks([record_sink, slow], queue_size=3) as together:
+        together.write(record(0))
+        assert slow.entered.wait(60)
+        for updates in range(1, 10):
+            together.write(record(updates))  # would hang here if it waited
+        assert record_sink.seen == list(range(10))
+        gate.set()
+    assert slow.seen == [0, 7, 8, 9]
+    assert together.dropped == 6
+    (warning,) = warnings_logged()
+    assert "too slow for 6 records" in warning
+
+
+@pytest.mark.figure(24)
+def test_a_sink_that_never_returns_is_left_behind(warnings_logged):
+    gate = threading.Event()
+    stuck, other = Recorder(gate=gate), Recorder()
+    late = threading.Timer(10, gate.set)
+    with Sinks([Recorder(), stuck, other], close_seconds=0.1) as together:
+        together.write(record(1))
+        assert stuck.entered.wait(60)
+        late.start()
+    assert not gate.is_set()  # it was not waited for
+    late.cancel()
+    (warning,) = warnings_logged()
+    assert "did not finish in time" in warning
+    assert other.closed
+    together.close()  # again does nothing
+    gate.set()
+
+
+def raises(error):
+    def write(_):
+        raise error
+
+    return write
+
+
+WAYS_TO_FAIL = {
+    "full disk": raises(OSError(errno.ENOSPC, "No space left on device")),
+    "broken pipe": raises(BrokenPipeError(errno.EPIPE, "Broken pipe")),
+    "bug": raises(KeyError("loss")),
+    "out of memory": raises(MemoryError()),
+    "too deep": raises(RecursionError()),
+    "exits": raises(SystemExit(1)),
+    "empties the record": dict.clear,
+    "slow": lambda _: time.sleep(0.005),
+    "hangs": lambda _: threading.Event().wait(2),
+}
+
+
+@pytest.mark.figure(24)
+def test_every_way_to_fail_leaves_the_caller_and_the_other_sinks_alone(cases):
+    microseconds = []
+    for way in cases(list(WAYS_TO_FAIL)):
+        first, other, broken = Recorder(), Recorder(), Recorder()
+        broken.write = WAYS_TO_FAIL[way]
+        with Sinks([first, broken, other], close_seconds=0.5) as together:
+            began = time.thread_time()
+            for updates in range(500):
+                together.write(record(updates))
+            microseconds.append((time.thread_time() - began) / 500 * 1e6)
+        assert first.seen == list(range(500)), way
+        assert other.seen == list(range(500)), way
+    cases.note(f"at most {max(microseconds):.0f} us of the run's time for a record")
+
+
+def test_sinks_close_when_the_run_fails():
+    sinks = [Recorder(), Recorder()]
+    together = Sinks(sinks)
+    together.write(record(1))
+    with pytest.raises(KeyboardInterrupt), together:
+        raise KeyboardInterrupt
+    assert all(sink.seen == [1] and sink.closed for sink in sinks)
+
+
+# --- the terminal ---------------------------------------------------------------------------------
+
+
+def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
+    out = io.StringIO()
+    console = Console(5000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf)
+    for updates in range(100, 1000, 100):
+        evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
+        console.write(record(updates, episode_return=0.93, **evaluation))
+    console.close()
+    head, *lines = out.getvalue().splitlines()
+    assert head == "run [catch] [8 x cpu] 5000 updates"
+    assert [text.split()[1] for text in lines] == ["100/5000", "500/5000", "900/5000"]
+    assert lines[1].endswith("eval  0.970")
+    assert not re.search(r"[^ -~]", "".join(lines))
+    counted = record(7, evaluation_return=0.5, evaluation_distinct_episodes=57.0)
+    assert line(counted, 5000).endswith("eval  0.500  distinct 57")
+
+
+def test_plain_lines_are_aligned():
+    small = line(record(7, frames_per_second=950.0, episode_return=-1.0), 5000)
+    large = line(
+        record(4000, frames_per_second=1.5e6, episode_return=0.91, episode_length=9.0), 5000
+    )
+    assert small == "update    7/5000  frames   700  fps   950  return  -1.00  length     -"
+    assert large == "update 4000/5000  frames  400k  fps 1.50M  return  0.910  length  9.00"
+
+
+def test_plain_lines_say_who_waits_where_that_is_known():
+    waits = {"actor_idle": 0.584, "learner_idle": 0.02}
+    assert line(record(7, **waits), 5000) == line(record(7), 5000) + "  idle  58/2 %"
+    text = line(record(7, evaluation_return=0.5, **waits), 5000)
+    assert text.endswith("length     -  idle  58/2 %  eval  0.500")
+    assert line(record(7, actor_idle=None, learner_idle=0.3), 9).endswith("idle  -/30 %")
+    assert "idle" not in line(record(7, actor_idle=None, learner_idle=None), 9)
+
+
+FAULTS = {
+    "environment_faults": 3, "environment_faults_died": 2, "environment_faults_hung": 1,
+}  # fmt: skip
+
+
+def test_plain_lines_say_faults_of_environments():
+    assert line(record(7, **FAULTS), 5000).endswith("length     -  faults 3 (died 2, hung 1)")
+    assert line(record(7, environment_faults=0), 5000) == line(record(7), 5000)
+
+
+@pytest.mark.figure(24)
+def test_a_broken_pipe_costs_only_the_console(warnings_logged):
+    reader, writer = os.pipe()
+    os.close(reader)
+    kept = Recorder()
+    file = os.fdopen(writer, "w")
+    with Sinks([kept, Console(10, "run", file=file)]) as together:
+        for updates in (1, 2, 3):
+            together.write(record(updates))
+    assert kept.seen == [1, 2, 3]
+    assert len(warnings_logged()) == 1
+    with pytest.raises(BrokenPipeError):
+        file.close()
+
+
+def drain(master):
+    """All that was written to a terminal whose other end is closed."""
+    with os.fdopen(master, "rb", buffering=0) as file, contextlib.suppress(OSError):
+        while data := file.read(1 << 16):
+            yield data
+
+
+@pytest.mark.parametrize("waits", [{}, {"actor_idle": 0.12, "learner_idle": 0.03}])
+def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "90")
+    master, slave = os.openpty()
+    stdout = sys.stdout
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal:
+        together = Sinks([Recorder(), Console(500, "my-run", recipe="ppo on catch", file=terminal)])
+        assert sys.stdout is not stdout  # what others print goes above the panel
+        for updates in (100, 200):
+            metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
+            metrics |= {"lag_mean": 1.0, "queue_occupancy": 0.5, **FAULTS} if waits else {}
+            together.write(record(updates, evaluation_return=0.75, **metrics))
+        with pytest.raises(ZeroDivisionError), together:
+            raise ZeroDivisionError
+        assert sys.stdout is stdout
+    shown = b"".join(drain(master)).decode()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    for part in ("my-run", "ppo on catch", "40 %", "200 / 500", "0.750", "policy loss", "▁█"):
+        assert part in text
+    row = "waiting         actors 12 %  learner 3 %   lag 1.0   queue 50 %"
+    assert (row in text) == bool(waits)
+    assert ("waiting" in text) == bool(waits)
+    assert ("faults          3 (died 2, hung 1)" in text) == bool(waits)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(80, 80), (140, 120)])
+def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    console = Console(500, "my-run", acting="greedy", file=io.StringIO())
+    metrics = {"policy_loss": 0.125, "value_loss": 0.5, "explained_variance": 0.75, **FAULTS}
+    for updates in range(1, 41):
+        returns = {"episode_return": float(updates), "evaluation_return": 0.75}
+        counts = {"evaluation_distinct_episodes": 57.0, "actor_idle": 0.5}
+        console.write(record(updates, **returns, **counts, **metrics))
+    out = io.StringIO()
+    Terminal(file=out, width=columns).print(console.panel())
+    lines = {text[3:17].strip(): text for text in out.getvalue().splitlines()}
+    assert {len(text) for text in lines.values()} == {width}
+    about = "best 0.750  57 distinct episodes" if width > 80 else "best 0.750  5…"
+    assert about in lines["evaluation"]
+    assert "█" in lines["episode return"]  # the newest
+    assert "…" not in lines["episode return"]
+    left = lines["evaluation"].index("0.750") + len("0.750")
+    right = lines["evaluation"].index("frames/second")
+    assert lines["policy loss"].index("0.125") + len("0.125") == left
+    assert lines["policy loss"].index("value loss") == right
+    start = lines["faults"].index("3 (died")
+    assert lines["waiting"].index("actors") == start
+
+
+def test_progress_is_shown_where_somebody_watches(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stdout, sinks in ((Terminal(), [show]), (io.StringIO(), []), (None, [])):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert list(with_progress([], None)) == sinks
+        assert list(with_progress([], True)) == [show]
+        assert list(with_progress([], False)) == []
+        assert list(with_progress([show], None)) == [show]
+
+
+def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
+    run = tmp_path / "a run"
+    run.mkdir()
+    sink = JsonlSink(run / "metrics.jsonl")
+    for updates, evaluation in enumerate(({"evaluation_return": x} for x in (0.9, 0.8)), 1):
+        sink.write(record(updates, episode_return=0.5, **evaluation))
+    sink.write(record(3, episode_return=0.5))
+    sink.close()
+    out = io.StringIO()
+    summarize(run, "Stopped", file=out)
+    stopped, *rest = out.getvalue().splitlines()
+    (run / "config.json").write_text(
+        '{"experiment": {"evaluation_policy": "greedy", "evaluation_epsilon": 0.01}}'
+    )
+    out = io.StringIO()
+    summarize(run, "Stopped", file=out)
+    acting = "greedy with epsilon 0.01 evaluation"
+    assert out.getvalue().splitlines()[0] == stopped.replace("evaluation", acting)
+    assert [stopped, *rest] == [
+        "Stopped  300 frames in 0:02, episode return 0.500, evaluation 0.800 (best 0.900)",
+        f"Run      {run}",
+        f"Next     podracer report '{run}'",
+        f"         podracer play '{run}'",
+    ]
+    monkeypatch.chdir(tmp_path)  # as the user named it
+    out = io.StringIO()
+    summarize(run, file=out)
+    assert out.getvalue().splitlines()[1:3] == [
+        "Run       a run",
+        "Next      podracer report 'a run'",
+    ]
+
+
+def test_summary_of_a_run_without_records(tmp_path):
+    out = io.StringIO()
+    summarize(tmp_path, file=out)
+    assert "nothing was recorded" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (compact, None, "-"), (compact, 0, "0"), (compact, 999, "999"), (compact, 1234, "1.23k"),
+        (compact, 999_499, "999k"), (compact, 999_500, "1.00M"), (compact, 7e9, "7.00B"),
+        (compact, math.inf, "-"), (compact, -45_600, "-45.6k"),
+        (percent, 0.584, "58 %"), (percent, 0.0, "0 %"), (percent, None, "-"),
+        (number, None, "-"), (number, 0.0, "0"), (number, 0.93, "0.930"), (number, 9.0, "9.00"),
+        (number, 4210.4, "4,210"), (number, 1.5e-5, "1.50e-05"), (number, math.nan, "-"),
+        (clock, 42, "0:42"), (clock, 723, "12:03"), (clock, 59.9, "1:00"),
+        (clock, 11045, "3:04:05"),
+        (clock, 183_840, "2d 03:04"), (clock, None, "-"),
+        (sparkline, [], ""), (sparkline, [1.0, 1.0], "▄▄"), (sparkline, [0.0, 0.5, 1.0], "▁▄█"),
+    ],
+)  # fmt: skip
+def test_numbers_for_people(function, value, text):
+    assert function(value) == text
+
+
+def test_outputs_do_not_wait_for_jax_nor_for_plotly():
+    """Before a page is written; and nothing draws by matplotlib."""
+    slow = {"jax", "plotly", "matplotlib"}
+    code = f"import sys, podracer.reports.run; assert not {slow} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

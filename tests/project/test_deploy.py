@@ -1,0 +1,257 @@
+"""What can be known of the files in `deploy/` without a cluster."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podracer import recipes
+from podracer.cli import pods, resume, train
+from podracer.cli.commands import COMMANDS
+from podracer.cli.main import main
+from podracer.devices.startup import Hosts
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+yaml = pytest.importorskip("yaml")
+
+# Fields of the custom resources, as far as anybody here may want them. What each object must have
+# is marked; a field that is misspelt is in no list.
+JOBSET = {"network", "failurePolicy", "successPolicy", "replicatedJobs!", "suspend"}
+REPLICATED_JOB = {"name!", "replicas", "template!", "groupName", "dependsOn"}
+FAILURE_POLICY = {"maxRestarts", "restartStrategy", "rules"}
+FAILURE_RULE = {"name!", "action!", "onJobFailureReasons", "targetReplicatedJobs"}
+RAYJOB = {
+    "entrypoint!",
+    "rayClusterSpec!",
+    "backoffLimit",
+    "activeDeadlineSeconds",
+    "submissionMode",
+    "shutdownAfterJobFinishes",
+    "ttlSecondsAfterFinished",
+}
+RAYCLUSTER = {"headGroupSpec!", "workerGroupSpecs", "rayVersion", "authOptions"}
+HEAD_GROUP = {"rayStartParams!", "template!", "serviceType"}
+WORKER_GROUP = {
+    "groupName!",
+    "rayStartParams!",
+    "template!",
+    "replicas",
+    "minReplicas!",
+    "maxReplicas!",
+    "numOfHosts",
+}
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / name).read_text())
+
+
+def assert_fields(value: dict[str, Any], fields: set[str]) -> None:
+    assert value.keys() <= {field.rstrip("!") for field in fields}
+    assert value.keys() >= {field[:-1] for field in fields if field.endswith("!")}
+
+
+def assert_kubernetes_takes(kind: str, version: str, spec: dict[str, Any]) -> None:
+    """Against the schemas of Kubernetes itself, where the package that has them is installed."""
+    validator = pytest.importorskip("kubernetes_validate")
+    resource = {"apiVersion": version, "kind": kind, "metadata": {"name": "it"}, "spec": spec}
+    validator.validate(resource, "1.33", strict=True)
+
+
+def test_the_schemas_refuse_what_is_misspelt() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    with pytest.raises(validator.ValidationError):
+        assert_kubernetes_takes("Pod", "v1", {"containers": [{"name": "a", "imag": "b"}]})
+
+
+# --- the custom resources -------------------------------------------------------------------------
+
+
+def test_the_job_set_is_one_that_jobset_takes() -> None:
+    jobset = read("jobset-multihost.yaml")
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert_fields(jobset["spec"], JOBSET)
+    assert_fields(jobset["spec"]["failurePolicy"], FAILURE_POLICY)
+    for rule in jobset["spec"]["failurePolicy"]["rules"]:
+        assert_fields(rule, FAILURE_RULE)
+        assert rule["action"] in (
+            "FailJobSet",
+            "RestartJobSet",
+            "RestartJobSetAndIgnoreMaxRestarts",
+        )
+    (workers,) = jobset["spec"]["replicatedJobs"]
+    assert_fields(workers, REPLICATED_JOB)
+    assert_kubernetes_takes("Job", "batch/v1", workers["template"]["spec"])
+
+
+def test_the_processes_of_the_job_set_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobset = read("jobset-multihost.yaml")
+    (workers,) = jobset["spec"]["replicatedJobs"]
+    job = workers["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+    hosts = Hosts().with_environment()
+    name = jobset["metadata"]["name"]
+    port = container["ports"][0]["containerPort"]
+    assert hosts == Hosts(f"{name}-{workers['name']}-0-0.{name}:{port}", 4, 3)
+    assert job["completionMode"] == "Indexed"
+    assert job["parallelism"] == job["completions"] == hosts.num_processes
+
+
+def test_the_ray_job_is_one_that_kuberay_takes() -> None:
+    rayjob = read("kuberay-tournament.yaml")
+    assert (rayjob["apiVersion"], rayjob["kind"]) == ("ray.io/v1", "RayJob")
+    assert_fields(rayjob["spec"], RAYJOB)
+    cluster = rayjob["spec"]["rayClusterSpec"]
+    assert_fields(cluster, RAYCLUSTER)
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert_fields(cluster["headGroupSpec"], HEAD_GROUP)
+    for group in cluster["workerGroupSpecs"]:
+        assert_fields(group, WORKER_GROUP)
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        assert_kubernetes_takes("Pod", "v1", group["template"]["spec"])
+
+
+@pytest.mark.parametrize("name", ["jobset-multihost.yaml", "kuberay-tournament.yaml"])
+def test_all_pods_share_the_volume_and_none_is_root(name: str) -> None:
+    pods = [pod for pod in mappings(read(name)) if "containers" in pod]
+    assert pods
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "podracer"
+        for container in pod["containers"]:
+            assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
+
+
+def mappings(value: Any) -> Iterator[dict[str, Any]]:
+    """All mappings inside one."""
+    if isinstance(value, dict):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, dict | list):
+            yield from mappings(item)
+
+
+# --- the image and the script ---------------------------------------------------------------------
+
+
+def test_the_image_is_pinned_and_has_no_root() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    assert bases == ["python:3.12-slim"]
+    assert any("--require-hashes -r constraints.txt" in line for line in lines)
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["1000"]
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
+    assert all((DEPLOY.parent / name).exists() for name in copied)
+
+
+def test_the_slurm_script_is_sound() -> None:
+    script = str(DEPLOY / "slurm.sh")
+    subprocess.run(["bash", "-n", script], check=True)
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if (shellcheck := shutil.which("shellcheck", path=places)) is None:
+        pytest.skip("needs shellcheck")
+    subprocess.run([shellcheck, script], check=True)
+
+
+def slurm(directory: Path, run: Path, code: int, **variables: str) -> tuple[int, str]:
+    """The script with an `srun` that ends with `code`; its exit code and what was called."""
+    for name, status in (("srun", code), ("scontrol", 0)):
+        stub = directory / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
+        stub.chmod(0o755)
+    environment = {
+        "PATH": f"{directory}:/usr/bin:/bin",
+        "RUN": str(run),
+        "SLURM_JOB_ID": "7",
+    } | variables
+    done = subprocess.run(
+        ["bash", str(DEPLOY / "slurm.sh"), "catch", "--seed", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
+QUEUED = "scontrol requeue 7\n"
+
+
+@pytest.mark.parametrize("code", [77, 137])
+@pytest.mark.parametrize(("restarts", "queued"), [(19, QUEUED), (20, "")])
+def test_the_slurm_script_goes_on_after_a_loss_a_number_of_times(
+    tmp_path: Path, code: int, restarts: int, queued: str
+) -> None:
+    output = slurm(tmp_path, tmp_path, code, SLURM_RESTART_COUNT=str(restarts))[1]
+    assert output.partition("\n")[2] == queued
+
+
+@pytest.mark.parametrize(("code", "queued"), [(0, ""), (75, QUEUED), (77, QUEUED), (70, "")])
+def test_the_slurm_script_starts_resumes_and_queues(tmp_path: Path, code: int, queued: str) -> None:
+    run = tmp_path / "a run"
+    started = f"srun podracer train catch --seed 1 --run-dir {run}\n"
+    assert slurm(tmp_path, run, code) == (code, started + queued)
+    run.mkdir()
+    (run / "config.json").touch()
+    assert slurm(tmp_path, run, code) == (code, f"srun podracer resume {run}\n{queued}")
+
+
+# --- every command that they name -----------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """What the files have podracer do."""
+    for path in sorted(DEPLOY.iterdir()):
+        texts = [path.read_text()]
+        if path.suffix == ".yaml":
+            texts = [text for item in mappings(read(path.name)) for text in strings(item)]
+        elif path.suffix == ".sh":
+            texts = [line for line in texts[0].splitlines() if not line.startswith("#")]
+        for text in texts:
+            yield from re.findall(rf"\bpodracer (?:{'|'.join(COMMANDS)}) [^;\n]*", text)
+
+
+def strings(mapping: dict[str, Any]) -> Iterator[str]:
+    for value in mapping.values():
+        values = value if isinstance(value, list) else [value]
+        yield from (item for item in values if isinstance(item, str))
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_is_one_that_podracer_has(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (usage,) = re.findall(r"slurm\.sh (.*)", (DEPLOY / "slurm.sh").read_text())
+    text = command.replace('"$@"', usage).replace("$RUN", "/shared/run")
+    _, name, *arguments = shlex.split(text)
+    begun = []
+
+    def begin(chosen: Any, *_: Any, **__: Any) -> int:
+        chosen.check()
+        begun.append(chosen)
+        return 0
+
+    for module, function in (
+        (train, "run"),
+        (pods, "run"),
+        (resume, "run"),
+        (pods, "run_on_terminal"),
+    ):
+        monkeypatch.setattr(module, function, begin)
+    catch = recipes.find("catch")
+    monkeypatch.setattr(resume.ResumeOptions, "reopen", lambda *_: catch)
+    with pytest.raises(SystemExit) as leaving:
+        main([name, *arguments])
+    assert leaving.value.code == 0
+    assert begun

@@ -1,0 +1,55 @@
+"""The programs in `examples/` are a user's first ones: each must run, learn and stay short."""
+
+import importlib
+import math
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "least"),
+    [
+        ("own_agent", 307_200, 60.0),  # an untrained policy balances for 10 to 30 steps
+        ("own_environment", 81_920, 0.9),  # one that walks at random earns less than 0.3
+        ("own_network", 81_920, 150.0),
+    ],
+)
+@pytest.mark.slow
+def test_an_example_learns(
+    name: str, frames: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module(name)
+    assert example.main(frames=frames, evaluations=1, devices=1) >= least
+
+
+@pytest.mark.parametrize("name", ["own_agent", "own_environment", "own_network"])
+def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two updates or three, too few to learn."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module(name)
+    assert math.isfinite(example.main(frames=4_096, evaluations=1, devices=1))
+
+
+@pytest.mark.slow
+def test_optuna_finds_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("optuna_search")
+    assert example.main(rounds=2, trials=4, frames=20_480) >= 100.0
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 100
+
+
+@pytest.mark.slow
+def test_the_research_loop_reaches_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    assert importlib.import_module("research_loop").main() >= 0.95

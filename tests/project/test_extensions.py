@@ -1,0 +1,180 @@
+"""What `examples/extensions` builds from public names alone: checked, trained, and held to that."""
+
+import ast
+import importlib
+import importlib.util
+import math
+import pkgutil
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podracer
+from podracer.cli.recipe_flags import parse_experiment
+from podracer.cli.train import TrainOptions
+
+ROOT = Path(__file__).parents[2]
+EXTENSIONS = ROOT / "examples" / "extensions"
+AGENTS = ("vmpo", "rnd", "dreamer", "transformer", "cloning")
+
+
+@pytest.fixture
+def load(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXTENSIONS)
+    yield importlib.import_module
+    for path in EXTENSIONS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("path", sorted(EXTENSIONS.glob("*.py")), ids=lambda path: path.stem)
+def test_an_extension_uses_documented_names_alone(path):
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    documented = set(re.findall(r"^\.\. auto\w+:: (\S+)$", pages, re.M))
+    source = path.read_text()
+    names = {f"podracer.{name}" for name in re.findall(r"\bpodracer\.(\w+)", source)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("podracer"):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    names -= {f"podracer.{module.name}" for module in pkgutil.iter_modules(podracer.__path__)}
+    for name in names:
+        module, _, thing = name.rpartition(".")
+        assert name in documented or (module in documented and thing in vars(sys.modules[module]))
+        assert not thing.startswith("_")
+    assert not re.search(r"^class \w+\(.*(podracer|PPO|A2C)", source, re.M)
+
+
+def settings_of(name, load):
+    """An extension's settings with their defaults."""
+    if name == "transformer":
+        return podracer.PPO(network=load(name).Transformer())
+    return getattr(load(name), {"vmpo": "VMPO", "rnd": "RND", "dreamer": "Dreamer"}[name])()
+
+
+@pytest.mark.parametrize(
+    ("name", "environment"),
+    [
+        ("vmpo", "catch"),
+        pytest.param("vmpo", "pendulum", marks=pytest.mark.slow),
+        pytest.param("vmpo", "probe:multidiscrete", marks=pytest.mark.slow),
+        ("rnd", "catch"),
+        ("dreamer", "cartpole"),
+        ("transformer", "probe:memory"),
+    ],
+)
+def test_an_agent_passes_the_check_as_it_is(name, environment, load):
+    spec = podracer.make(environment).spec
+    podracer.check_agent(podracer.Blueprint(settings_of(name, load), spec))
+
+
+def test_a_clone_passes_the_check(load, tmp_path):
+    module = load("cloning")
+    module.record_teacher(tmp_path / "teacher.npz", num_envs=2, length=8)
+    settings = module.Clone(data_file=str(tmp_path / "teacher.npz"))
+    data = settings.read((tmp_path / "teacher.npz").read_bytes())
+    context = podracer.Context(data=data)
+    podracer.check_agent(podracer.Blueprint(settings, podracer.make("cartpole").spec, context))
+
+
+SLOW = ("rnd", "dreamer", "transformer")  # to compile
+FRAMES = {"vmpo": 20_480, "shared_agents": 20_480, "batched_simulator": 20_480}
+FRAMES |= {"rnd": 10_240, "dreamer": 5_120, "transformer": 10_240}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FRAMES],
+)
+def test_an_extension_runs(name, load):
+    """For a chunk, too little to learn."""
+    assert math.isfinite(load(name).main(frames=FRAMES[name], evaluations=1, devices=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "overrides", "least"),
+    [
+        ("vmpo", {"frames": 307_200}, 200.0),
+        ("rnd", {}, 0.9),
+        ("dreamer", {"frames": 81_920}, 150.0),
+        ("transformer", {}, 0.9),
+        ("shared_agents", {}, 0.9),
+        ("batched_simulator", {}, 0.5),
+    ],
+)
+def test_an_extension_learns(name, overrides, least, load):
+    assert load(name).main(**overrides, evaluations=1, devices=1) >= least
+
+
+@pytest.mark.slow
+def test_a_clone_acts_as_its_teacher_and_ppo_goes_on_from_it(load):
+    clone, ppo = load("cloning").main(frames=10_240)
+    assert min(clone, ppo) > 300  # an untrained policy balances for 10 to 30 steps
+
+
+def test_fields_of_the_second_network_are_flags_with_its_name(load):
+    experiment = load("rnd").curious_catch()
+    flags = ("--hidden", "32", "--rnd-network.hidden", "128", "16", "--bonus", "2")
+    agent = parse_experiment("train mine", flags, experiment, TrainOptions())[1].agent
+    assert agent.ppo.network.torso.hidden == (32,)
+    assert agent.rnd_network.torso.hidden == (128, 16)
+    assert agent.bonus == 2
+
+
+def test_a_transformer_computes_the_same_step_by_step(load):
+    """Also where episodes begin, and further back than its window reaches."""
+    network = (
+        load("transformer")
+        .Transformer(width=16, num_heads=2, window=4)
+        .build(podracer.ArraySpec((3,)), {"value": podracer.Head(1)})
+    )
+    params = network.init(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.3 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+    observations = jax.random.normal(jax.random.key(1), (12, 2, 3))
+    first = np.zeros((12, 2), bool)
+    first[0], first[5, 0], first[9, 1] = True, True, True
+    first = jnp.asarray(first)
+    carry = network.carry(2)
+    outputs, _ = network.apply(params, carry, observations, first)
+    new_outputs, _ = network.apply(params, carry, observations.at[1, 0].add(1.0), first)
+    changed = np.abs(np.asarray(outputs["value"] - new_outputs["value"]))[..., 0] > 1e-4
+    assert changed[1, 0]
+    assert not changed[5:].any()  # another episode, or two layers' windows away
+    for t in range(12):
+        output, carry = network.apply(params, carry, observations[t : t + 1], first[t : t + 1])
+        np.testing.assert_allclose(output["value"][0], outputs["value"][t], atol=1e-5)
+
+
+def test_rows_of_a_team_play_one_game(load):
+    module = load("shared_agents")
+    env = podracer.auto_reset(module.Team(module.Meeting()))
+    podracer.check_environment(env)
+    rows = jax.random.split(jax.random.key(0), 6)
+    state, timestep = jax.vmap(env.reset)(rows)
+    actions = jnp.asarray([0, 1, 2, 2, 1, 0])
+    ends = 0
+    for t in range(30):
+        positions = timestep.observation[:, : module.SIZE].argmax(-1)
+        keys = jax.random.split(jax.random.key(t), 6)
+        state, timestep = jax.vmap(env.step)(keys, state, actions)
+        games = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), timestep)
+        for signal in (games.reward, games.discount, games.first, games.last):
+            assert (signal[:, 0] == signal[:, 1]).all()
+        places, teammates = jnp.split(games.observation, 2, axis=-1)
+        assert (places == teammates[:, ::-1]).all()
+        moved = timestep.observation[:, : module.SIZE].argmax(-1)
+        expected = jnp.clip(positions + actions - 1, 0, module.SIZE - 1)
+        assert ((moved == expected) | timestep.first).all()
+        ends += int(timestep.first.sum())
+    assert ends
+    with pytest.raises(podracer.ConfigError, match="no equal teams of 2"):
+        jax.vmap(env.reset)(rows[:5])
+
+
+def test_the_simulator_keeps_the_contract_of_a_batch(load):
+    podracer.check_environment(load("batched_simulator").Landings())

@@ -1,0 +1,102 @@
+"""The mutation check: without any one of the guards, the test that is named beside it fails."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from guards import GUARDS, Guard
+from mutants import mutants
+
+ROOT = Path(__file__).parents[2]
+
+
+def name_of(guard: Guard) -> str:
+    return f"{guard.file}:{guard.function}:{guard.name}"
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=name_of)
+def test_a_guard_can_be_taken_out_and_its_test_exists(guard):
+    assert mutants((ROOT / "podracer" / guard.file).read_text(), guard.function, guard.name)
+    file, _, test = guard.test.partition("::")
+    assert re.search(
+        rf"^def {test}\(" if test else "^def test", (ROOT / "tests" / file).read_text(), re.M
+    )
+
+
+def test_mutants_of_a_function():
+    source = """
+class Store:
+    def add(self, item):
+        if item is None or self.full:
+            raise ValueError(item)
+        with self.lock:
+            self.items.append(encode(item, strict=True))
+"""
+    changes = {mutant.change.partition(": ")[2] for mutant in mutants(source, "Store.add", "item")}
+    assert changes == {
+        "item is None or self.full -> False",
+        "item is None -> False",
+        "raise ValueError(item) -> pass",
+        "with self.lock: -> if True:",
+        "self.items.append(encode(item, strict=True)) -> pass",
+        "encode(item, strict=True) -> item",
+    }
+    mutant = mutants(source, "Store.add", "strict")[-1]
+    assert mutant.change == "line 7: strict=True -> nothing"
+    assert "self.items.append(encode(item))" in mutant.source
+    with pytest.raises(LookupError):
+        mutants(source, "Store.take", "item")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of the package and its tests, with the times of files, so that bytecode holds."""
+    copy = tmp_path_factory.mktemp("tree")
+    for folder in ("podracer", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    shutil.copy2(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def run(tree: Path, mark: str, *tests: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, "-m", mark, "--timeout", "120", *(f"tests/{test}" for test in tests)],
+        cwd=tree,
+        # No bytecode: a file that was changed twice within a second would be taken from it.
+        env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mark", sorted({guard.mark for guard in GUARDS}))
+def test_with_all_guards_the_tests_pass(mark, tree):
+    result = run(tree, mark, *sorted({guard.test for guard in GUARDS if guard.mark == mark}))
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.figure(25)
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("guard", GUARDS, ids=name_of)
+def test_without_a_guard_its_test_fails(guard, tree):
+    """For one of its mutants at least; `-s` shows those that go unnoticed, too."""
+    path = tree / "podracer" / guard.file
+    text, outcomes = path.read_text(), {}
+    for mutant in mutants(text, guard.function, guard.name):
+        path.write_text(mutant.source)
+        try:
+            outcomes[mutant.change] = run(tree, guard.mark, guard.test).returncode
+        finally:
+            path.write_text(text)
+        failed = outcomes[mutant.change] == pytest.ExitCode.TESTS_FAILED
+        print("noticed  " if failed else "unnoticed", name_of(guard), mutant.change)
+    assert pytest.ExitCode.TESTS_FAILED in outcomes.values(), outcomes

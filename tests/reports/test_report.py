@@ -1,0 +1,744 @@
+"""Reports stand alone, say what was recorded and run nothing; videos play what was rendered."""
+
+from __future__ import annotations
+
+import html
+import html.parser
+import json
+import math
+import re
+import stat
+
+import numpy as np
+import pytest
+import scipy.stats
+from charts import blocks, figures
+from PIL import Image, ImageSequence
+
+from podracer.cli.runs import ReportOptions, report
+from podracer.errors import ConfigError, PodracerError
+from podracer.io.seal import seal_json
+from podracer.io.sinks import read_metrics
+from podracer.reports import run as run_report
+from podracer.reports import video
+from podracer.reports.charts import Panel, curves
+from podracer.reports.page import charts_script, hash_of, plotly_script
+from podracer.reports.run import load_records, write_report
+from podracer.reports.selection import lineages
+from podracer.reports.timeline import segments
+from podracer.reports.video import write_video
+from podracer.scores.runs import RunRecords
+from podracer.scores.score import returns_of
+from podracer.scores.statistics import (
+    ENOUGH,
+    bootstrap_interval,
+    final_mean,
+    interquartile_mean,
+    running_mean,
+    score_of_seeds,
+)
+
+HOSTILE = "<script>alert(1)</script> & {x} $y$"
+
+
+def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, **config):
+    directory.mkdir(parents=True)
+    content = {
+        "recipe": "catch",
+        "experiment": {"seed": seed, "agent": {"learning_rate": learning_rate, "note": HOSTILE}},
+        "versions": {"jax": "0.10.2", "python": "3.11.7"},
+        "device": {"kind": "TPU v5", "devices": 4},
+        **config,
+    }
+    seal_json(directory / "config.json", content)
+    with (directory / "metrics.jsonl").open("w") as file:
+        for i in range(1, records + 1):
+            record = {
+                "updates": i, "frames": 1000 * i, "seconds": 5.0 + i, "frames_per_second": 2e6,
+                "episode_return": None if i == 3 else offset + i / records, "episode_length": 9.0,
+                "policy_loss": -0.1 * i, "entropy": None, "time_step": 0.75,
+                "time_compile": 5.0 if i == 1 else 0.0,
+            }  # fmt: skip
+            if i % 4 == 0:
+                record["evaluation_return"] = offset + (0.9 if i == 8 else 0.5)
+            file.write(json.dumps(record) + "\n")
+        file.write('{"updates": 99, "fra')
+    return directory
+
+
+class Page(html.parser.HTMLParser):
+    """The tags, attributes, and visible text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        whole = path.read_text(encoding="utf-8")
+        self.scripts = re.findall("<script>(.*?)</script>", whole, re.DOTALL)
+        self.source = re.sub("<script>.*?</script>", "", whole, flags=re.DOTALL)
+        self.tags, self.attributes, text = set(), [], []
+        self.handle_data = text.append
+        self.feed(re.sub("<script.*?</script>", "", self.source, flags=re.DOTALL))
+        self.size = len(whole.encode())
+        self.text = re.sub(r"\s+", " ", " ".join(text))
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes += attributes
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    runs = [
+        make_run(root / "a0", seed=0),
+        make_run(root / "a1", seed=1, offset=0.25),
+        make_run(root / "slow", learning_rate=0.0001, records=8),
+    ]
+    crash = {"code": 72, "exception": "OSError", "message": HOSTILE, "traceback": HOSTILE}
+    (runs[2] / "crash.json").write_text(json.dumps(crash))
+    return Page(write_report(runs, root / "report.html"))
+
+
+def test_a_report_is_self_contained_and_runs_its_own_scripts_alone(compared):
+    assert not compared.tags & {"script", "link", "iframe", "object", "embed", "form", "a", "img"}
+    assert not any(name.startswith("on") for name, _ in compared.attributes)
+    assert "://" not in compared.source
+    assert "@import" not in compared.source
+    assert compared.text.count(HOSTILE) == 3  # one shared setting, the message, the traceback
+    assert compared.scripts == [plotly_script(), charts_script()]
+    (policy,) = [value for name, value in compared.attributes if "default-src" in (value or "")]
+    hashes = " ".join(map(hash_of, compared.scripts))
+    assert policy == (
+        f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}"
+    )
+
+
+def test_the_charts_hold_what_was_recorded(compared):
+    drawn = blocks(compared.source)["learning "]
+    assert drawn["axes"] == ["frames", "updates", "seconds"]
+    returns, length, pace = drawn["figures"]
+    by_run = {}
+    for trace in returns["data"]:
+        by_run.setdefault(trace["meta"].get("run"), []).append(trace)
+    for name, offset in (("a0", 0.0), ("a1", 0.25)):
+        line, dots = by_run[name]
+        values = [offset + i / 12 for i in range(1, 13) if i != 3]
+        for axis, scale, start in (("frames", 1000, 0), ("updates", 1, 0), ("seconds", 1, 5)):
+            x, y = line["meta"]["curves"][axis]
+            assert x == [start + scale * i for i in range(1, 13) if i != 3]
+            np.testing.assert_allclose(y, values, rtol=1e-5)
+        assert dots["meta"]["curves"]["updates"] == [
+            [4, 8, 12],
+            [offset + x for x in (0.5, 0.9, 0.5)],
+        ]
+        assert line["text"].startswith(f"{name}<br>seed {name[1]}<br>learning_rate 0.001")
+    assert by_run[None][0]["name"] == "score"
+    assert [trace["meta"]["smooth"] for trace in by_run["slow"]] == [None, "run", None]
+    assert length["data"][0]["meta"]["curves"]["updates"][1] == [9] * 12
+    assert pace["data"][0]["meta"]["curves"]["updates"][1] == [2_000_000] * 12
+    legend = {entry["label"]: entry["runs"] for entry in drawn["legend"]}
+    assert legend == {"catch, learning_rate 0.001, 2 seeds": ["a0", "a1"], "slow": []}
+
+
+def test_names_and_settings_are_text_in_charts(tmp_path):
+    run = make_run(tmp_path / "<img src=x onerror=alert(1)>", records=4)
+    record = {"updates": 9, "frames": 9, "seconds": 9, "episode_return": 1.0, HOSTILE: 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert "<img" not in page.source
+    titles = [html.escape(x) for x in figures(page.source) if "alert" in x]
+    assert len(titles) == 1
+    for figure in figures(page.source).values():
+        for trace in figure["data"]:
+            assert not re.search("<(?!br>)", "".join(trace["text"]))
+        assert "<img" not in str(figure["layout"])
+
+
+def test_a_page_of_many_long_runs_stays_below_six_megabytes(tmp_path):
+    metrics = {f"metric_{i}": 0.123456 * i for i in range(12)}
+    runs = []
+    for seed in range(40):
+        runs.append(make_run(tmp_path / f"a run with a long name {seed}", learning_rate=seed + 1))
+        with (runs[-1] / "metrics.jsonl").open("w") as file:
+            for i in range(1, 301):
+                values = {key: x * i / 7 for key, x in metrics.items()}
+                values |= {
+                    "updates": i,
+                    "frames": 12_345 * i,
+                    "seconds": i / 3,
+                    "episode_return": 1 / i,
+                }
+                file.write(json.dumps(values) + "\n")
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert page.size < 6e6
+    line = blocks(page.source)["learning "]["figures"][0]["data"][0]
+    x, y = line["meta"]["curves"]["frames"]
+    assert len(x) < 300
+    assert x[-1] == 12_345 * 300
+    size = -(-300 // len(x))  # a point is the mean of so many records
+    assert y[0] == pytest.approx(np.mean([1 / i for i in range(1, size + 1)]), rel=1e-5)
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_curve(compared):
+    assert "catch, learning_rate 0.001, 2 seeds" in compared.text
+    assert "final evaluation 0.625 (mean over 2 seeds: 0.500, 0.750)" in compared.text
+    assert "95 %" not in compared.text
+
+
+@pytest.mark.parametrize("seeds", [ENOUGH - 1, ENOUGH])
+def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, seeds):
+    runs = [make_run(tmp_path / f"{i}", seed=i, offset=0.25 * (i == 0)) for i in range(seeds)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    if seeds < ENOUGH:
+        words = "final evaluation 0.562 (mean over 4 seeds: 0.750, 0.500, 0.500, 0.500)"
+    else:
+        words = "final evaluation 0.500, 95 % interval 0.500 to 0.667 (interquartile mean over"
+    assert words in page.text
+    traces = figures(page.source)["Episode return (dots: evaluation)"]["data"]
+    parts = {trace["name"]: trace["meta"]["curves"] for trace in traces if "name" in trace}
+    assert ("low" in parts) == ("95 % bootstrap interval" in page.text) == (seeds >= ENOUGH)
+    x, score = parts["score"]["updates"]
+    series = [0.25 * (i == 0) + np.delete(np.arange(1, 13) / 12, 2) for i in range(seeds)]
+    at = np.delete(np.arange(1.0, 13.0), 2)
+    grid = np.linspace(1, 12, len(x))
+    values = np.stack([np.interp(grid, at, running_mean(y)) for y in series])
+    np.testing.assert_allclose(score, score_of_seeds(values), rtol=1e-4)
+    if seeds >= ENOUGH:
+        bounds = (parts[name]["updates"][1] for name in ("low", "high"))
+        np.testing.assert_allclose(list(bounds), bootstrap_interval(values), rtol=1e-4)
+
+
+def test_differences_are_marked_and_the_rest_is_shared(compared):
+    marked = re.findall(r"<th>([^<]*)</th><td class=\"differs\">", compared.source)
+    assert marked == ["agent.learning_rate", "seed"]
+    assert compared.source.count("<th>versions.jax</th><td colspan=") == 1
+
+
+def test_a_crash_is_shown(compared):
+    assert "slow: OSError" in compared.text
+    assert "code 72" in compared.text
+
+
+def test_the_summary_of_one_run(tmp_path):
+    page = Page(write_report([make_run(tmp_path / "solo", seed=7)], tmp_path / "report.html"))
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert facts == {
+        "Final evaluation": "0.500", "Best evaluation": "0.900", "Final return": "1.00",
+        "Frames": "12.0k", "Updates": "12", "Frames/second": "2.00M", "Wall time": "0:17",
+        "Compile time": "0:05", "Recipe": "catch", "Seed": "7", "Device": "4 x TPU v5",
+        "Versions": "jax 0.10.2, python 3.11.7",
+    }  # fmt: skip
+    assert "Distinct episodes" not in page.text  # the run is older than their count
+    assert "step 53 %, compile 29 %, other 18 %" in page.text
+    assert "Policy loss" in figures(page.source)
+    assert "Entropy" not in figures(page.source)  # never had a value
+    stages = {x["text"][0]: x["x"] for x in figures(page.source)["Wall time by stage"]["data"]}
+    assert stages == {
+        "solo<br>step 0:09": [9],
+        "solo<br>compile 0:05": [5],
+        "solo<br>other 0:03": [3],
+    }
+
+
+def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
+    runs = []
+    for seed in (0, 1):
+        settings = {"evaluation_policy": "greedy", "evaluation_epsilon": 0.01}
+        experiment = {"seed": seed, "evaluation_episodes": 8, **settings}
+        runs.append(make_run(tmp_path / f"run{seed}", experiment=experiment))
+        record = {"updates": 9, "evaluation_return": 2.0, "evaluation_distinct_episodes": 5}
+        (runs[-1] / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    page = Page(write_report(runs[:1], tmp_path / "one.html"))
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert facts["Evaluation policy"] == "greedy with epsilon 0.01"
+    assert facts["Distinct episodes"] == "5 of 8"
+    both = Page(write_report(runs, tmp_path / "both.html"))
+    assert "final greedy with epsilon 0.01 evaluation 2.00" in both.text
+
+
+@pytest.mark.slow
+def test_the_same_runs_give_the_same_page(tmp_path):
+    run = make_run(tmp_path / "run", records=2)
+    first = write_report([run], tmp_path / "first.html").read_bytes()
+    assert write_report([run], tmp_path / "second.html").read_bytes() == first
+
+
+@pytest.mark.parametrize("config", [None, "{}", '{"experiment": {}, "device": "cpu"}'])
+@pytest.mark.parametrize("metrics", ["", '{"updates": 1}\n', '{"updates": 1, "loss": null}\n{"up'])
+def test_a_report_needs_little(tmp_path, config, metrics):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    page = Page(write_report([tmp_path], tmp_path / "report.html"))
+    assert tmp_path.name in page.text
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / parent / "run", records=1) for parent in ("x", "y")]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert "x/run" in page.text
+    assert "y/run" in page.text
+    deep = [make_run(tmp_path / parent / "seeds" / "s0", records=1) for parent in ("x", "y")]
+    page = Page(write_report([*runs, *deep, deep[0]], tmp_path / "report.html"))
+    assert all(f"{parent}/seeds/s0" in page.text for parent in ("x", "y"))
+    assert "catch, 1 seed, 4 runs : final episode return 1.00 (1 seed)" in page.text
+    others = ("y/run", "x/seeds/s0", "y/seeds/s0")
+    for name in others:  # the run that was named twice is there once
+        assert len(re.findall(rf"{name} is a repetition of \S*x/run", page.text)) == 1
+
+
+def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path):
+    """Of its pods a line more may be there; and its error is told once."""
+    pods = [{"seed": seed, "hyperparameters": []} for seed in range(3)]
+    experiment = {"seed": 0, "agent": {}, "pods": pods, "exchange": {"kind": "Selection"}}
+    path = make_run(tmp_path / "run", records=2, experiment=experiment)
+    (path / "crash.json").write_text('{"message": "out of luck", "traceback": "here"}')
+    Page(write_report([path], tmp_path / "report.html"))  # before the first record of its pods
+    record = {"frames": [1000] * 3, "episode_return": [0.1, 0.2, 0.3]}
+    lines = (json.dumps({"updates": updates, **record}) for updates in (1, 2, 3))
+    (path / "pods.jsonl").write_text("\n".join(lines) + "\n")
+    page = Page(write_report([path], tmp_path / "report.html"))
+    assert page.text.count("out of luck") == 1
+    assert "run pod 2" in page.text
+
+
+def test_a_pod_that_met_a_fault_is_not_the_best():
+    record = {"updates": 9, "episodes": [8, None, 8], "evaluation_return": [-200.0, -100.0, None]}
+    returns = returns_of(record, "evaluation_return")
+    np.testing.assert_array_equal(returns, [-200.0, np.nan, np.nan])
+    experiment = {
+        "exchange": {"kind": "Selection", "every": 4},
+        "pods": [{"seed": seed, "hyperparameters": []} for seed in range(3)],
+    }
+    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+    assert set(drawn[0].winner[..., 1].ravel()) == {0.0}
+    record["evaluation_return"] = [None, -100.0, None]  # of a pod with a fault
+    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+    assert drawn[0].winner.shape == (0, 2, 2)
+    assert len(drawn[0].pods)
+
+
+def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):
+    records = [{"evaluation_return": 9.0, "evaluation_unfinished": 3}, {"evaluation_return": 1.0}]
+    records = [{"updates": i, "seconds": i, **record} for i, record in enumerate(records, 1)]
+    config = {"experiment": {"target_return": 5.0}}
+    assert RunRecords("run", config, records, {}).best_evaluation == 1.0
+    assert RunRecords("run", config, records[:1], {}).best_evaluation is None
+    assert RunRecords("run", config, records[:1], {}).early_end == ""
+    whole = [records[0], records[1] | {"evaluation_return": 5.0}]
+    assert RunRecords("run", config, whole, {}).early_end == "target_return"
+    pods = {"episodes": [8, 8], "evaluation_return": [9.0, 1.0], "evaluation_unfinished": [3, 0]}
+    np.testing.assert_array_equal(returns_of(pods, "evaluation_return"), [np.nan, 1.0])
+
+
+def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
+    pods = [{"seed": seed, "hyperparameters": []} for seed in range(2)]
+    experiment = {"seed": 0, "agent": {}, "pods": pods}
+    path = make_run(tmp_path / "run", records=0, experiment=experiment)
+    whole = {"updates": 1, "seconds": 9.0, "frames_per_second": 500.0, "time_evaluate": 3.0}
+    (path / "metrics.jsonl").write_text(json.dumps(whole) + "\n")
+    (path / "pods.jsonl").write_text('{"updates": 1, "frames": [70, 80]}\n')
+    first, second = load_records(path, "run")
+    assert second.last("frames") == 80
+    for run in (first, second):
+        assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run"):
+        write_report([tmp_path / "nothing"], tmp_path / "report.html")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+# --- who waits for whom ---------------------------------------------------------------------------
+
+BUSY = {
+    "environment": 0.52, "inference": 0.2, "transfer": 0.08, "parameters": 0.0, "queue": 0.0,
+    "collect": 0.0, "learn": 0.9, "report": 0.0,
+}  # fmt: skip
+
+
+def make_sebulba_run(directory, *, records=12, starts=(1,), lag=1, without=(), **stages):
+    """A run whose stages take these seconds in every record but the first after a start."""
+    directory.mkdir(parents=True)
+    config = {"recipe": "pong", "experiment": {"seed": 0, "driver": {"policy_lag": lag}}}
+    (directory / "config.json").write_text(json.dumps(config))
+    seconds = 0.0
+    with (directory / "metrics.jsonl").open("w") as file:
+        for i in range(1, records + 1):
+            begins = i in starts
+            # Starting takes long, in stages that the rest of the run spends no time in.
+            spent = {"transfer": 5.0, "collect": 5.0} if begins else BUSY | stages
+            seconds += 20.0 * begins + sum(spent.get(s, 0) for s in ("collect", "learn", "report"))
+            record = {
+                "updates": i, "frames": 1000 * i, "seconds": seconds, "episode_return": 1.0,
+                "time_compile": 20.0 if begins else 0.0, "lag_mean": 0.5, "lag_max": i % 3,
+                "queue_occupancy": 0.25, "actor_idle": 0.5, "learner_idle": 0.1,
+                "environment_faults": i - max(start for start in starts if start <= i),
+                "emulator_frames": 4000 * i,
+            }  # fmt: skip
+            for stage in BUSY:
+                who = "learner" if stage in ("collect", "learn", "report") else "actor"
+                record[f"{who}_time_{stage}"] = spent.get(stage, 0.0)
+            kept = {k: v for k, v in record.items() if not k.startswith(tuple(without))}
+            file.write(json.dumps(kept) + "\n")
+    return directory
+
+
+def said(tmp_path, **options):
+    """The section's page, and what it says before the legend."""
+    page = Page(write_report([make_sebulba_run(tmp_path / "run", **options)], tmp_path / "r.html"))
+    section = re.search(r"<h2>Who waits for whom</h2><p>(.*?)</p>", page.source)
+    return page, section and html.unescape(section[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"queue": 1.2},
+         "The learner is the bottleneck: actors spend 60 % of their time waiting for it, it waits "
+         "0 % of its own. Try more learner devices or a smaller batch."),
+        ({"queue": 0.6, "parameters": 0.6, "report": 2.1},
+         "Evaluating and saving is the bottleneck: actors spend 60 % of their time waiting for it, "
+         "the learner does little else for 70 % of its own. Try fewer evaluations."),
+        ({"collect": 0.9},
+         "Environments are the bottleneck: the learner spends 50 % of its time waiting for actors, "
+         "they step environments 65 % of theirs. Try more environment threads or cores."),
+        ({"collect": 0.9, "inference": 1.4},
+         "Inference is the bottleneck: the learner spends 50 % of its time waiting for actors, "
+         "they choose actions 70 % of theirs. Try more actor devices or a smaller network."),
+        ({"collect": 0.9, "transfer": 1.4},
+         "Transfer is the bottleneck: the learner spends 50 % of its time waiting for actors, they "
+         "send trajectories 66 % of theirs. Try smaller observations, such as bytes, not floats."),
+        ({"collect": 0.9, "inference": 0.45},
+         "Actors are the bottleneck: the learner spends 50 % of its time waiting for them, they "
+         "step environments 50 % and choose actions 43 % of theirs. Try more actor devices or "
+         "threads."),
+        ({"queue": 0.05, "collect": 0.03},
+         "Neither is the bottleneck: actors spend 6 % of their time waiting for the learner, it "
+         "waits 3 % of its own. More speed takes more of both."),
+        ({"queue": 0.2, "collect": 0.3},
+         "No bottleneck stands out: actors spend 20 % of their time waiting for the learner, it "
+         "waits 25 % of its own. Try a larger queue or lag, which evens out bursts."),
+        ({"queue": 0.8, "collect": 0.9, "report": 1.2},
+         "No bottleneck stands out: actors spend 50 % of their time waiting for the learner, it "
+         "waits 30 % of its own, and evaluating, saving and logging takes it 40 %. Try fewer "
+         "evaluations first."),
+        ({"parameters": 0.8, "collect": 0.9, "lag": 0},
+         "They take turns, as the lag is 0: actors spend 50 % of their time waiting for the "
+         "learner, it waits 50 % of its own. A lag of 1 lets them work side by side."),
+        ({"without": ("actor_time", "learner_time")},
+         "The learner is the bottleneck: actors spend 50 % of their time waiting for it, it waits "
+         "10 % of its own. Try more learner devices or a smaller batch."),
+    ],
+)  # fmt: skip
+def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
+    assert said(tmp_path, **options)[1] == sentence
+
+
+def test_starts_count_only_if_there_is_nothing_else(tmp_path):
+    resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
+    assert "they step environments 65 % of theirs" in resumed
+    short = said(tmp_path / "short", records=1)[1]
+    assert short.startswith("Transfer is the bottleneck: the learner spends 100 % of its time")
+
+
+@pytest.mark.parametrize(
+    ("without", "shown"),
+    [
+        ((), ["Actors", "Learner", "Policy lag", "Queues"]),
+        (("actor_time",), ["Learner", "Policy lag", "Queues"]),
+        (("learner_time", "queue"), ["Actors", "Policy lag"]),
+        (("actor_", "learner_", "lag_max"), ["Policy lag", "Queues"]),
+        (("actor_time_queue", "lag"), ["Actors", "Learner", "Queues"]),
+        (("actor_time", "learner_time", "lag", "queue"), []),
+        (("learner_", "actor_idle", "lag", "queue"), ["Actors"]),
+        (("actor_", "learner_", "lag", "queue"), None),
+    ],
+)
+def test_panels_show_what_was_recorded(tmp_path, without, shown):
+    page, sentence = said(tmp_path, without=without, queue=1.2)
+    block = blocks(page.source).get("waiting run", {"figures": [], "legend": []})
+    named = [figure["layout"]["title"]["text"] for figure in block["figures"]]
+    for title in ("Actors", "Learner", "Policy lag", "Queues"):
+        assert any(title in value for value in named) == (title in (shown or []))
+    labels = [entry["label"] for entry in block["legend"]]
+    assert ("waits for trajectories" in labels) == ("Learner" in (shown or []))
+    assert ("steps environments" in labels) == ("Actors" in (shown or []))
+    assert (sentence is None) == (shown is None)
+    assert "Losses and other metrics" not in page.text
+    assert "actor time" not in page.text.lower()
+
+
+def test_a_gap_while_compiling_is_left_blank(tmp_path):
+    directory = make_sebulba_run(tmp_path / "run", starts=(1, 7))
+    records = read_metrics(directory / "metrics.jsonl")
+    (start, end, _), (again, last, _) = segments(
+        RunRecords("", {}, records, {}), ["actor_time_transfer"]
+    )
+    assert (start[0], end[-1]) == pytest.approx((20.0, records[5]["seconds"]))
+    assert (again[0], last[-1]) == pytest.approx((end[-1] + 20.0, records[-1]["seconds"]))
+
+
+def test_the_summary_of_sebulba_runs(tmp_path):
+    page, _ = said(tmp_path, starts=(1, 7), queue=0.2)
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert facts["Policy lag"] == "0.5 mean, 2 max"
+    assert facts["Idle"] == "actors 20 %, learner 0 %"
+    assert facts["Environment faults"] == "10"  # five before it was resumed, five after
+    assert facts["Emulator frames"] == "48.0k"
+    page, _ = said(tmp_path / "without", without=("emulator", "environment"))
+    assert "Policy lag" in page.text
+    assert "Emulator frames" not in page.text
+    assert "Environment faults" not in page.text
+
+
+@pytest.mark.slow
+def test_runs_of_both_kinds_are_compared(tmp_path):
+    runs = [make_run(tmp_path / "anakin")]
+    runs += [make_sebulba_run(tmp_path / f"<b>{i}", queue=1.2) for i in range(5)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.source.partition("</table>")[0])
+    columns = [re.findall(r"<t[dh]>(.*?)</t[dh]>", cells) for _, cells in rows]
+    idle = columns[0].index("Idle")
+    assert [row[idle] for row in columns[1:]] == ["-", *["actors 60 %, learner 0 %"] * 5]
+    assert page.text.count("The learner is the bottleneck") == 5
+    assert "<b>&lt;b&gt;0</b>: The learner" in page.source
+    assert len([name for name in blocks(page.source) if name.startswith("waiting")]) == 4
+    assert "first 4 runs" in page.text
+
+
+def test_the_only_sebulba_run_among_others_is_named(tmp_path):
+    runs = [make_run(tmp_path / "anakin"), make_sebulba_run(tmp_path / "host", queue=1.2)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert "<p><b>host</b>: The learner is the bottleneck" in page.source
+
+
+def test_a_run_without_actors_has_no_such_section(compared):
+    assert "Who waits for whom" not in compared.text
+    assert "Idle" not in compared.text
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 7, 10])
+def test_interquartile_mean_agrees_with_scipy(seeds):
+    values = np.random.default_rng(seeds).normal(size=(seeds, 5))
+    np.testing.assert_allclose(interquartile_mean(values), scipy.stats.trim_mean(values, 0.25))
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 4, 5, 10])
+def test_the_score_is_the_mean_of_few_seeds_and_nothing_where_one_failed(seeds):
+    values = np.random.default_rng(seeds).normal(size=(seeds, 5))
+    few = seeds < ENOUGH
+    expected = values.mean(0) if few else interquartile_mean(values)
+    np.testing.assert_array_equal(score_of_seeds(values), expected)
+    values[0, 1] = np.nan
+    np.testing.assert_array_equal(np.isnan(score_of_seeds(values)), np.arange(5) == 1)
+
+
+def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    low, high = bootstrap_interval(generator.normal(size=(20, 400)))  # 400 experiments at once
+    covered = np.mean((low <= 0) & (high >= 0))
+    assert 0.85 < covered < 0.99  # the percentile bootstrap of 20 is known to be a bit narrow
+    low, high = bootstrap_interval(np.full((5, 1), 3.0))
+    assert low == high == 3.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 99, 100, 201, 250, 1275, 3001])
+def test_running_mean_against_a_slow_loop(length):
+    values = np.random.default_rng(0).normal(size=length)
+    half = length // 50 // 2
+    slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
+    np.testing.assert_allclose(running_mean(values), slow)
+    assert final_mean(values) == pytest.approx(slow[-1])
+    assert (len(running_mean(values[:0])), final_mean(values[:0])) == (0, None)
+    values[:1] = 1e18  # is in no mean but those around it
+    slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
+    np.testing.assert_allclose(running_mean(values), slow)
+
+
+# --- videos ---------------------------------------------------------------------------------------
+
+
+def read_gif(path):
+    with Image.open(path) as image:
+        frames = [(np.asarray(f.convert("RGB")), f.info["duration"])
+                  for f in ImageSequence.Iterator(image)]  # fmt: skip
+    return np.stack([frame for frame, _ in frames]), [duration for _, duration in frames]
+
+
+def test_a_gif_of_few_colors_is_exact(tmp_path):
+    shades = np.arange(256, dtype=np.uint8).reshape(16, 16)  # neighbors differ by one
+    frames = np.repeat(np.stack([shades, shades.T, shades[::-1]])[..., None], 3, axis=-1)
+    write_video(frames, tmp_path / "a.gif", fps=30)
+    shown, durations = read_gif(tmp_path / "a.gif")
+    np.testing.assert_array_equal(shown, frames)
+    assert durations == [30, 40, 30]  # hundredths of a second, right in total
+
+
+def test_a_gif_of_many_colors_is_close(tmp_path):
+    ramp = np.linspace(0, 255, 64).astype(np.uint8)
+    image = np.stack(np.broadcast_arrays(ramp[:, None], ramp, np.uint8(99)), axis=-1)
+    frames = np.stack([np.roll(image, t, axis=0) for t in range(4)])
+    write_video(frames, tmp_path / "a.gif", fps=10)
+    shown, _ = read_gif(tmp_path / "a.gif")
+    assert np.abs(shown.astype(int) - frames).mean() < 8
+    assert (tmp_path / "a.gif").stat().st_size < frames.nbytes / 2
+
+
+def test_a_fast_gif_skips_frames_and_keeps_its_speed(tmp_path):
+    frames = np.zeros((60, 4, 4, 3), np.uint8)
+    frames[np.arange(60), 0, 0, 0] = np.arange(60)
+    write_video(frames, tmp_path / "a.gif", fps=60)
+    shown, durations = read_gif(tmp_path / "a.gif")
+    np.testing.assert_array_equal(shown, frames[::2])
+    assert sum(durations) == 1000
+    assert min(durations) >= 20
+
+
+@pytest.fixture
+def ffmpeg(tmp_path, monkeypatch):
+    """Stands for ffmpeg: writes its arguments, and as the video the number of bytes it was sent."""
+
+    def install(script='echo "$@" > "$0.args"; for out; do :; done; wc -c < /dev/stdin > "$out"'):
+        tool = tmp_path / "bin" / "ffmpeg"
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tool.parent))
+        return tool
+
+    return install
+
+
+def test_an_mp4_is_piped_to_ffmpeg(tmp_path, ffmpeg):
+    tool = ffmpeg()
+    write_video(np.zeros((3, 5, 7, 3), np.uint8), tmp_path / "a.mp4", fps=12)
+    arguments = tool.with_name("ffmpeg.args").read_text()
+    assert "-s 7x5 -r 12" in arguments
+    assert int((tmp_path / "a.mp4").read_text()) == math.prod((3, 5, 7, 3))
+
+
+@pytest.mark.figure(16)
+def test_reports_and_videos_replace_a_link_and_leave_its_target(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    for name in ("report.html", "play.gif"):
+        (tmp_path / name).symlink_to(precious)
+    write_report([make_run(tmp_path / "run", seed=7)], tmp_path / "report.html")
+    write_video(np.zeros((2, 4, 4, 3), np.uint8), tmp_path / "play.gif", fps=1)
+    assert precious.read_text() == "keep"
+    assert not (tmp_path / "report.html").is_symlink() | (tmp_path / "play.gif").is_symlink()
+
+
+def test_an_ffmpeg_that_does_not_end_is_reported(tmp_path, ffmpeg, monkeypatch):
+    ffmpeg("cat > /dev/null; exec sleep 60")
+    monkeypatch.setattr(video, "FFMPEG_SECONDS", 0.2)
+    with pytest.raises(PodracerError, match=r"has not written play.mp4 in 0.2 s"):
+        write_video(np.zeros((2, 8, 8, 3), np.uint8), tmp_path / "play.mp4", 10)
+
+
+def test_a_failing_ffmpeg_is_reported(tmp_path, ffmpeg):
+    ffmpeg("cat > /dev/null; echo 'no such encoder' >&2; exit 1")
+    with pytest.raises(PodracerError, match="no such encoder"):
+        write_video(np.zeros((1, 2, 2, 3), np.uint8), tmp_path / "a.mp4", fps=1)
+
+
+def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    frames = np.zeros((2, 4, 4, 3), np.uint8)
+    with pytest.raises(ConfigError, match=r"install it, or name the file \.gif"):
+        write_video(frames, tmp_path / "a.mp4", fps=10)
+    with pytest.raises(ConfigError, match=r"ends in '\.avi'"):
+        write_video(frames, tmp_path / "a.avi", fps=10)
+    with pytest.raises(ConfigError, match="float32"):
+        write_video(frames.astype(np.float32), tmp_path / "a.gif", fps=10)
+    with pytest.raises(ConfigError, match="at least one"):
+        write_video(frames[:0], tmp_path / "a.gif", fps=10)
+    with pytest.raises(ConfigError, match="not 0"):
+        write_video(frames, tmp_path / "a.gif", fps=0)
+
+
+def test_an_end_by_an_evaluation_is_said_beside_what_it_does_to_means(tmp_path):
+    driver = {"num_envs": 10, "rollout_length": 100}
+    rules = {"target_return": 0.5, "max_seconds": None, "frames": 16_000, "driver": driver}
+    paths = [
+        make_run(tmp_path / str(seed), records=count, experiment=rules | {"seed": seed})
+        for seed, count in enumerate((12, 16))
+    ]
+    timed = rules | {"seed": 2, "target_return": None, "max_seconds": 9.0}
+    paths.append(make_run(tmp_path / "2", records=4, experiment=timed))
+    text = Page(write_report(paths, tmp_path / "page.html")).text
+    assert "1 of 3 runs ended when an evaluation reached the target return" in text
+    assert text.count("an evaluation reached the target return, 0.5") == 1  # not of the whole run
+    assert text.count("its time was over, 9.0") == 1
+    assert text.count("A mean over seeds is dashed") == 1
+    text = Page(write_report(paths[1:2], tmp_path / "page.html")).text
+    assert not any(words in text for words in ("Ended early", "runs ended", "dashed"))
+
+
+def test_the_mean_of_seeds_goes_on_where_one_has_ended():
+    short, long = (
+        RunRecords(
+            name, {}, [{"frames": i, "episode_return": float(i)} for i in range(1, last)], {}
+        )
+        for name, last in (("short", 11), ("long", 21))
+    )
+    block = curves("all", {"both": [short, long]}, [Panel("Return", "episode_return")])
+    (mean,) = [x for x in figures(block)["Return"]["data"] if x.get("name") == "ended"]
+    assert mean["line"]["dash"] == "dash"
+    x, y = mean["meta"]["curves"]["frames"]
+    assert (x[0] > 10, x[-1]) == (True, 20)
+    np.testing.assert_allclose(y[-1], 15.0)  # of 10, where the short one ended, and 20
+
+
+def test_a_single_record_is_a_dot_in_the_color_of_its_group():
+    groups = {
+        name: [RunRecords(name, {}, [{"frames": 9, "updates": 1, "loss": 2.0}], {})]
+        for name in ("a", "b")
+    }
+    block = blocks(curves("all", groups, [Panel("Loss", "loss")]))["all"]
+    for entry in block["legend"]:
+        own = [x for x in block["figures"][0]["data"] if x["meta"]["group"] == entry["label"]]
+        assert {(x["mode"], x["marker"]["color"]) for x in own} == {("markers", entry["color"])}
+
+
+def test_a_sweep_shows_its_settings_with_the_score(tmp_path):
+    runs = [
+        make_run(tmp_path / f"{i:02}", learning_rate=10.0**-i, offset=-float(i), records=8)
+        for i in range(1, 12)
+    ]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    drawn = figures(page.source)
+    best = drawn["Score of configurations, and the best so far"]["data"]
+    assert best[0]["y"] == [round(0.9 - i, 6) for i in range(1, 12)]
+    assert best[1]["y"] == [best[0]["y"][0]] * 11
+    (bars,) = drawn["Rank correlation of each setting with the score"]["data"]
+    assert (bars["x"], bars["y"]) == ([1], ["learning_rate"])
+    lines = drawn["Configurations: settings and score"]["data"]
+    assert [trace["meta"]["group"] for trace in lines] == [f"{i:02}" for i in range(11, 0, -1)]
+    assert lines[-1]["y"] == [1, 1]  # the highest rate had the highest score
+    assert "learning_rate 0.100" in page.text
+
+
+def test_metrics_have_titles_in_words():
+    assert run_report.metric_title("approx_kl") == "Approximate KL divergence"
+    assert run_report.metric_title("td_error") == "TD error"
+    assert run_report.metric_title("q") == "Q"
+
+
+def test_a_comparison_is_no_page_of_a_run(tmp_path, capsys):
+    """By default it lies in the folder that all runs share, and the command says so."""
+    runs = [make_run(tmp_path / folder / "run", seed=seed) for seed, folder in enumerate("ab")]
+    for run in runs:
+        (run / "report.html").write_text("mine")
+    assert report(ReportOptions(tuple(runs))) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'comparison.html'}\n"
+    assert [(run / "report.html").read_text() for run in runs] == ["mine", "mine"]
+    assert report(ReportOptions((runs[0], runs[0]))) == 0  # which is one
+    assert capsys.readouterr().out == f"{runs[0] / 'report.html'}\n"
+    assert "mine" in (runs[1] / "report.html").read_text()

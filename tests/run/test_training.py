@@ -1,0 +1,729 @@
+"""Runs from Python: what they leave, and that going on equals never having stopped."""
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import AGENTS, environment_for
+from child import records
+
+import podracer
+from podracer import recipes
+from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
+from podracer.agents.ppo import PPO
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
+from podracer.config.experiment import Experiment
+from podracer.config.field_types import check_types
+from podracer.config.serialization import from_json, read_experiment, to_json
+from podracer.devices import cgroups
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import auto_reset, restart, transition
+from podracer.envs.catch import Catch
+from podracer.errors import CheckpointError, ConfigError, StorageError
+from podracer.evaluate import Evaluation
+from podracer.export.files import stablehlo_runner
+from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
+from podracer.io.entry_points import installed
+from podracer.io.seal import CONFIG, seal_json
+from podracer.networks import MLP, TorsoNetwork
+from podracer.policy import Policy
+from podracer.replay import Replay
+from podracer.run import history, training
+from podracer.run.errors import DeviceError
+from podracer.run.loading import load_run
+from podracer.run.resume import Totals, check_metadata
+from podracer.run.setup import build, make_run_setup
+from podracer.run.warnings import run_warnings
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
+
+SMALL = TorsoNetwork(MLP((16,)))
+STEPS = 16 * 8
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=A2C(network=SMALL),
+    driver=AnakinConfig(16, 8, 5),
+    frames=40 * STEPS,
+    evaluations=4,
+    evaluation_episodes=8,
+    devices=1,
+)
+
+
+@pytest.mark.slow
+def test_a_longer_run_is_evaluated_where_its_chunks_pass_an_evaluation(tmp_path):
+    """A short run has a shorter chunk, so a resumed run's first chunk is shorter, too."""
+    short = dataclasses.replace(EXPERIMENT, frames=3 * STEPS, evaluations=1)
+    podracer.train(short, run_dir=tmp_path / "run")
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    evaluated = [
+        record["updates"] for record in map(json.loads, lines) if "evaluation_return" in record
+    ]
+    assert evaluated == [3, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "pods"),
+    [
+        (3, 4, ()),
+        pytest.param(3, 13, (), marks=pytest.mark.slow),
+        pytest.param(3, 7, (Pod(0), Pod(1)), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_is_resumed_for_some_more_frames_makes_these(short, long, pods, tmp_path):
+    """It ends with the updates of one that was begun with all of them, and with the same bytes."""
+    experiment = dataclasses.replace(EXPERIMENT, evaluations=0, pods=pods)
+    updates = []
+    for name, lengths in {"whole": (long,), "longer": (short, long)}.items():
+        for length in lengths:
+            result = podracer.train(
+                experiment,
+                frames=length * STEPS,
+                run_dir=tmp_path / name,
+                resume=length > lengths[0],
+            )
+        updates.append(result.metrics["updates"])
+    assert updates[1] == updates[0]
+    assert stored_fingerprint(tmp_path / "longer") == stored_fingerprint(tmp_path / "whole")
+
+
+def sentences(experiment):
+    return list(run_warnings(experiment, build(experiment)[0]))
+
+
+def test_evaluations_that_have_no_room_are_said():
+    full, few = recipes.find("catch_a2c"), recipes.find("catch_a2c").with_fields({"frames": 1e6})
+    assert sentences(full) == []
+    assert sentences(few) == [
+        "Only 5 of the 10 evaluations will run, because a run evaluates only at the end of a chunk "
+        "(`driver.updates_per_chunk=100`). `driver.updates_per_chunk=48` would leave room for all."
+    ]
+    roomy = few.with_fields({"driver": {"updates_per_chunk": 48}})
+    assert sentences(roomy) == []
+    assert len(roomy.evaluation_updates) == 10
+    (text,) = sentences(few.with_fields({"frames": 1}))
+    assert text.endswith("(`driver.updates_per_chunk=1`).")
+
+
+def test_a_target_that_no_evaluation_can_reach_is_said():
+    run = recipes.find("cartpole_sebulba")
+    assert sentences(run) == []
+    (text,) = sentences(run.with_fields({"evaluations": 0}))
+    assert text == "`target_return=475` ends no run without evaluations."
+
+
+def test_a_period_of_averages_that_nobody_makes_is_said():
+    run = recipes.find("cartpole_sebulba")
+    (text,) = sentences(run.with_fields({"driver": {"average_every": 8}}))
+    assert text == "`driver.average_every` does nothing without `driver.average_hosts`."
+
+
+def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
+    long = DQN(replay=Replay(10_000, warmup=40 * STEPS + 1))
+    podracer.train(EXPERIMENT, agent=long, evaluations=0, run_dir=tmp_path / "run")
+    assert "Nothing will be learned: the replay's warm-up takes" in caplog.text
+    last = dataclasses.replace(EXPERIMENT, agent=DQN(replay=Replay(10_000, warmup=40 * STEPS)))
+    assert last.num_steps == 40 * STEPS
+    assert sentences(last) == sentences(EXPERIMENT)
+
+
+def test_timesteps_that_a_recurrent_agent_never_learns_are_said():
+    memory = TorsoNetwork(MLP((8,)), memory="gru")
+
+    def said(agent, length):
+        environment = "pendulum" if isinstance(agent, SAC) else "catch"
+        run = dataclasses.replace(EXPERIMENT, agent=agent, environment=environment)
+        return sentences(run.with_fields({"driver": {"rollout_length": length}}))
+
+    for agent in (R2D2(), SAC(network=memory)):
+        (text,) = said(agent, 21)
+        assert text.startswith("Of the 21 timesteps of a rollout 1 are never learned")
+        assert not said(agent, 20)
+    for agent in (SAC(), PPO(network=memory)):
+        assert not said(agent, 21)
+
+
+def test_a_finished_run_that_is_resumed_has_its_last_record(finished):
+    again = podracer.train(EXPERIMENT, run_dir=finished.run_dir, resume=True)
+    assert again.metrics.items() >= records(finished.run_dir)[-1].items()
+    assert again.evaluation is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
+)
+def test_resumed_equals_uninterrupted(name, tmp_path):
+    """State and records, to the byte, when the run is cut at its middle boundary."""
+    experiment = dataclasses.replace(
+        EXPERIMENT, agent=AGENTS[name], environment=environment_for(name)
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(experiment, run_dir=whole)
+    half = dataclasses.replace(experiment, frames=20 * STEPS, evaluations=2)
+    podracer.train(half, run_dir=cut)
+    podracer.train(experiment, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert records(cut) == records(whole)
+
+
+@pytest.fixture
+def cache_misses(monkeypatch):
+    """Names of the programs that were compiled instead of read from the compile cache."""
+    found = []
+
+    def count(event, **_):
+        if event == "/jax/compilation_cache/cache_misses":
+            found.append(event)
+
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.monitoring.register_event_listener(count)
+    yield found
+    jax.monitoring.unregister_event_listener(count)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
+@pytest.mark.parametrize("arch", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+def test_other_hyperparameters_compile_nothing(arch, tmp_path, cache_misses):
+    experiment = dataclasses.replace(EXPERIMENT, frames=5 * STEPS, evaluations=1).with_arch(arch)
+    first = podracer.train(experiment, run_dir=tmp_path / "first")
+    cache_misses.clear()
+    agent = {"learning_rate": 1e-2, "entropy_cost": 0.02, "discount": 0.9, "max_gradient_norm": 2.0}
+    second = podracer.train(experiment, run_dir=tmp_path / "second", seed=3, agent=agent)
+    assert cache_misses == []
+    assert fingerprint(first.state) != fingerprint(second.state)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """What `train` returned; its run directory is for reading only."""
+    return podracer.train(EXPERIMENT, run_dir=tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_what_a_run_leaves(finished):
+    run, result = finished.run_dir, finished
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["updates"] for line in lines] == list(range(5, 41, 5))
+    assert [line["updates"] for line in lines if "evaluation_return" in line] == [10, 20, 30, 40]
+    assert lines[-1]["frames"] == 40 * STEPS
+    assert {"seconds", "frames_per_second", "episode_return", "loss", "time_step"} <= lines[
+        0
+    ].keys()
+    config = json.loads((run / "config.json").read_text())
+    assert from_json(config["experiment"]) == EXPERIMENT == read_experiment(run)
+    assert config["versions"]["jax"] == jax.__version__
+    assert result.exit_code == 0
+    assert result.metrics["updates"] == 40
+    agent, state = podracer.load(run)
+    assert fingerprint(state) == fingerprint(result.state)
+    assert (agent.name, agent.spec) == (result.agent.name, result.agent.spec)
+    assert not (run / "crash.json").exists()
+
+
+@pytest.mark.slow
+def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
+    returns = {10: 1.0, 20: 4.0, 30: 4.0, 40: 2.0, 60: 5.0, 80: math.nan, 85: 9.0}
+    evaluated = {}
+
+    def scripted_setup(experiment, saved_devices=0):
+        def evaluate(state):
+            update = int(state.update)
+            evaluated[update] = fingerprint(state)
+            return Evaluation(
+                np.full(3, returns[update]), np.ones(3, int), np.array(0), np.array(3)
+            )
+
+        setup = make_run_setup(experiment, saved_devices)
+        return dataclasses.replace(setup, evaluate=evaluate)
+
+    def loaded(checkpoint):
+        return stored_fingerprint(run, checkpoint)
+
+    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
+    assert loaded("best") == loaded(30) == (30, evaluated[30])
+    assert loaded("newest")[0] == 40
+    podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=80 * STEPS)  # other evaluations
+    assert loaded("best") == (60, evaluated[60])
+    podracer.load_policy(run, checkpoint=60)
+    for choice in ("10", "latest", None, 1.0, True):
+        with pytest.raises(ConfigError, match="newest, best or a number of updates, not"):
+            podracer.load(run, checkpoint=choice)
+    with pytest.raises(ConfigError, match="has no pods, as it is no sweep: leave out pod 0"):
+        podracer.load(run, pod=0)
+    podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=85 * STEPS, keep_best=False)
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        loaded("best")
+
+
+def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monkeypatch):
+    """On a solved task all do; of those that are saved anyway the newest is the best."""
+    saves = []
+
+    def save(self, updates, state, metadata):
+        saves.append((updates, metadata["best"]["updates"]))
+
+    def scripted_setup(experiment, saved_devices=0):
+        def evaluate(state):
+            return Evaluation(np.ones(3), np.ones(3, int), np.array(0), np.array(3))
+
+        return dataclasses.replace(make_run_setup(experiment, saved_devices), evaluate=evaluate)
+
+    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    monkeypatch.setattr(Checkpointer, "save", save)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", save_seconds=1e6)
+    assert saves == [(10, 10), (40, 40)]
+
+
+def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
+    metrics = (run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints")
+    for _ in ("saved.json", "metrics.jsonl"):  # each of them shows that a checkpoint was sealed
+        with pytest.raises(CheckpointError, match=r"but one was saved|show that one was"):
+            podracer.train(EXPERIMENT, run_dir=run, resume=True)
+        assert (run / "metrics.jsonl").read_bytes() == metrics
+        (run / "saved.json").unlink(missing_ok=True)
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="seed"):
+        podracer.train(EXPERIMENT, seed=7, run_dir=run, resume=True)
+    podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    assert "ended before its first save, so it begins again" in caplog.text
+    assert records(run)[0]["updates"] == 5
+
+
+@pytest.mark.slow
+def test_a_run_whose_directory_vanishes_ends_and_makes_no_other(tmp_path, capsys):
+    run = tmp_path / "run"
+
+    def move(boundary):
+        run.rename(tmp_path / "away")
+
+    with pytest.raises(StorageError, match="checkpoints is gone") as gone:
+        podracer.train(EXPERIMENT, run_dir=run, callbacks=[move])
+    assert gone.value.exit_code == 73
+    assert not run.exists()
+
+
+def test_tensorboard_reads_what_was_written(finished):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(finished.run_dir / "tensorboard"))
+    events.Reload()
+    scalars = events.Scalars("evaluation/return")
+    assert [event.step for event in scalars] == [10, 20, 30, 40]
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingCatch(Catch):
+    """Catch whose state also counts the steps."""
+
+    def reset(self, key):
+        state, timestep = super().reset(key)
+        return (state, jnp.int32(0)), timestep
+
+    def step(self, key, state, action):
+        inner, timestep = super().step(key, state[0], action)
+        return (inner, state[1] + 1), timestep
+
+
+def test_policies_are_loaded_without_replay_and_environments(tmp_path):
+    """So they may act in an environment whose state is another, and need no memory for a replay."""
+    run, agent = tmp_path / "run", AGENTS["dqn"]
+    recipe = dataclasses.replace(EXPERIMENT, agent=agent, frames=5 * STEPS)
+    result = podracer.train(recipe, run_dir=run)
+    whole, shared = podracer.load(run)[1], load_run(run).state.learner
+    assert fingerprint(whole) == fingerprint(result.state)
+    assert jax.tree.leaves(whole.local)
+    assert shared.local == ()
+    assert fingerprint(shared.shared) == fingerprint(whole.shared)
+    policy = podracer.load_policy(run)
+    elsewhere = podracer.load_policy(run, environment=CountingCatch())
+    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
+    assert np.array_equal(policy(observations), elsewhere(observations))
+    _, again = podracer.load(run, environment=CountingCatch())
+    assert fingerprint(again) == fingerprint(whole)
+
+
+def test_a_policy_is_loaded_with_a_recipe_and_draws_with_a_seed(tmp_path):
+    run = tmp_path / "run"
+    recipe = dataclasses.replace(
+        EXPERIMENT, environment=CountingCatch(), frames=5 * STEPS, evaluations=0
+    )
+    podracer.train(recipe, run_dir=run)
+    with pytest.raises(ConfigError, match="name its recipe"):
+        podracer.load_policy(run)
+    loaded = podracer.load_policy(run, sampled=True, seed=3, recipe=recipe)
+    expected = Policy(*podracer.load(run, recipe=recipe), sampled=True, seed=3)
+    other = expected.copy(seed=0)
+    observations = np.zeros((50, 10, 5), np.float32)
+    draws, same, others = (
+        np.stack([policy(observations) for _ in range(3)]) for policy in (loaded, expected, other)
+    )
+    assert np.array_equal(draws, same)
+    assert not np.array_equal(draws, others)
+    assert len(np.unique(draws)) > 1
+
+
+def test_a_policy_is_exported_in_another_environment(finished, tmp_path):
+    run, path = finished.run_dir, tmp_path / "policy.stablehlo"
+    export = podracer.export_policy(run, path, format="stablehlo", environment=CountingCatch())
+    assert export.metadata["environment"] == "CountingCatch"
+    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
+    (name,) = export.inputs
+    actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]
+    assert np.array_equal(actions, podracer.load_policy(run)(observations))
+    assert len(np.unique(actions)) > 1
+
+
+def test_an_evaluation_can_be_repeated(finished):
+    from podracer.evaluate import make_evaluator
+
+    run = load_run(finished.run_dir)
+    evaluate, state = make_evaluator(run.agent, run.env, 8), run.state
+    again = evaluate(run.agent.actor_params(state.learner), state.key, state.update)
+    assert np.array_equal(again.returns, finished.evaluation.returns)
+    assert again.unfinished == 0
+    assert set(again.lengths) == {9}
+
+
+def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
+    run = tmp_path / "run"
+    result = podracer.train(EXPERIMENT, run_dir=run, target_return=-1.0)
+    assert result.metrics["updates"] == 10
+    # A finished run stays finished.
+    again = podracer.train(EXPERIMENT, run_dir=run, target_return=-1.0, resume=True)
+    assert again.exit_code == 0
+    assert again.reason == result.reason == "target_return"
+    assert records(run)[-1]["updates"] == 10
+    assert len(repr(result)) < 1000  # without the arrays
+    config = (run / "config.json").read_text()
+    with pytest.raises(
+        ConfigError, match=rf"frames is {5 * STEPS}, but the run has made {10 * STEPS:,} al"
+    ):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=5 * STEPS)
+    assert (run / "config.json").read_text() == config
+    assert "bit-exact" not in caplog.text
+    versions = history.installed_versions()
+    monkeypatch.setattr(history, "installed_versions", lambda: versions | {"jax": "0.0.1"})
+    renamed = dataclasses.replace(EXPERIMENT, recipe="other")  # as a module may call its function
+    assert podracer.train(renamed, run_dir=run, resume=True).reason == "frames"
+    assert read_experiment(run).recipe == "test"
+    words = f"computed with jax {versions['jax']}, then 0.0.1: correct, but perhaps not bit-exact"
+    assert words in caplog.text
+
+
+def test_a_run_says_at_every_resume_that_it_had_other_versions(tmp_path, caplog):
+    """Also where it goes on with those that it began with."""
+
+    def resumed(metadata, *, jax="0.1", podracer="1", config=None):
+        caplog.clear()
+        seal_json(tmp_path / CONFIG, {"experiment": {}} | (config or {}))
+        versions = {"podracer": podracer, "jax": jax}
+        attempt = history.History(["1 x cpu"], [versions])
+        attempt.restore(metadata, tmp_path)
+        attempt.warn()
+        return dataclasses.asdict(attempt), caplog.text
+
+    first = {"topologies": ["1 x cpu"], "versions": [{"podracer": "1", "jax": "0.1"}]}
+    check_metadata(
+        first | {"experiment": {}, "totals": dataclasses.asdict(Totals()), "records": {}}
+    )
+    assert resumed(first) == (first, "")
+    second, text = resumed(first, jax="0.2", podracer="2")
+    assert "with podracer 1, then 2; jax 0.1, then 0.2: correct, but perhaps" in text
+    third, text = resumed(second, podracer="2")
+    assert "with podracer 1, then 2; jax 0.1, then 0.2, then 0.1: correct" in text
+    assert len(third["versions"]) == 3
+    assert third["topologies"] == ["1 x cpu"]
+    old = {"topologies": ["1 x cpu"]}  # of an older podracer
+    assert resumed(old)[1] == ""
+    for began in ("0.0", "0.0\x1b[2J"):
+        text = resumed(old, config={"versions": {"jax": began, "python": "3"}})[1]
+        assert ("jax 0.0, then 0.1" in text) == (began == "0.0")
+        assert "\x1b" not in text
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
+    """Which is all that a run of so many devices needs to be exact, as a sweep is."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, run_dir=whole, devices=2)
+    podracer.train(EXPERIMENT, run_dir=cut, devices=2, frames=20 * STEPS, evaluations=2)
+    result = podracer.train(EXPERIMENT, run_dir=cut, resume=True, devices=0)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert len(jax.tree.leaves(result.state)[0].devices()) == 2
+    assert "bit-exact" not in caplog.text
+
+
+def test_a_topology_has_the_cores_that_xla_divides_by(monkeypatch):
+    """Not the share of a container, of which XLA does not know."""
+    monkeypatch.setattr(cgroups, "cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    setup = make_run_setup(dataclasses.replace(EXPERIMENT, devices=1))
+    assert setup.topology == "1 x cpu with 8 cores"
+
+
+@pytest.mark.slow
+def test_other_devices_are_said_at_every_resume_and_chosen_by_a_setting(
+    tmp_path, monkeypatch, caplog
+):
+    def machine(devices):
+        def find(count):
+            if count > devices:
+                raise ConfigError("too few")
+            return jax.devices()[: count or devices]
+
+        monkeypatch.setattr("podracer.run.setup.find_devices", find)
+
+    def resume(updates, devices):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "podracer"):
+            settings = {"frames": updates * STEPS, "devices": devices}
+            podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True, **settings)
+        return caplog.text
+
+    machine(4)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=5 * STEPS, devices=0)
+    machine(2)
+    cores = f"with {len(os.sched_getaffinity(0))} cores"
+    said = (
+        f"The run was computed on 4 x cpu {cores}, then on 2 x cpu {cores}: correct, but not "
+        "bit-exact."
+    )
+    assert said in resume(10, devices=0)
+    assert said in resume(15, devices=0)
+    three = f"on 4 x cpu {cores}, then on 2 x cpu {cores}, then on 1 x cpu {cores}: correct"
+    assert three in resume(20, devices=1)
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, frames=10 * STEPS)
+    other = dataclasses.replace(EXPERIMENT, agent=A2C(network=SMALL, discount=0.5))
+    with pytest.raises(ConfigError, match=r"agent.discount was 0.99 and is 0.5"):
+        podracer.train(other, run_dir=run, resume=True)
+    assert not (run / "crash.json").exists()  # the run itself is as it was
+
+
+@pytest.mark.parametrize(("policy_lag", "said"), [(0, False), (1, True)])
+def test_a_resume_says_whether_environments_begin_new_episodes(policy_lag, said, tmp_path, caplog):
+    driver = SebulbaConfig(num_envs=4, rollout_length=4, policy_lag=policy_lag, updates_per_chunk=2)
+    settings = {"driver": driver, "evaluations": 0, "run_dir": tmp_path / "run"}
+    podracer.train(EXPERIMENT, frames=32, **settings)
+    podracer.train(EXPERIMENT, frames=64, resume=True, **settings)
+    assert ("begin new episodes" in caplog.text) == said
+
+
+def test_a_directory_is_used_once(tmp_path):
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds no run"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "other", resume=True)
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"holds checkpoints, but not the config\.json"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    (tmp_path / "cup").mkdir()
+    (tmp_path / "cup" / "leaderboard.jsonl").touch()
+    with pytest.raises(ConfigError, match="cup holds a tournament"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "cup")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "pods.jsonl"])
+def test_records_of_another_run_are_refused_and_left_as_they_are(name, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"run holds the {name} of another run: move it away"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["RESOURCE_EXHAUSTED: Out of memory", pytest.param("DATA_LOSS: gone", marks=pytest.mark.slow)],
+)
+def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text):
+    def broken(*_, **__):
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr("podracer.drivers.anakin.anakin", broken)
+    with pytest.raises(DeviceError) as raised:
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    assert raised.value.exit_code == 71
+    crash = json.loads((tmp_path / "run" / "crash.json").read_text())
+    assert crash["code"] == 71
+    assert crash["last_update"] == 0
+
+
+BAD = [
+    ({"frames": 0}, "frames must be at least 1"),
+    ({"driver": AnakinConfig(1024, 1024, 4096), "frames": 2**40}, "a chunk has at most 2,147"),
+    ({"seed": -1}, "seed must be at least 0"),
+    ({"seed": 2**32}, "seed must be at most 4,294,967,295"),
+    ({"evaluations": -1}, "evaluations"),
+    ({"evaluation_episodes": 0}, "evaluation_episodes"),
+    ({"devices": 9}, "`devices=9` was asked for, but this run sees 8"),
+    ({"devices": -1}, "devices must be at least 0"),
+    ({"save_seconds": -1.0}, "save_seconds"),
+    ({"save_seconds": float("nan")}, "save_seconds"),
+    ({"stall_seconds": 0.0}, "stall_seconds"),
+    ({"environment": "cathc"}, "did you mean catch"),
+    ({"agent": A2C(learning_rate=float("nan"))}, "agent.learning_rate"),
+    ({"agent": A2C(learning_rate=float("inf"))}, "agent.learning_rate"),
+    ({"agent": A2C(discount=1.5)}, "agent.discount must lie in"),
+    ({"agent": PPO(num_epochs=0)}, "agent.num_epochs must be at least 1"),
+    ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must be at least 1"),
+    ({"driver": AnakinConfig(0, 8, 5)}, "driver.num_envs must be at least 1"),
+]
+
+
+@pytest.mark.figure(20)
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_impossible_values_are_refused_before_anything_is_made(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", **change)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_setting_of_a_recipe_is_changed_by_name():
+    experiment = recipes.find("cartpole_ppo")
+    changed = experiment.with_fields(
+        {"seed": 3, "agent": {"learning_rate": 0.5, "network": {"shared": True}}}
+    )
+    network = changed.agent.network
+    assert (changed.seed, changed.agent.learning_rate, network.shared) == (3, 0.5, True)
+    assert network.torso == experiment.agent.network.torso
+    assert changed.driver == experiment.driver
+    with pytest.raises(ConfigError, match=r"PPO has no field 'learning_rat'.*learning_rate"):
+        podracer.train("cartpole_ppo", agent={"learning_rat": 0.5})
+    with pytest.raises(ConfigError, match=r'one of its agent: agent=\{"learning_rate": ...\}'):
+        podracer.train("cartpole_ppo", learning_rate=0.5)
+    for change, words in (
+        ({"total_timesteps": 1000}, "Experiment has no field 'total_timesteps': did you mean fra"),
+        ({"lr": 0.5}, 'it is one of its agent: agent={"learning_rate": ...}.'),
+        ({"n_envs": 2}, 'it is one of its driver: driver={"num_envs": ...}.'),
+        ({"agent": {"batch_size": 2}}, "did you mean num_minibatches?"),
+        (
+            {"agent": {"hidden": (32, 32)}},
+            'one of its network.torso: agent={"network": {"torso": {"hidden": ...}}}.',
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            podracer.train("cartpole_ppo", **change)
+    with pytest.raises(ConfigError, match=r"PPO\.learning_rate cannot be 'a': .* a number or"):
+        podracer.train("cartpole_ppo", agent={"learning_rate": "a"})
+    with pytest.raises(ConfigError, match="frames cannot be '5k': it must be a whole number"):
+        podracer.train("cartpole_ppo", frames="5k")
+
+
+@pytest.mark.figure(16)
+@pytest.mark.parametrize("name", ["..", "a b ", "x" * 81, ".hidden", "a\nb", "CON", "a\x00b"])
+def test_hostile_run_names_are_refused(tmp_path, name):
+    with pytest.raises(ConfigError):
+        podracer.train(EXPERIMENT, run_dir=f"{tmp_path}/{name}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [*recipes.RECIPES, *installed("recipes")])
+def test_every_recipe_is_whole(name):
+    experiment = recipes.find(name)
+    experiment.check()
+    check_types(experiment)
+    assert experiment.recipe == name
+    assert from_json(json.loads(json.dumps(to_json(experiment)))) == experiment
+    chunk = experiment.run_driver
+    assert experiment.num_updates * chunk.steps_per_update >= experiment.frames
+    *marks, last = sorted(experiment.evaluation_updates) or [experiment.num_updates]
+    assert last == experiment.num_updates
+    assert all(updates % chunk.updates_per_chunk == 0 for updates in marks)
+
+
+@pytest.mark.figure(16)
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kind": "os.system", "command": "true"},
+        {"kind": "Experiment", "recipe": "x", "surprise": 1},
+        {"kind": "AnakinConfig", "num_envs": "many"},
+        {"kind": "MLP", "hidden": ["wide"]},
+        {"kind": "MLP", "activation": "exec"},
+        {"kind": "Experiment", "recipe": "x"},
+        {"_target_": "os.system"},
+    ],
+)
+def test_a_configuration_cannot_name_what_it_likes(data):
+    with pytest.raises(ConfigError):
+        from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"frames": 2.5}, "frames cannot be 2.5"),
+        ({"seed": True}, "seed cannot be True"),
+        ({"keep_best": "no"}, "keep_best cannot be 'no'"),
+        ({"recipe": 5}, "recipe cannot be 5"),
+        ({"driver": {"num_envs": 1.5}}, "num_envs cannot be 1.5"),
+        ({"agent": {"network": {"shared": 0}}}, "shared cannot be 0"),
+        ({"callbacks": "save"}, "callbacks must be a list"),
+        ({"callbacks": [None]}, "a callback must be a function"),
+        ({"sinks": print}, "sinks must be a list"),
+    ],
+)
+def test_what_a_file_could_not_bring_back_is_refused_at_the_start(changes, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train("catch", run_dir=tmp_path / "run", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_and_whole_floats_are_numbers():
+    experiment = recipes.find("catch").with_fields(
+        {"frames": 1e5, "seed": np.int32(3), "agent": {"learning_rate": np.float32(0.5)}}
+    )
+    values = (experiment.frames, experiment.seed, experiment.agent.learning_rate)
+    assert [type(value) for value in values] == [int, int, float]
+    assert values == (100_000, 3, 0.5)
+    assert from_json(to_json(experiment)) == experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty:
+    """Episodes of 20 steps that show NaN in the 5th."""
+
+    spec = EnvironmentSpec("faulty", ArraySpec((1,)), Discrete(2))
+
+    def reset(self, key):
+        return jnp.int32(0), restart(jnp.zeros(1))
+
+    def step(self, key, time, action):
+        time = time + 1
+        observation = jnp.where(time == 5, jnp.nan, time / jnp.ones(1))
+        return time, transition(observation, 1.0, timeout=time >= 20)
+
+
+@pytest.mark.slow
+def test_a_row_is_masked_until_its_next_episode_also_after_a_resume(tmp_path):
+    driver = SebulbaConfig(4, 8, updates_per_chunk=1, policy_lag=0, threads_per_actor=1)
+    env = auto_reset(Faulty())
+    whole = Experiment(environment=env, agent=A2C(), driver=driver, frames=128, evaluations=0)
+    podracer.train(whole, run_dir=tmp_path / "whole")
+    cut = dataclasses.replace(whole, frames=32)  # the rows are masked when it ends
+    podracer.train(cut, run_dir=tmp_path / "cut")
+    podracer.train(whole, run_dir=tmp_path / "cut", resume=True)
+    assert stored_fingerprint(tmp_path / "cut") == stored_fingerprint(tmp_path / "whole")

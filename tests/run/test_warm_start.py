@@ -1,0 +1,394 @@
+"""Runs that begin with what another run has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import AGENTS, blueprint, environment_for
+from child import call, records
+
+import podracer
+from podracer.agent import DEFAULT_CONTEXT, Agent, Rule
+from podracer.agents.dqn import DQN
+from podracer.agents.ppo import PPO
+from podracer.agents.rules.lpg import LPG, UpdateRule
+from podracer.agents.rules.lpg.rule_file import encode_rule
+from podracer.agents.rules.lpg.student import lpg_student
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.envs import make
+from podracer.errors import CheckpointError, ConfigError
+from podracer.fields import bounded, reset_on_warm_start, struct
+from podracer.io.checkpoint import Checkpointer, stored_fingerprint
+from podracer.io.schema import leaves_by_path
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+from podracer.run.records import Recorder
+from podracer.run.resume import Totals
+from podracer.run.setup import make_run_setup
+from podracer.run.warm_start import Weights, describe_begin, reset_paths
+from podracer.schedules import Linear, init_frames
+from podracer.types import LearnerState
+
+STEPS = 16 * 8
+NETWORK = TorsoNetwork(MLP((16,)))
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=PPO(network=NETWORK, learning_rate=Linear(1e-3, 0.0, 10 * STEPS), num_epochs=1),
+    driver=AnakinConfig(16, 8, 5),
+    frames=10 * STEPS,
+    evaluations=1,
+    evaluation_episodes=8,
+    devices=1,
+)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return podracer.train(EXPERIMENT, run_dir=tmp_path_factory.mktemp("runs") / "first")
+
+
+def test_a_run_goes_on_from_what_another_has_learned(first, tmp_path):
+    """Parameters, moments of the optimizer and statistics; schedules and counters begin anew."""
+    begun = {}
+
+    def callback(boundary):
+        begun.setdefault(boundary.metrics["updates"], boundary.state)
+
+    frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
+    result = podracer.train(
+        EXPERIMENT, agent=frozen, seed=1, frames=5 * STEPS, weights=first.run_dir,
+        run_dir=tmp_path / "frozen", callbacks=[callback],
+    )  # fmt: skip
+    before, after = first.state.shared, begun[5].shared
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    counts = [int(x) for x in jax.tree.leaves(after.optimizer_state) if x.dtype == np.int32]
+    assert counts == [15 * EXPERIMENT.agent.num_minibatches]
+    assert int(after.frames) == 5 * STEPS
+    assert [record["frames"] for record in records(result.run_dir)] == [5 * STEPS]
+    config = json.loads((result.run_dir / "config.json").read_text())
+    origin = json.loads((first.run_dir / "config.json").read_text())
+    expected = {"run": str(first.run_dir), "id": origin["run"]["id"], "updates": 10}
+    assert config["weights"] == expected
+
+
+def test_a_run_goes_on_from_the_best_checkpoint_or_a_numbered_one(tmp_path, monkeypatch):
+    """The evaluation after five updates is better than the last one."""
+    add_evaluation = Recorder.add_evaluation
+
+    def add(recorder, evaluation, record, progress):
+        returns = np.full_like(evaluation.returns, -progress.updates)
+        add_evaluation(recorder, dataclasses.replace(evaluation, returns=returns), record, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "add_evaluation", add)
+        run = podracer.train(EXPERIMENT, evaluations=2, run_dir=tmp_path / "other").run_dir
+    for choice, updates in {"best": 5, 5: 5, "newest": 10}.items():
+        setup = make_run_setup(EXPERIMENT)
+        weights = Weights(run, setup, choice)
+        assert weights.about["updates"] == updates
+        params = weights(setup)[0].learner.shared.params
+        best = podracer.load(run, checkpoint=updates)[1].shared.params
+        jax.tree.map(np.testing.assert_array_equal, params, best)
+    with pytest.raises(CheckpointError, match="no checkpoint of update 7"):
+        podracer.train(EXPERIMENT, weights=run, checkpoint=7, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="a checkpoint is that of another run"):
+        podracer.train(EXPERIMENT, checkpoint="best", run_dir=tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.slow
+def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
+    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=cut, frames=5 * STEPS)
+    podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    alone = podracer.train(EXPERIMENT, seed=1, run_dir=tmp_path / "alone")
+    assert stored_fingerprint(alone.run_dir) != stored_fingerprint(whole)
+
+
+def fail_before_the_first_save(**options):
+    """A callback is too late for that: it is called after a save."""
+
+    def fail(*_):
+        raise RuntimeError("before the first save")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpointer, "save", fail)
+        with pytest.raises(RuntimeError, match="before the first save"):
+            podracer.train(EXPERIMENT, **options)
+
+
+@pytest.mark.slow
+def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
+    fail_before_the_first_save(seed=1, weights=first.run_dir, run_dir=cut)
+    podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+
+
+@pytest.mark.slow
+def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
+    """The other run is gone or is another, or a function of the user's returned the state.
+
+    That it has learned since is no matter, while the checkpoint is there.
+    """
+    other, run, own = tmp_path / "other", tmp_path / "run", tmp_path / "own"
+    podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
+    for directory in (run, tmp_path / "run2"):
+        fail_before_the_first_save(weights=other, run_dir=directory)
+    crash = (run / "crash.json").read_text()
+    whole = podracer.train(EXPERIMENT, weights=other, run_dir=tmp_path / "whole")
+    podracer.train(EXPERIMENT, run_dir=other, resume=True)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run2", resume=True)
+    assert stored_fingerprint(tmp_path / "run2") == stored_fingerprint(whole.run_dir)
+    other.rename(tmp_path / "elsewhere")
+    podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
+    with pytest.raises(ConfigError, match=f"began with {other}, where another run is now"):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    other.rename(tmp_path / "nowhere")
+    with pytest.raises(
+        ConfigError, match=f"{run} ended before its first save, and .*: {other} hol"
+    ):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    assert (run / "crash.json").read_text() == crash
+
+    def mine(setup):
+        return setup.init(), Totals()
+
+    fail_before_the_first_save(begin=mine, run_dir=own)
+    with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
+        podracer.train(EXPERIMENT, run_dir=own, resume=True)
+    podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
+    assert describe_begin(functools.partial(mine)) == describe_begin(mine)
+
+
+@pytest.mark.slow
+def test_every_pod_of_a_sweep_begins_with_them_and_another_with_its_best(first, tmp_path):
+    pods = (Pod(1), Pod(2))
+    frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
+    result = podracer.train(
+        EXPERIMENT, agent=frozen, pods=pods, weights=first.run_dir, run_dir=tmp_path / "sweep"
+    )
+    for old, new in zip(
+        jax.tree.leaves(first.state.shared.params),
+        jax.tree.leaves(result.state.shared.params),
+        strict=True,
+    ):
+        for pod in range(2):
+            np.testing.assert_array_equal(old, new[pod])
+    alone = podracer.train(
+        EXPERIMENT, agent=frozen, frames=5 * STEPS, weights=result.run_dir, run_dir=tmp_path / "one"
+    )
+    before, after = first.state.shared.params, alone.state.shared.params
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+def idle(spec, init, learn, rule=None):
+    """An agent of one's own, which acts without looking."""
+
+    def act(params, carry, timestep, keys, explore):
+        return jnp.zeros(timestep.reward.shape, jnp.int32), (), ()
+
+    return Agent(
+        name="Own", spec=spec, init=lambda key, num_envs: LearnerState(init), act=act, learn=learn,
+        actor_params=lambda state: (), rule=rule,
+    )  # fmt: skip
+
+
+@struct
+class OwnState:
+    """A state of one's own: what begins anew is declared, whatever the others are called."""
+
+    rule: jax.Array
+    num_rollouts: jax.Array
+    metrics: dict[str, jax.Array]
+    clock: jax.Array = reset_on_warm_start()
+
+
+@struct
+class OwnLearner:
+    """An agent of one's own, which learns a rule."""
+
+    pace: float = bounded(1.0)
+
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        def learn(state, trajectory, key, axis):
+            old, steps = state.shared, trajectory.steps.timestep.reward.size
+            new = OwnState(
+                rule=old.rule + self.pace,
+                num_rollouts=old.num_rollouts + self.pace,
+                metrics={"frames": old.metrics["frames"] + self.pace},
+                clock=old.clock + jnp.uint32(steps),
+            )
+            return LearnerState(new), {}
+
+        state = OwnState(jnp.zeros(3), jnp.zeros(()), {"frames": jnp.zeros(())}, init_frames())
+        rule = Rule(lambda state, about: b"", lambda state, figure: None)
+        return idle(spec, state, learn, rule)
+
+
+@struct
+class Stateless:
+    """An agent that has nothing to learn."""
+
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        return idle(spec, (), lambda state, trajectory, key, axis: (state, {}))
+
+
+@struct
+class Scalar:
+    """An agent whose state is one array."""
+
+    def build(self, spec, context=DEFAULT_CONTEXT):
+        return idle(spec, jnp.zeros(()), lambda state, trajectory, key, axis: (state, {}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """An environment of one's own, five steps long, whose states have a name."""
+
+    name: str = "position"
+
+    @property
+    def spec(self):
+        return podracer.EnvironmentSpec("line", podracer.ArraySpec((1,)), podracer.Discrete(2))
+
+    def reset(self, key):
+        return {self.name: jnp.int32(0)}, podracer.restart(jnp.zeros(1))
+
+    def step(self, key, state, action):
+        position = state[self.name] + 1
+        observation = jnp.zeros(1)
+        timestep = podracer.transition(observation, jnp.float32(0.0), terminal=position >= 5)
+        return {self.name: position}, timestep
+
+
+def test_classes_of_ones_own_need_neither_the_same_recipe_nor_the_same_environment(tmp_path):
+    """What they declare begins anew, and nothing else, though it is called as in LPG's state."""
+    own = dataclasses.replace(
+        EXPERIMENT, agent=OwnLearner(), environment=podracer.auto_reset(Line()), recipe="own",
+        evaluations=0,
+    )  # fmt: skip
+    run = podracer.train(own, run_dir=tmp_path / "first").run_dir
+    other = dataclasses.replace(
+        own, agent=OwnLearner(0.0), environment=podracer.auto_reset(Line("place")),
+        recipe="finetune", frames=5 * STEPS,
+    )  # fmt: skip
+    shared = podracer.train(other, weights=run, run_dir=tmp_path / "second").state.shared
+    assert shared.rule.tolist() == [10.0] * 3
+    assert (float(shared.num_rollouts), float(shared.metrics["frames"])) == (10.0, 10.0)
+    assert int(shared.clock) == 5 * STEPS
+
+
+def test_the_state_of_an_agent_may_be_empty_or_one_array(tmp_path):
+    own = dataclasses.replace(
+        EXPERIMENT, agent=Stateless(), environment=podracer.auto_reset(Line()), recipe="own",
+        frames=5 * STEPS, evaluations=0,
+    )  # fmt: skip
+    run = podracer.train(own, run_dir=tmp_path / "first").run_dir
+    assert podracer.train(own, weights=run, run_dir=tmp_path / "second").state.shared == ()
+    words = r"its learner has no shared, this one's float32\[\] at shared\.$"
+    with pytest.raises(ConfigError, match=words):
+        podracer.train(own, agent=Scalar(), weights=run, run_dir=tmp_path / "third")
+
+
+def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
+    rule, learned = UpdateRule(units=4, embedding=3, predictions=3), []
+    own = [rule.init(jax.random.key(seed)) for seed in range(2)]
+    for number, params in enumerate(own):
+        path = tmp_path / f"rule{number}.npz"
+        path.write_bytes(encode_rule(rule, params, {}))
+        weights = tmp_path / "run0" if number else None
+        learned.append(
+            podracer.train(
+                EXPERIMENT,
+                agent=lpg_student(rule, NETWORK, learning_rate=0.0, rule_file=str(path)),
+                frames=5 * STEPS,
+                run_dir=tmp_path / f"run{number}",
+                weights=weights,
+            ).state.shared
+        )
+    jax.tree.map(np.testing.assert_array_equal, learned[1].params, learned[0].params)
+    jax.tree.map(np.testing.assert_array_equal, learned[1].rule, own[1])
+
+
+def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
+    agent = LPG(inner_updates=3, rule=UpdateRule(4, 3, 3))
+    experiment = Experiment(
+        recipe="test",
+        environment="lifetimes:worlds:small,envs=2,steps=40",
+        agent=agent,
+        driver=AnakinConfig(4, 4, 2),
+        frames=5 * 16,
+        evaluations=0,
+        devices=1,
+    )
+    first = podracer.train(experiment, run_dir=tmp_path / "first")
+    assert int(first.state.shared.num_rollouts) > 0
+    others = dataclasses.replace(experiment, environment="lifetimes:worlds:medium,envs=2,steps=40")
+    setup = make_run_setup(others)
+    shared = Weights(first.run_dir, setup)(setup)[0].learner.shared
+    jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
+    assert int(shared.num_rollouts) == 0
+    assert "reward_medium" in shared.metrics
+
+
+def test_agents_declare_their_frames():
+    for name in ("ppo", "stacx", "dqn", "sac", "disco", "lpg_student"):
+        agent = blueprint(AGENTS[name], make(environment_for(name)).spec).build()
+        state = jax.eval_shape(lambda agent=agent: agent.init(jax.random.key(0), 16).shared)
+        frames = [path for path in leaves_by_path(state) if path.endswith("frames")]
+        assert len(frames) == 1
+        assert set(frames) <= set(reset_paths(state))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agent": PPO(network=TorsoNetwork(MLP((8,))))}, r"float32\[50, 16\] at .*float32\[50, 8"),
+        pytest.param(
+            {"agent": DQN(network=NETWORK, replay=Replay(10_000))},
+            "learned with another agent or",
+            marks=pytest.mark.slow,
+        ),
+        ({"environment": "probe:action"}, r"in another environment: its learner has float32\[50"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_made(first, tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train(EXPERIMENT, weights=first.run_dir, run_dir=tmp_path / "run", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_is_one_way_to_begin(first, tmp_path):
+    for how in ({"resume": True}, {"begin": lambda setup: None}):
+        with pytest.raises(ConfigError, match="a run begins in one way"):
+            podracer.train(EXPERIMENT, weights=first.run_dir, run_dir=tmp_path / "run", **how)
+    with pytest.raises(ConfigError, match="no run"):
+        podracer.train(EXPERIMENT, weights=tmp_path / "nowhere", run_dir=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_flag(tmp_path):
+    flags = (
+        "train", "catch_a2c", "--frames", 8000, "--evaluations", 0, "--devices", 1,
+        "--updates-per-chunk", 1, "--save-seconds", 0,
+    )  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    more = ("--weights", one, "--checkpoint", 2, "--learning-rate", 1e-3)
+    for directory, flags_of_run in ((one, ()), (two, more)):
+        code, _, error = call(*flags, "--run-dir", directory, *flags_of_run)
+        assert code == 0, error
+    weights = json.loads((two / "config.json").read_text())["weights"]
+    assert (weights["run"], weights["updates"]) == (str(one), 2)  # of 4

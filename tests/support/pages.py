@@ -1,0 +1,41 @@
+"""The Python of the pages of the documentation, read and run as a reader would."""
+
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<why>.+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+    why_not: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(text[: match.start("code")].count("\n"), match["code"], match["why"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the blocks of a page from top to bottom and return the module that they make."""
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks(page):
+        if block.why_not is None:
+            # Lines keep their numbers in the page, for tracebacks.
+            with jax.numpy_rank_promotion("allow"):  # as users have it
+                exec(compile("\n" * block.line + block.code, page, "exec"), vars(module))
+    return module

@@ -1,0 +1,810 @@
+"""The leaderboard: nothing acknowledged is lost, nothing counts twice, nothing wrong is ranked."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podracer.errors import CheckpointError, ConfigError
+from podracer.tournament import leaderboard
+from podracer.tournament.events import (
+    Absent,
+    Capacity,
+    Entry,
+    Failed,
+    Header,
+    Started,
+    Stopped,
+    Submitted,
+    TournamentState,
+    accepted_entries,
+    lineage,
+    ranking,
+    referenced_checkpoints,
+    state_after,
+)
+from podracer.tournament.index import INDEX
+from podracer.tournament.leaderboard import LOG, Leaderboard, read_events
+
+HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
+DIGEST = hashlib.sha256(b"").hexdigest()
+
+
+def report(directory: Path, attempt: Started, score: float = 0.0, **other: Any) -> Submitted:
+    """A report of an attempt, with its checkpoint on the disk."""
+    checkpoint = f"pods/{attempt.pod}/{attempt.token}"
+    (directory / checkpoint).mkdir(parents=True, exist_ok=True)
+    (directory / checkpoint / "weights").write_bytes(b"w")
+    fields = {
+        "standard_error": 0.1,
+        "episodes": 10,
+        "evaluation": "e1",
+        "frames": 100,
+        "seconds": 1.0,
+        "checkpoint": checkpoint,
+        "digest": DIGEST,
+    }
+    return Submitted(attempt.pod, attempt.round, attempt.token, score, **{**fields, **other})
+
+
+def start(board: Leaderboard, pod: int, *parents: str) -> Started:
+    round = board.state.pods[pod].round if pod in board.state.pods else 0
+    values = {"learning_rate": 0.5}
+    return board.start(
+        pod, round, parents=parents, hyperparameters=values, experiment={"agent": {"kind": "PPO"}}
+    )
+
+
+def submit(board: Leaderboard, pod: int, score: float, *parents: str) -> Entry:
+    assert board.submit(report(board.directory, start(board, pod, *parents), score)) is None
+    newest = board.state.pods[pod].newest
+    assert newest is not None
+    return newest
+
+
+def assert_nothing_dangles(board: Leaderboard, entries: dict[str, Entry]) -> None:
+    """Of all that anybody may start from, or has started from, the checkpoint is whole."""
+    pods = [pod for pod in board.state.pods.values() if pod.status != "quarantined"]
+    started = [parent for pod in pods if pod.attempt for parent in pod.attempt.parents]
+    kept = [*board.state.board, *(pod.newest for pod in pods if pod.newest)]
+    names = {entry.checkpoint for entry in kept + [entries[parent] for parent in started]}
+    assert names == referenced_checkpoints(board.state)
+    assert [name for name in names if not (board.directory / name / "weights").is_file()] == []
+
+
+# --- what follows from the log --------------------------------------------------------------------
+
+
+def test_an_entry_joins_what_was_started_with_what_was_reported(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        first = submit(board, 0, 1.0)
+        second = submit(board, 1, 2.0, first.id)
+        assert (first.id, second.id) == ("p0r0", "p1r0")
+        assert board.state.board == (second, first)
+        assert second.parents == ("p0r0",)
+        assert second.hyperparameters == {"learning_rate": 0.5}
+        assert second.experiment == {"agent": {"kind": "PPO"}}
+        assert second.created > 0
+        third = submit(board, 1, 1.5, first.id, second.id)
+    entries = accepted_entries(read_events(tmp_path))
+    assert list(entries.values()) == [first, second, third]
+    assert lineage(entries, "p1r1") == (third, first, second)
+    assert lineage(entries, "p0r0") == (first,)
+    with pytest.raises(ConfigError, match="no entry 'p7r0'"):
+        lineage(entries, "p7r0")
+
+
+def test_every_state_is_that_of_the_log_and_none_changes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with Leaderboard(tmp_path, HEADER) as board:
+        seen = [board.state]
+        for _ in range(200):
+            random_operation(board, rng)
+            seen.append(board.state)
+        events = read_events(tmp_path)
+    by_count = {state.events: state for state in seen}
+    assert len(by_count) > 80
+    for count, state in by_count.items():
+        assert state_after(events[:count]) == state
+    with Leaderboard(tmp_path) as board:
+        assert board.state == seen[-1]
+
+
+def test_what_is_applied_is_what_was_written(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        values = {"learning_rate": np.float64(0.5)}
+        attempt = board.start(0, 0, hyperparameters=values, experiment=values)
+        values["learning_rate"] = np.float64(9.0)
+        assert attempt.hyperparameters == {"learning_rate": 0.5}
+        assert type(attempt.hyperparameters["learning_rate"]) is float
+        board.submit(report(tmp_path, attempt, np.float64(1.0)))
+        assert type(board.state.board[0].score) is float
+        assert board.state.board[0].experiment == {"learning_rate": 0.5}
+
+
+def test_failures_count_until_an_attempt_comes_further(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        counts = []
+        for frames in (0, 0, 50, 50, 40, 60):
+            attempt = start(board, 0)
+            assert board.fail(Failed(0, 0, attempt.token, "killed", frames)) is None
+            counts.append(board.state.pods[0].failures)
+        assert counts == [1, 2, 0, 1, 2, 0]
+        assert board.state.pods[0].status == "failed"
+        assert board.state.pods[0].reason == "killed"
+        submit(board, 0, 0.0)
+        assert board.state.pods[0].failures == 0
+
+
+def test_pods_retire_return_and_are_quarantined(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        entry = submit(board, 0, 1.0)
+        attempt = start(board, 0, entry.id)
+        board.record(Stopped(0, "retired", "capacity"))
+        board.record(Capacity(1))
+        retired = board.state.pods[0]
+        assert (retired.status, retired.attempt, board.state.capacity) == ("retired", attempt, 1)
+        assert board.submit(report(tmp_path, attempt)) is not None
+        again = board.start(
+            0, 1, parents=attempt.parents, hyperparameters={}, experiment=attempt.experiment
+        )
+        assert board.state.pods[0].status == "running"
+        board.record(Stopped(0, "quarantined", "3 failures"))
+        assert board.submit(report(tmp_path, again)) is not None
+        assert board.state.pods[0].reason == "3 failures"
+        assert board.state.board == (entry,)
+        with pytest.raises(ValueError, match="quarantined"):
+            start(board, 0)
+
+
+def test_absence_ends_with_its_round(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        attempt = start(board, 0)
+        board.record(Absent(0, 3))
+        assert not board.state.pods[0].absent
+        board.record(Absent(0, 0))
+        board.record(Absent(0, 3))
+        assert board.state.pods[0].absent
+        board.fail(Failed(0, 0, attempt.token, "killed"))
+        attempt = start(board, 0)
+        assert board.state.pods[0].absent
+        board.submit(report(tmp_path, attempt))
+        assert not board.state.pods[0].absent
+
+
+def test_rounds_may_be_skipped_but_not_repeated(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        assert board.start(9, 5, hyperparameters={}, experiment={}).round == 5
+        assert board.state.pods[9].round == 5
+        with pytest.raises(ValueError, match="cannot start 4"):
+            board.start(9, 4, hyperparameters={}, experiment={})
+        with pytest.raises(ValueError, match="p3r3"):
+            start(board, 0, "p3r3")
+
+
+# --- the order (T6) -------------------------------------------------------------------------------
+
+ENTRY = Entry(0, 0, 0, 0.0, 0.0, 1, "", 0, 0.0, "", "", (), {}, {}, 0.0)
+SCORES = st.sampled_from([-1.0, -0.0, 0.0, 1.0, 1e308]) | st.floats(-1e9, 1e9)
+ENTRIES = st.lists(
+    st.tuples(SCORES, st.integers(0, 3), st.integers(0, 5), st.integers(0, 5)),
+    unique_by=lambda row: row[2:],
+    max_size=32,
+).map(
+    lambda rows: [
+        dataclasses.replace(ENTRY, score=score, frames=frames, pod=pod, round=round)
+        for score, frames, pod, round in rows
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(ENTRIES, st.randoms(use_true_random=False), st.integers(1, 8))
+def test_the_order_does_not_depend_on_arrival(entries: list[Entry], random: Any, size: int) -> None:
+    whole = ranking(entries, size)
+    random.shuffle(entries)
+    board: tuple[Entry, ...] = ()
+    for entry in entries:
+        board = ranking((*board, entry), size)
+    assert board == whole
+    if entries:
+        assert board[0].score == max(entry.score for entry in entries)
+        assert all(a.score >= b.score for a, b in itertools.pairwise(board))
+
+
+def test_32_pods_give_the_same_board_in_any_order(tmp_path: Path) -> None:
+    boards = []
+    header = dataclasses.replace(HEADER, pods=32, size=10)
+    for trial in range(4):
+        directory = tmp_path / str(trial)
+        with Leaderboard(directory, header) as board:
+            attempts = [start(board, pod) for pod in range(32)]
+            for pod in np.random.default_rng(trial).permutation(32):
+                score = float(pod % 7)  # many ties
+                assert board.submit(report(directory, attempts[pod], score)) is None
+            boards.append([(entry.id, entry.score) for entry in board.state.board])
+    assert all(each == boards[0] for each in boards)
+    assert len(boards[0]) == 10
+
+
+# --- what does not count (T3, T6) -----------------------------------------------------------------
+
+
+def test_zombies_are_fenced(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rejected = 0
+    with Leaderboard(tmp_path, HEADER) as board:
+        for _ in range(100):
+            pod = int(rng.integers(4))
+            old = start(board, pod)
+            kind = rng.integers(3)
+            if kind == 0:  # declared dead
+                board.fail(Failed(pod, old.round, old.token, "no heartbeat"))
+            elif kind == 1:  # replaced
+                start(board, pod)
+            else:  # replaced by one that has already reported
+                submit(board, pod, 0.0)
+            late = report(tmp_path, old, 1e6)
+            rejected += board.submit(late) is not None
+            board.fail(Failed(pod, old.round, old.token, "late"))
+        assert rejected == 100
+        assert board.state.rejected == 200
+        assert all(entry.score < 1e6 for entry in accepted_entries(read_events(tmp_path)).values())
+
+
+def test_a_report_counts_once_however_often_it_comes(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        attempt = start(board, 0)
+        told = report(tmp_path, attempt, 1.0)
+        assert board.submit(told) is None
+        state = board.state
+        assert board.submit(told) is None
+        assert board.submit(dataclasses.replace(told, score=2.0)) is None  # the first one stands
+        assert board.state is state
+    with Leaderboard(tmp_path) as board:
+        assert board.submit(told) is None
+        start(board, 0)
+        assert board.submit(told) is None
+        assert [entry.score for entry in board.state.board] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"score": math.nan}, "score is nan"),
+        ({"score": math.inf}, "score is inf"),
+        ({"score": -math.inf}, "score is -inf"),
+        ({"standard_error": math.nan}, "standard error of nan"),
+        ({"episodes": 9}, "9 episodes, not 10"),
+        ({"evaluation": "e2"}, "'e2', not 'e1'"),
+        ({"frames": -1}, "-1 frames"),
+        ({"frames": 2**63}, "frames"),
+        ({"seconds": math.nan}, "nan seconds"),
+        ({"digest": "abc"}, "is not a SHA-256"),
+        ({"digest": DIGEST.upper()}, "is not a SHA-256"),
+        ({"checkpoint": "../outside"}, "inside"),
+        ({"checkpoint": "pods/../../outside"}, "inside"),
+        ({"checkpoint": "{inside}"}, "inside"),
+        ({"checkpoint": "link"}, "inside"),
+        ({"checkpoint": "link/deeper"}, "inside"),
+        ({"checkpoint": "."}, "inside"),
+        ({"checkpoint": ""}, "inside"),
+        ({"checkpoint": "pods/./0"}, "inside"),
+        ({"checkpoint": "pods//0"}, "inside"),
+        ({"checkpoint": LOG}, "inside"),
+        ({"checkpoint": "nothing"}, "inside"),
+        ({"checkpoint": "a\0b"}, "inside"),
+        ({"checkpoint": "\ud800"}, "inside"),
+        ({"checkpoint": "x" * 5000}, "inside"),
+        ({"checkpoint": "pods/1/{token}"}, "another entry"),
+        ({"checkpoint": "pods/1"}, "another entry"),
+        ({"checkpoint": "pods/1/{token}/deeper"}, "another entry"),
+    ],
+)
+def test_what_cannot_be_ranked_is_rejected(
+    tmp_path: Path, wrong: dict[str, Any], reason: str
+) -> None:
+    directory = tmp_path / "tournament"
+    with Leaderboard(directory, HEADER) as board:
+        kept = submit(board, 1, 0.0)
+        (directory / kept.checkpoint / "deeper").mkdir()
+        (tmp_path / "outside" / "deeper").mkdir(parents=True)
+        (directory / "link").symlink_to(tmp_path / "outside")
+        values = {
+            name: value.format(inside=directory / kept.checkpoint, token=kept.token)
+            if isinstance(value, str) and "{" in value
+            else value
+            for name, value in wrong.items()
+        }
+        attempt = start(board, 0)
+        right = report(directory, attempt)
+        assert reason in (board.submit(dataclasses.replace(right, **values)) or "")
+        assert board.state.board == (kept,)
+        assert board.state.rejected == 1
+        assert board.submit(right) is None  # the attempt itself has not ended
+        state = board.state
+    assert state_after(read_events(directory)) == state
+
+
+# --- kept while referenced (T8) -------------------------------------------------------------------
+
+
+def random_operation(board: Leaderboard, rng: np.random.Generator) -> None:
+    """Anything that an orchestrator may do."""
+    pod, kind = int(rng.integers(6)), rng.choice(7, p=[0.28, 0.36, 0.1, 0.03, 0.01, 0.02, 0.2])
+    now = board.state.pods.get(pod)
+    running = now is not None and now.status == "running"
+    if kind == 0 and (now is None or now.status != "quarantined"):
+        newest = [each.newest.id for each in board.state.pods.values() if each.newest]
+        known = sorted({*newest, *(entry.id for entry in board.state.board)})
+        count = min(len(known), int(rng.integers(4)))
+        parents = [str(name) for name in rng.choice(known, count, replace=False)] if known else []
+        if now is not None and now.attempt is not None and rng.random() < 0.5:
+            parents = list(now.attempt.parents)  # a retry
+        start(board, pod, *parents)
+    elif kind == 1 and running and now.attempt:
+        score = float(rng.normal()) if rng.random() < 0.9 else math.nan
+        board.submit(report(board.directory, now.attempt, score))
+    elif kind == 2 and running and now.attempt:
+        board.fail(Failed(pod, now.attempt.round, now.attempt.token, "killed", 1))
+    elif kind == 3 and now is not None:
+        board.record(Stopped(pod, "retired", "capacity"))
+    elif kind == 4 and now is not None and pod > 1:
+        board.record(Stopped(pod, "quarantined", "failures"))
+    elif kind == 5 and now is not None:
+        board.record(Absent(pod, now.round))
+    elif kind == 6:
+        board.collect_garbage()
+
+
+def test_nothing_dangles_in_1000_random_operations(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    directory = tmp_path / "tournament"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    board = Leaderboard(directory, HEADER)
+    best, entries = -math.inf, dict[str, Entry]()
+    for number in range(1000):
+        random_operation(board, rng)
+        newest = [pod.newest for pod in board.state.pods.values() if pod.newest]
+        entries.update((entry.id, entry) for entry in newest)
+        assert_nothing_dangles(board, entries)
+        if board.state.board:
+            assert board.state.board[0].score >= best
+            best = board.state.board[0].score
+        if number % 100 == 99:
+            board.close()
+            board = Leaderboard(directory)
+    assert accepted_entries(read_events(directory)) == entries
+    board.collect_garbage()
+    left = [entry for entry in entries.values() if (directory / entry.checkpoint).exists()]
+    assert {entry.checkpoint for entry in left} == referenced_checkpoints(board.state)
+    assert len(left) < len(entries) / 2
+    assert board.unreferenced_checkpoints() == ()
+    assert outside.exists()
+    board.close()
+
+
+def outranked(board: Leaderboard) -> str:
+    """The checkpoint of an entry that nothing refers to."""
+    loser = submit(board, 0, -1.0)
+    for score in range(5):
+        submit(board, 0, float(score))
+    assert board.unreferenced_checkpoints() == (loser.checkpoint,)
+    return loser.checkpoint
+
+
+def test_a_deletion_that_was_interrupted_is_ended_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, **_: Any) -> None:
+        (path / "weights").unlink()
+        raise KeyboardInterrupt
+
+    with Leaderboard(tmp_path, HEADER) as board:
+        loser = outranked(board)
+        monkeypatch.setattr(leaderboard.shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            board.collect_garbage()
+    monkeypatch.undo()
+    with Leaderboard(tmp_path) as board:
+        assert (tmp_path / loser).is_dir()
+        assert board.collect_garbage() == (loser,)
+        assert not (tmp_path / loser).exists()
+        assert_nothing_dangles(board, {})
+
+
+def test_what_is_started_from_stays_and_what_a_quarantined_pod_had_goes(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        parent = submit(board, 0, 0.5)
+        attempt = start(board, 1, parent.id)
+        for score in range(1, 7):
+            submit(board, 0, float(score))
+        assert parent not in board.state.board
+        board.fail(Failed(1, 0, attempt.token, "killed"))
+        assert parent.checkpoint not in board.unreferenced_checkpoints()
+        start(board, 1, parent.id)  # a retry
+        board.record(Stopped(1, "quarantined", "failures"))
+        assert parent.checkpoint in board.unreferenced_checkpoints()
+        with pytest.raises(ValueError, match="p0r0"):
+            start(board, 2, parent.id)
+        last = submit(board, 3, 0.0)
+        assert last.checkpoint not in board.unreferenced_checkpoints()
+        board.record(Stopped(3, "quarantined", "failures"))
+        assert last.checkpoint in board.unreferenced_checkpoints()
+
+
+@pytest.mark.figure(16)
+def test_a_round_keeps_the_checkpoint_of_its_entry_alone(tmp_path: Path) -> None:
+    """Also one that ended while another process wrote."""
+    steps = [f"pods/p{pod}r0/checkpoints/{updates:012d}" for pod in (0, 1) for updates in (1, 2, 3)]
+    for step in steps:
+        (tmp_path / step).mkdir(parents=True)
+        (tmp_path / step / "weights").write_bytes(b"w")
+    (tmp_path / "pods/p1r0/checkpoints/a note").mkdir()
+    kept = {steps[2], steps[5]}
+
+    def left() -> set[str]:
+        paths = (tmp_path / "pods").glob("*/checkpoints/[0-9]*")
+        return {path.relative_to(tmp_path).as_posix() for path in paths}
+
+    with Leaderboard(tmp_path, HEADER) as board:
+        for pod, step in enumerate((steps[2], steps[5])):
+            assert board.submit(report(tmp_path, start(board, pod), checkpoint=step)) is None
+        assert left() == set(steps)
+    with Leaderboard(tmp_path) as board:
+        board.collect_garbage()
+        assert left() == kept
+    assert (tmp_path / "pods/p1r0/checkpoints/a note").is_dir()
+
+
+def test_garbage_is_never_collected_through_a_link(tmp_path: Path) -> None:
+    directory, outside = tmp_path / "tournament", tmp_path / "outside"
+    with Leaderboard(directory, HEADER) as board:
+        loser = outranked(board)
+        shutil.move(directory / "pods", outside)
+        (directory / "pods").symlink_to(outside)
+        assert board.collect_garbage() == ()
+        assert (outside / Path(loser).relative_to("pods") / "weights").is_file()
+
+
+# --- killed (T2, T4) ------------------------------------------------------------------------------
+
+# One process imports; each line on its stdin has it fork a writer, which is killed.
+WRITERS = """
+import os, sys
+from pathlib import Path
+from podracer.tournament.events import Header, Submitted, accepted_entries
+from podracer.tournament.leaderboard import Leaderboard, read_events
+
+def write(directory, header):
+    with Leaderboard(directory, header) as board:
+        while True:
+            for pod in range(header.pods):
+                round = board.state.pods[pod].round
+                attempt = board.start(pod, round, hyperparameters={}, experiment={})
+                checkpoint = f"pods/{attempt.token}"
+                os.makedirs(directory / checkpoint, exist_ok=True)
+                score = float(hash((pod, round)) % 1000)
+                refused = board.submit(Submitted(
+                    pod, round, attempt.token, score, 0.0, 1, "e", 1, 1.0, checkpoint, "0" * 64))
+                assert refused is None, refused
+                os.write(1, f"accepted {pod} {round} {score}\\n".encode())  # whole or not at all
+                if round % 3 == 0:
+                    board.collect_garbage()
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        write(Path(line.strip()), Header({}, seed=0, pods=3, size=4, evaluation="e", episodes=1))
+    os.write(1, f"pid {child}\\n".encode())
+    os.waitpid(child, 0)
+    os.write(1, b"dead\\n")
+"""
+
+
+def kill_writers(directory: Path, cases: Iterator[int], rng: np.random.Generator) -> int:
+    """Kill writers of one directory at random moments; returns how many entries they told of."""
+    arguments = [sys.executable, "-W", "ignore", "-c", WRITERS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        told: dict[str, float] = {}
+        for number in cases:
+            place = directory / str(number // 20)
+            told = told if number % 20 else {}
+            print(place, file=parent.stdin, flush=True)
+            kill, pid = None, 0
+            has_written = bool(number % 2)  # every other one has, however busy the machine
+            for line in iter(parent.stdout.readline, "dead\n"):
+                word, *values = line.split()
+                if word == "pid":
+                    pid = int(values[0])
+                else:
+                    told[f"p{values[0]}r{values[1]}"] = float(values[2])
+                    has_written = True
+                if kill is None and pid and has_written:
+                    kill = threading.Timer(rng.uniform(0.0, 0.06), os.kill, (pid, signal.SIGKILL))
+                    kill.start()
+            assert kill is not None
+            kill.join()
+            check_killed(place, told)
+        parent.stdin.close()
+    return len(accepted_entries(read_events(directory / "0")))
+
+
+def check_killed(directory: Path, told: dict[str, float]) -> None:
+    log = directory / LOG
+    if not log.exists() or b"\n" not in log.read_bytes():
+        assert told == {}
+        return
+    events = read_events(directory)
+    entries = accepted_entries(events)
+    reports = [event for event in events if isinstance(event, Submitted)]
+    assert len(entries) == len(reports)  # none twice
+    assert told.items() <= {name: entry.score for name, entry in entries.items()}.items()
+    state = state_after(events)
+    assert state.board == ranking(entries.values(), state.header.size)
+    assert all((directory / name).is_dir() for name in referenced_checkpoints(state))
+
+
+@pytest.mark.figure(14)
+@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_writers_lose_nothing_that_they_told_of(number: int, tmp_path: Path, cases) -> None:
+    written = kill_writers(tmp_path, cases(range(number)), np.random.default_rng(5))
+    assert written >= number / 10
+    for place in tmp_path.iterdir():
+        with Leaderboard(place) as board:
+            check_index(board)
+
+
+@pytest.mark.figure(14)
+@pytest.mark.slow
+def test_1000_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path, cases) -> None:
+    kill_writers(tmp_path, cases(range(1000)), np.random.default_rng(6))
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+def played(directory: Path) -> TournamentState:
+    with Leaderboard(directory, HEADER) as board:
+        for number in range(12):
+            submit(board, number % 4, float(number % 5))
+        return board.state
+
+
+def test_damage_is_refused_with_its_line(tmp_path: Path) -> None:
+    state = played(tmp_path)
+    log, rng = tmp_path / LOG, np.random.default_rng(7)
+    whole = log.read_bytes()
+    for _ in range(400):
+        data = bytearray(whole)
+        at = int(rng.integers(len(data) - 1))
+        data[at] ^= 1 << int(rng.integers(8))
+        log.write_bytes(data)
+        number = whole.count(b"\n", 0, at) + 1
+        with pytest.raises(CheckpointError, match=f"line {number} is damaged"):
+            read_events(tmp_path)
+    lines = whole.splitlines(keepends=True)
+    for cut in (lines[:3] + lines[4:], [*lines[:3], lines[2], *lines[3:]], lines[1:]):
+        log.write_bytes(b"".join(cut))
+        with pytest.raises(CheckpointError, match="damaged"):
+            Leaderboard(tmp_path)
+    log.write_bytes(whole)
+    with Leaderboard(tmp_path) as board:
+        assert board.state == state
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    """It was never acknowledged, so the index has not noted it either."""
+    played(tmp_path)
+    log = tmp_path / LOG
+    acknowledged, index = log.read_bytes(), (tmp_path / INDEX).read_bytes()
+    with Leaderboard(tmp_path) as board:
+        board.record(Capacity(1))
+    whole = log.read_bytes()
+    for size in range(len(acknowledged), len(whole), 7):
+        log.write_bytes(whole[:size])
+        (tmp_path / INDEX).write_bytes(index)
+        before = read_events(tmp_path)
+        assert log.stat().st_size == size  # a reader changes nothing
+        with Leaderboard(tmp_path) as board:
+            assert board.state == state_after(before)
+            board.record(Capacity(1))
+        assert read_events(tmp_path)[:-1] == before
+
+
+def test_a_log_that_was_cut_is_refused_at_every_place(tmp_path: Path) -> None:
+    """Its lines are whole, so only the index tells; without it, what is left goes on."""
+    played(tmp_path)
+    log, index = tmp_path / LOG, (tmp_path / INDEX).read_bytes()
+    lines = log.read_bytes().splitlines(keepends=True)
+    cuts = [b"".join(lines[:count]) for count in range(len(lines))]
+    cuts += [cut + lines[number][:20] for number, cut in enumerate(cuts)]
+    for cut in cuts:
+        log.write_bytes(cut)
+        for reader in (read_events, Leaderboard, lambda path: Leaderboard(path, HEADER)):
+            with pytest.raises(CheckpointError, match=f"of the {len(lines)} that {INDEX} has"):
+                reader(tmp_path)
+        assert (log.read_bytes(), (tmp_path / INDEX).read_bytes()) == (cut, index)
+    log.write_bytes(cuts[9])
+    (tmp_path / INDEX).unlink()
+    with Leaderboard(tmp_path) as board:
+        assert board.state == state_after(read_events(tmp_path))
+        assert board.state.events == 9
+
+
+def test_a_log_of_another_tournament_beside_the_index_is_refused(tmp_path: Path) -> None:
+    played(tmp_path / "one")
+    played(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / LOG, tmp_path / "one" / LOG)
+    with pytest.raises(CheckpointError, match="it was cut or replaced"):
+        read_events(tmp_path / "one")
+
+
+def test_a_disk_that_refuses_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        submit(board, 0, 1.0)
+        state, size = board.state, (tmp_path / LOG).stat().st_size
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+        try:
+            with pytest.raises(OSError, match="space"):
+                board.record(Capacity(1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+        def failing(_: int) -> None:
+            raise OSError("broken")
+
+        monkeypatch.setattr(leaderboard.os, "fsync", failing)
+        with pytest.raises(OSError, match="broken"):
+            board.record(Capacity(1))
+        monkeypatch.undo()
+        assert board.state is state
+        assert state_after(read_events(tmp_path)) == state  # also for one that reads it now
+        board.record(Capacity(2))
+        state = board.state
+    assert state_after(read_events(tmp_path)) == state
+    assert state.capacity == 2
+
+
+def test_what_is_acknowledged_is_synced_first(tmp_path: Path, monkeypatch) -> None:
+    synced: list[bytes] = []
+    with Leaderboard(tmp_path, HEADER) as board:
+        monkeypatch.setattr(leaderboard.os, "fsync", lambda _: synced.append(log.read_bytes()))
+        log = tmp_path / LOG
+        submit(board, 0, 1.0)
+        assert synced[-1] == log.read_bytes()
+        assert len(synced) == 2  # the start of the round and its report
+
+
+def test_there_is_one_writer_and_any_number_of_readers(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        submit(board, 0, 1.0)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        with pytest.raises(ConfigError, match="in use by process"):
+            Leaderboard(tmp_path, HEADER)
+        assert state_after(read_events(tmp_path)) == board.state
+        assert before == {path: path.read_bytes() for path in before}
+        submit(board, 0, 2.0)
+    with Leaderboard(tmp_path) as board:
+        assert len(board.state.board) == 2
+
+
+def test_another_tournament_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no tournament"):
+        Leaderboard(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    played(tmp_path)
+    with pytest.raises(ConfigError, match="seed was 0 and is 1"):
+        Leaderboard(tmp_path, dataclasses.replace(HEADER, seed=1))
+    with pytest.raises(ConfigError, match=r"tournament\.rule was softmax and is"):
+        Leaderboard(tmp_path, dataclasses.replace(HEADER, tournament={"rule": "uniform"}))
+    with Leaderboard(tmp_path, HEADER) as board:  # each refusal has let go of the lock
+        assert len(board.state.board) == 5
+    with pytest.raises(ConfigError, match="size must be at least 1, but it is 0"):
+        dataclasses.replace(HEADER, size=0)
+
+
+def test_a_header_that_no_line_can_hold_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a tournament takes finite numbers only"):
+        Leaderboard(tmp_path / "new", dataclasses.replace(HEADER, tournament={"rate": math.inf}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    fields = {"event": "header", **dataclasses.asdict(HEADER), "format": 2}
+    (tmp_path / LOG).write_bytes(leaderboard.encode_line(fields, "")[0])
+    with pytest.raises(ConfigError, match="format 2, this version reads 1"):
+        read_events(tmp_path)
+    (tmp_path / LOG).write_bytes(b"")
+    with pytest.raises(ConfigError, match="is empty"):
+        Leaderboard(tmp_path)
+
+
+def test_a_line_is_plain_json(tmp_path: Path) -> None:
+    played(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    assert [line["event"] for line in lines[:3]] == ["header", "started", "submitted"]
+    assert all(line["time"] > 0 and len(line["sha256"]) == 16 for line in lines)
+
+
+# --- the index (T5) -------------------------------------------------------------------------------
+
+
+def check_index(board: Leaderboard) -> list[str]:
+    """The index, as text, after a comparison with the log."""
+    with sqlite3.connect(f"file:{board.directory / INDEX}?mode=ro", uri=True) as index:
+        assert index.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        rows = index.execute("SELECT id, score FROM board").fetchall()
+        assert rows == [(entry.id, entry.score) for entry in board.state.board]
+        rows = index.execute("SELECT id FROM entries ORDER BY rowid").fetchall()
+        assert [row[0] for row in rows] == list(accepted_entries(read_events(board.directory)))
+        dump = list(index.iterdump())
+    index.close()
+    return dump
+
+
+@pytest.mark.figure(14)
+def test_the_index_follows_and_is_rebuilt_from_the_log(tmp_path: Path, cases) -> None:
+    rng = np.random.default_rng(8)
+    with Leaderboard(tmp_path, HEADER) as board:
+        for number in range(12):
+            submit(board, number % 4, float(number % 5))
+        original = check_index(board)
+    path = tmp_path / INDEX
+    for number in cases(range(50)):
+        data = bytearray(path.read_bytes())
+        if number % 5 == 0:
+            path.unlink()
+        elif number % 5 == 1:
+            path.write_bytes(data[: rng.integers(len(data))])
+        elif number % 5 == 2:  # an older one
+            with sqlite3.connect(path) as index:
+                index.execute("DELETE FROM entries WHERE pod = 1")
+            index.close()
+        else:
+            for at in rng.integers(len(data), size=20):
+                data[at] ^= 1 << int(rng.integers(8))
+            path.write_bytes(data)
+            path.with_name(f"{INDEX}-journal").write_bytes(bytes(data[:600]))
+        with Leaderboard(tmp_path) as board:
+            assert check_index(board) == original
+
+
+def test_an_index_that_is_damaged_or_locked_meanwhile_is_replaced(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        submit(board, 0, 1.0)
+        with open(tmp_path / INDEX, "r+b") as file:
+            file.write(bytes(4096))
+        submit(board, 0, 2.0)
+        check_index(board)
+        reader = sqlite3.connect(tmp_path / INDEX)
+        reader.execute("BEGIN EXCLUSIVE")
+        submit(board, 0, 3.0)
+        check_index(board)
+        reader.close()

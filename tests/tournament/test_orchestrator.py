@@ -1,0 +1,827 @@
+"""The orchestrator with pods that only pretend to train: what any order of ends and faults does.
+
+A pod's score is a function of its number, its round and its parents, so a tournament with faults
+must come to the entries of one without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from killing import killed
+
+from podracer import recipes
+from podracer.agents.a2c import A2C
+from podracer.cli import pods as command_line
+from podracer.drivers.population import Hyperparameter, Pod
+from podracer.drivers.selection import Range, Selection, Truncation
+from podracer.envs.catch import Catch
+from podracer.errors import ConfigError, PodracerError
+from podracer.fields import struct
+from podracer.io.run_directory import RunLock, write_json
+from podracer.io.signals import StopSignals
+from podracer.tournament import orchestrator, selection
+from podracer.tournament import pod as pods
+from podracer.tournament.capacity import CAPACITY, CapacityFile
+from podracer.tournament.config import (
+    Tournament,
+    check_pods,
+    read_tournament,
+    with_pod_seeds,
+)
+from podracer.tournament.engine import open_log
+from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
+from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.orchestrator import Orchestrator
+from podracer.tournament.pod import REPORT, read_task
+from podracer.tournament.report import reason_of_failure
+
+TOURNAMENT = Tournament(
+    (recipes.find("cartpole_ppo"),),
+    selection.Independent(),
+    pods=4,
+    rounds=4,
+    episodes=10,
+)
+MIXED = (recipes.find("cartpole_ppo"), recipes.find("cartpole_dqn"))
+TWO_RATES = tuple(MIXED[0].with_fields({"agent": {"learning_rate": rate}}) for rate in (1e-4, 1e-3))
+SWEEP = dataclasses.replace(
+    MIXED[0],
+    pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3)),
+)
+WRONG_KIND: Any = dataclasses.replace(MIXED[0], recipe="own", evaluations="3")
+GENERATIONS_OF_200 = dataclasses.replace(
+    recipes.find("catch_a2c"),
+    pods=tuple(Pod(seed) for seed in range(64)),
+    exchange=Selection(Truncation(), every=200),
+)
+
+
+class Pretence:
+    """An engine whose processes live for a few polls and then end as `fate` says.
+
+    `fate(pod, round, attempt)` is "done", "crash", "killed", "hang" or "half" (killed after a
+    save); `polls(pod)` is for how long an attempt lives.
+    """
+
+    def __init__(self, fate: Any = None, polls: Any = None) -> None:
+        self.fate, self.polls = fate or (lambda *_: "done"), polls or (lambda pod: 1 + pod % 3)
+        self.attempts: dict[tuple[int, int], int] = {}
+        self.alive: dict[int, dict[str, Any]] = {}
+        self.most = 0
+        self.signals = StopSignals()
+        self.time = 0.0  # seconds, on the clock of the tournament
+
+    def start(self, token: int, directory: Path) -> None:
+        task = read_task(directory)
+        assert task.token == token
+        place = (task.pod, task.round)
+        assert all(each["place"] != place for each in self.alive.values())
+        attempt = self.attempts[place] = self.attempts.get(place, 0) + 1
+        self.alive[token] = {
+            "place": place, "task": task, "directory": directory, "left": self.polls(task.pod),
+            "fate": self.fate(task.pod, task.round, attempt), "code": None,
+        }  # fmt: skip
+        self.most = max(self.most, len(self.alive))
+
+    def poll(self) -> dict[int, int]:
+        codes = {}
+        self.time += 0.001
+        if any(each["fate"] == "hang" for each in self.alive.values()):
+            self.time += 3600.0
+        for token, each in list(self.alive.items()):
+            each["left"] -= 1
+            if each["fate"] != "hang":  # it records
+                (each["directory"] / "log.txt").write_text("alive\n")
+                os.utime(each["directory"] / "log.txt", (0.0, self.time))
+            if each["code"] is None and each["left"] <= 0 and each["fate"] != "hang":
+                each["code"] = self.end(token, each)
+            if each["code"] is not None:
+                codes[token] = each["code"]
+                del self.alive[token]
+        return codes
+
+    def end(self, token: int, each: dict[str, Any]) -> int:
+        pod, round = each["place"]
+        directory = each["directory"]
+        if each["fate"] == "crash":
+            write_json(directory / "crash.json", {"message": "a fault for the test"})
+            return 70
+        step = directory / "checkpoints" / f"{len(self.attempts):012d}"
+        step.mkdir(parents=True, exist_ok=True)
+        (step / "manifest.json").write_text(str(token))
+        if each["fate"] in ("killed", "half"):
+            if each["fate"] == "killed":
+                (step / "manifest.json").unlink()
+            return -9
+        report = {
+            "token": token, "score": score(pod, round, each["task"].parents), "standard_error": 1.0,
+            "episodes": 10, "frames": 100 * (round + 1), "seconds": 1.0,
+            "checkpoint": step.relative_to(directory.parents[1]).as_posix(),
+            "digest": hashlib.sha256(b"").hexdigest(),
+        }  # fmt: skip
+        write_json(directory / REPORT, report)
+        return 0
+
+    def stop(self, token: int) -> None:
+        if token in self.alive:
+            self.alive[token]["code"] = 75
+
+    def kill(self, token: int) -> None:
+        if token in self.alive:
+            self.alive[token]["code"] = -9
+
+    def close(self) -> None:
+        self.alive.clear()
+
+
+def score(pod: int, round: int, parents: Any) -> float:
+    return float((pod * 7 + round * 13) % 29)
+
+
+def run(directory: Path, tournament: Tournament, engine: Pretence) -> int:
+    """Run a tournament by the clock and the signals of its engine; return the exit code."""
+    watch, clock = (lambda state: None), (lambda: engine.time)
+    with Leaderboard(directory, tournament.header()) as board:
+        return Orchestrator(tournament, board, engine, engine.signals, watch, clock).run()
+
+
+def play(directory: Path, tournament: Tournament = TOURNAMENT, engine: Any = None) -> Any:
+    """The state at the end, and the engine."""
+    engine = engine or Pretence()
+    assert run(directory, tournament, engine) == 0
+    return state_after(read_events(directory)), engine
+
+
+def results(directory: Path) -> dict[str, Any]:
+    entries = accepted_entries(read_events(directory)).values()
+    return {e.id: (e.score, e.frames, e.parents, dict(e.hyperparameters)) for e in entries}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(orchestrator, "PAUSE_SECONDS", 0.0)
+
+
+def test_every_pod_does_its_rounds_and_the_board_is_ranked(tmp_path):
+    state, _ = play(tmp_path)
+    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in range(4) for r in range(4)}
+    scores = [entry.score for entry in state.board]
+    assert scores == sorted(scores, reverse=True)
+    assert [e.id for e in lineage(accepted_entries(read_events(tmp_path)), "p2r3")] == [
+        f"p2r{r}" for r in (3, 2, 1, 0)
+    ]
+    kept = {entry.checkpoint for entry in state.board}
+    assert all((tmp_path / path).is_dir() for path in kept)
+    assert read_tournament(tmp_path) == TOURNAMENT
+
+
+@pytest.mark.figure(13)
+@pytest.mark.parametrize(
+    ("pods", "rounds"), [(8, 5), pytest.param(20, 10, marks=pytest.mark.slow)], ids=["40", "200"]
+)
+def test_faults_change_no_result(pods, rounds, tmp_path, cases):
+    """Crashes, kills before and after a save, and hangs, in half of all attempts."""
+    tournament = dataclasses.replace(TOURNAMENT, pods=pods, rounds=rounds)
+    plain, _ = play(tmp_path / "plain", tournament)
+    faults = []
+
+    def fate(pod, round, attempt):
+        chosen = np.random.default_rng([pod, round]).choice(["crash", "killed", "half", "hang"])
+        if attempt == 1:
+            faults.append(chosen)
+            return chosen
+        return "done"
+
+    faulty, engine = play(tmp_path / "faulty", tournament, Pretence(fate))
+    assert len(faults) == pods * rounds
+    assert set(faults) == {"crash", "killed", "half", "hang"}
+    equal = results(tmp_path / "faulty") == results(tmp_path / "plain")
+    cases.add(len(faults) * equal, len(faults))
+    assert equal
+    assert [e.id for e in faulty.board] == [e.id for e in plain.board]
+    assert all(count == 2 for count in engine.attempts.values())
+
+
+def test_a_pod_that_was_killed_for_its_silence_says_so(tmp_path):
+    def fate(pod, round, attempt):
+        return "hang" if (pod, attempt) == (2, 1) else "done"
+
+    play(tmp_path, engine=Pretence(fate))
+    reasons = {event.reason for event in read_events(tmp_path) if isinstance(event, Failed)}
+    assert reasons == {"recorded nothing for 1800 s (stall_seconds)"}
+
+
+def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go_on(tmp_path):
+    def fate(pod, round, attempt):
+        return "crash" if (pod, round) == (2, 1) else "done"
+
+    engine = Pretence(fate)
+    with pytest.raises(PodracerError, match=r"1 of 4 pods failed .* pod 2: .*a fault for the test"):
+        play(tmp_path, engine=engine)
+    state = state_after(read_events(tmp_path))
+    assert engine.attempts[2, 1] == TOURNAMENT.retries == 3
+    assert state.pods[2].status == "quarantined"
+    assert "a fault for the test" in state.pods[2].reason
+    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in (0, 1, 3) for r in range(4)} | {"p2r0"}
+
+
+def test_progress_earns_another_attempt(tmp_path):
+    def fate(pod, round, attempt):
+        return "half" if (pod, round) == (1, 1) and attempt < 6 else "done"
+
+    state, engine = play(tmp_path, engine=Pretence(fate))
+    assert engine.attempts[1, 1] == 6
+    assert state.pods[1].round == 4
+
+
+def test_when_every_pod_fails_it_says_why(tmp_path):
+    with pytest.raises(PodracerError, match=r"every pod has failed: .*a fault for the test"):
+        play(tmp_path, engine=Pretence(lambda *_: "crash"))
+
+
+@pytest.mark.figure(13)
+def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
+    tmp_path, monkeypatch, cases
+):
+    tournament = dataclasses.replace(TOURNAMENT, pods=3, rounds=2)
+    play(tmp_path / "plain", tournament)
+    events = len(read_events(tmp_path / "plain"))
+    moments = 0
+    for at in range(1, events):
+        for after in (False, True):
+            directory = tmp_path / f"{at}{after}"
+            with killed(monkeypatch, at, after=after):
+                play(directory, tournament)
+            play(directory, tournament)  # its pods are gone, too: started again
+            assert results(directory) == results(tmp_path / "plain")
+            submitted = [e for e in read_events(directory) if isinstance(e, Submitted)]
+            assert len(submitted) == 6
+            moments += 1
+            cases.add(1, 1)
+    assert moments == 2 * (events - 1)
+
+
+def test_a_report_of_an_attempt_that_was_replaced_does_not_count(tmp_path):
+    class Haunted(Pretence):
+        def end(self, token, each):
+            code = super().end(token, each)
+            if each["place"] == (1, 1) and self.attempts[1, 1] == 1:
+                path = each["directory"] / REPORT
+                report = json.loads(path.read_text())
+                write_json(path, {**report, "token": token - 1, "score": 1e6})
+            return code
+
+    state, engine = play(tmp_path, engine=Haunted())
+    assert engine.attempts[1, 1] == 2
+    assert state.board[0].score < 1e6
+    assert len(results(tmp_path)) == 16
+
+
+REPORT_DAMAGES: tuple[Any, ...] = (
+    *(lambda report, name=name: {k: v for k, v in report.items() if k != name}
+      for name in ("score", "standard_error", "episodes", "frames", "checkpoint", "digest")),
+    lambda report: {**report, "score": None},
+    lambda report: {**report, "seconds": "1.0"},
+    lambda report: {**report, "frames": 10**400},
+    lambda report: {**report, "digest": 7},
+    lambda report: {**report, "checkpoint": ["a", "b"]},
+    lambda report: {**report, "matches": [["p0r0", "random", 1]]},
+    lambda report: {**report, "matches": [["p0r0", "random", 1, "2", 3, ""]]},
+    lambda report: {**report, "an unknown field": 1.0},
+    lambda report: [report],
+    lambda report: b"\xff{",
+)  # fmt: skip
+
+
+def test_a_damaged_report_costs_its_attempt_alone(tmp_path):
+    """Each round of each pod has another damage, in its first attempt."""
+
+    class Damaging(Pretence):
+        def end(self, token, each):
+            code = super().end(token, each)
+            pod, round = each["place"]
+            if self.attempts[pod, round] == 1:
+                path = each["directory"] / REPORT
+                damaged = REPORT_DAMAGES[4 * pod + round](json.loads(path.read_text()))
+                path.write_bytes(
+                    damaged if isinstance(damaged, bytes) else json.dumps(damaged).encode()
+                )
+            return code
+
+    _, engine = play(tmp_path, engine=Damaging())
+    assert set(engine.attempts.values()) == {2}
+    assert len(results(tmp_path)) == len(REPORT_DAMAGES) == 16
+    reasons = [e.reason for e in read_events(tmp_path) if isinstance(e, Failed)]
+    assert all("\n" not in reason and len(reason) < 300 for reason in reasons)
+    assert sum("report.json is damaged: " in reason for reason in reasons) == 15
+    assert sum("'score'" in reason for reason in reasons) == 2
+
+
+def test_a_crash_at_the_exit_loses_no_report(tmp_path):
+    class Crashing(Pretence):
+        def end(self, token, each):
+            super().end(token, each)
+            return -11
+
+    _, engine = play(tmp_path, engine=Crashing())
+    assert set(engine.attempts.values()) == {1}
+    assert len(results(tmp_path)) == 16
+
+
+def test_a_slow_pod_delays_nobody(tmp_path):
+    """The others have done all their rounds before it has done one."""
+    play(tmp_path, engine=Pretence(polls=lambda pod: 1000 if pod == 3 else 1))
+    order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
+    assert order.index((3, 0)) == 12
+
+
+class Deaf(Pretence):
+    """An engine whose attempts never end; each poll takes a step of `script`, the last one stops.
+
+    `script(engine)` is a generator. Nothing has started before its first step.
+    """
+
+    def __init__(self, script: Callable[[Deaf], Iterator[None]]) -> None:
+        super().__init__(polls=lambda pod: 10**9)
+        self.script = script(self)
+        self.stopped: list[int] = []
+        self.killed: list[int] = []
+
+    def poll(self) -> dict[int, int]:
+        if next(self.script, "over") == "over":
+            self.signals.exit_code = 75
+            self.time += 2 * orchestrator.GRACE_SECONDS
+        return {}
+
+    def stop(self, token: int) -> None:
+        self.stopped.append(token)
+
+    def kill(self, token: int) -> None:
+        self.killed.append(token)
+
+
+def test_a_pod_that_is_to_retire_has_time_to_save(tmp_path):
+    def script(engine):
+        yield
+        engine.time += 300.0
+        (tmp_path / CAPACITY).write_text("2")
+        yield
+        assert len(engine.stopped) == 2
+        assert engine.killed == []
+        engine.time += orchestrator.GRACE_SECONDS + 1
+        yield
+        assert sorted(engine.killed) == sorted(engine.stopped)
+
+    assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
+
+
+def test_whoever_records_lives_whatever_the_clock_of_the_files_says(tmp_path):
+    def script(engine):
+        yield
+        engine.time += 3900.0
+        for attempt in engine.alive.values():
+            if (pod := attempt["place"][0]) < 3:
+                path = attempt["directory"] / "metrics.jsonl"
+                path.write_text("{}")
+                year = (0, 1e9, 4e9)[pod]  # 1970, 2001 and 2096
+                os.utime(path, (year, year))
+        yield
+        assert [engine.alive[token]["place"] for token in engine.killed] == [(3, 0)]
+
+    assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
+
+
+def test_whoever_does_not_save_in_time_is_named(tmp_path, caplog):
+    def script(engine):
+        yield
+
+    engine = Deaf(script)
+    assert run(tmp_path, TOURNAMENT, engine) == 75
+    assert sorted(engine.stopped) == sorted(engine.alive)
+    assert "which continue from their last save: 0, 1, 2, 3." in caplog.text
+
+
+def test_the_reason_of_a_failure_is_not_that_of_an_earlier_attempt(tmp_path):
+    (tmp_path / "log.txt").write_text("a word of the newest attempt\n")
+    for name in ("crash.json", "task.json"):
+        (tmp_path / name).write_text('{"message": "an old fault"}')
+        os.utime(tmp_path / name, (0, 0))
+    assert reason_of_failure(tmp_path, 70) == "exit code 70: an old fault"
+    assert reason_of_failure(tmp_path, -9) == "killed by SIGKILL, as where memory has run out"
+    assert reason_of_failure(tmp_path, -11) == "killed by SIGSEGV"
+    assert reason_of_failure(tmp_path, -40) == "killed by signal 40"
+    os.utime(tmp_path / "task.json", (1, 1))
+    assert reason_of_failure(tmp_path, 70) == "exit code 70: a word of the newest attempt"
+
+
+def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch):
+    clock = itertools.count(step=61.0)
+    monkeypatch.setattr(pods.time, "monotonic", lambda: next(clock))
+    with RunLock(tmp_path), pytest.raises(PodracerError, match="in use by an earlier attempt"):
+        pods.wait_for_lock(tmp_path / "lock")
+    pods.wait_for_lock(tmp_path / "lock")
+
+
+def test_pods_that_are_sweeps_have_seeds_of_their_own():
+    sweep = dataclasses.replace(TOURNAMENT.experiments[0], pods=tuple(map(Pod, range(100))))
+    seeds = set[int]()
+    for number in (0, 1, 9_999):
+        experiment = with_pod_seeds(sweep, 429_494, number)
+        experiment.check()
+        seeds |= {experiment.seed, *(member.seed for member in experiment.pods)}
+    assert len(seeds) == 3 * 101
+
+
+def test_a_league_that_trains_against_its_entries_has_a_path_that_a_name_can_hold(tmp_path):
+    league = dataclasses.replace(
+        TOURNAMENT,
+        experiments=(recipes.find("tic_tac_toe_ppo"),),
+        opponents="past",
+        train_against="past",
+    )
+    with pytest.raises(ConfigError, match=r"without these characters, not .*c\+\+"):
+        orchestrator.run_tournament(league, tmp_path / "c++")
+
+
+# --- capacity -------------------------------------------------------------------------------------
+
+
+class Elastic(Pretence):
+    """Sets the capacity after so many starts."""
+
+    def __init__(self, directory: Path, plan: dict[int, int], **other: Any) -> None:
+        super().__init__(**other)
+        self.directory, self.plan, self.starts = directory, plan, 0
+        self.counts: list[int] = []
+
+    def start(self, token: int, directory: Path) -> None:
+        super().start(token, directory)
+        self.starts += 1
+        if self.starts in self.plan:
+            (self.directory / CAPACITY).write_text(str(self.plan[self.starts]))
+
+    def poll(self):
+        over = super().poll()
+        self.counts.append(len(self.alive))
+        return over
+
+
+def test_capacity_4_to_2_to_4_retires_the_weakest_and_touches_no_other(tmp_path):
+    tournament = dataclasses.replace(TOURNAMENT, rounds=12)
+    engine = Elastic(tmp_path, {14: 2, 26: 4}, polls=lambda pod: 2)
+    state, _ = play(tmp_path, tournament, engine)
+    events = read_events(tmp_path)
+    kinds = [type(event).__name__ for event in events]
+    shrunk = kinds.index("Capacity")
+    before = state_after(events[:shrunk])
+    gone = [event.pod for event in events if type(event).__name__ == "Stopped"]
+    ranked = sorted(before.pods, key=lambda n: before.pods[n].newest.score)
+    assert set(gone) == set(ranked[:2])
+    assert all(event.status == "retired" for event in events if hasattr(event, "status"))
+    stay = set(range(4)) - set(gone)
+    for pod in stay:  # never started twice for a round
+        assert all(engine.attempts[pod, round] == 1 for round in range(12))
+    assert 2 in engine.counts
+    assert engine.counts[-3:] != [2, 2, 2]
+    best = [max(e.score for e in state_after(events[:n]).board) for n in range(shrunk, len(events))]
+    assert best == sorted(best)
+    assert all(state.pods[pod].round == 12 for pod in range(4))  # who retired came back
+
+
+def test_any_capacity_lets_all_finish(tmp_path):
+    rng = np.random.default_rng(0)
+    plan = {int(start): int(rng.integers(0, 5)) for start in range(3, 60, 4)}
+    engine = Elastic(tmp_path, plan)
+
+    class Patient(Elastic):
+        def poll(self):
+            if not self.alive and (self.directory / CAPACITY).exists():
+                (self.directory / CAPACITY).write_text("4")  # or 0 would be the end
+            return super().poll()
+
+    engine = Patient(tmp_path, plan)
+    state, _ = play(tmp_path, dataclasses.replace(TOURNAMENT, rounds=8), engine)
+    assert all(pod.round == 8 for pod in state.pods.values() if pod.is_live)
+    assert engine.most <= 4
+
+
+def test_a_capacity_that_is_no_number_is_ignored_with_a_sentence(tmp_path, caplog):
+    file = CapacityFile(tmp_path)
+    assert file.read() is None
+    for text in ("-5", "abc", "1e3", "9" * 30, "\0", "2.5", "\x1b[31m"):
+        file.path.write_text(text)
+        assert [file.read(), file.read()] == [None, None]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{file.path} is ignored: it must hold 0 to 9999, not {text!r}."
+        ]
+        caplog.clear()
+    file.path.write_text(" 12\n")
+    assert file.read() == 12
+    file.path.write_text("")  # about to be written
+    assert file.read() is None
+    file.path.unlink()
+    os.mkfifo(file.path)
+    assert file.read() is None  # without waiting for its writer
+    assert caplog.text == ""
+    file.path.unlink()
+    file.path.mkdir()
+    assert file.read() is None
+    assert "Is a directory" in caplog.text
+
+
+def test_capacity_0_pauses_and_says_so_until_it_is_raised_or_the_run_is_stopped(tmp_path, caplog):
+    """No pod runs meanwhile; a stop is no success, and `resume` pauses, too."""
+
+    class Pausing(Pretence):
+        polls_of_pause, capacity_after, has_paused = 0, "", False
+
+        def poll(self):
+            if len(results(tmp_path)) >= 2 and not self.has_paused:
+                self.has_paused = True
+                (tmp_path / CAPACITY).write_text("0")
+            if "paused" in caplog.text and self.polls_of_pause < 20:
+                assert not self.alive
+                self.polls_of_pause += 1
+                if self.polls_of_pause == 20 and self.capacity_after:
+                    (tmp_path / CAPACITY).write_text(self.capacity_after)
+                elif self.polls_of_pause == 20:
+                    self.signals.exit_code = 75
+            return super().poll()
+
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="75"):
+            play(tmp_path, engine=Pausing())
+        assert caplog.text.count("paused: the capacity is 0") == 1
+        caplog.clear()
+    engine = Pausing()
+    engine.capacity_after = "3"
+    state, _ = play(tmp_path, engine=engine)
+    assert caplog.text.count("paused: the capacity is 0") == 1
+    assert len(results(tmp_path)) == 16
+    assert engine.most == 3
+    assert all(pod.round == 4 for pod in state.pods.values())
+
+
+def test_places_of_finished_and_failed_pods_go_to_retired_ones(tmp_path):
+    """A small capacity delays pods, but the end comes only when all have done their rounds."""
+    (tmp_path / CAPACITY).write_text("1")
+    engine = Pretence(lambda pod, round, attempt: "crash" if pod == 3 else "done")
+    with pytest.raises(PodracerError, match="1 of 4 pods failed for good"):
+        play(tmp_path, engine=engine)
+    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in range(3) for r in range(4)}
+    assert engine.most == 1
+
+
+def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
+    class Preempted(Pretence):
+        def poll(self):
+            if len(results(tmp_path)) >= 2:
+                self.signals.exit_code = 75
+                for attempt in self.alive.values():
+                    attempt["code"] = 75
+            return super().poll()
+
+    with pytest.raises(AssertionError, match="75"):
+        play(tmp_path, engine=Preempted())
+    assert not any(type(event).__name__ == "Failed" for event in read_events(tmp_path))
+
+
+def test_no_round_starts_after_a_stop_while_another_was_scored(tmp_path):
+    """Inline, a start is a whole round, and its scores do not look for signals."""
+
+    class Scoring(Pretence):
+        def start(self, token, directory):
+            super().start(token, directory)
+            if len(self.attempts) == 2:
+                self.signals.exit_code = 75
+
+    engine = Scoring(polls=lambda pod: 0)
+    with pytest.raises(AssertionError, match="75"):
+        play(tmp_path, engine=engine)
+    assert list(engine.attempts) == [(0, 0), (1, 0)]
+    assert set(results(tmp_path)) == {"p0r0", "p1r0"}
+
+
+# --- rules and settings ---------------------------------------------------------------------------
+
+
+def test_generations_wait_for_each_other_and_fuse_their_groups(tmp_path):
+    rule = selection.Generational(group_size=2, parents=1)
+    tournament = dataclasses.replace(TOURNAMENT, pods=6, rounds=3, selection=rule)
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + 3 * pod))
+    order = [e.round for e in read_events(tmp_path) if isinstance(e, Submitted)]
+    assert order == sorted(order)
+    entries = accepted_entries(read_events(tmp_path))
+    means = {g: np.mean([entries[f"p{p}r0"].score for p in (2 * g, 2 * g + 1)]) for g in range(3)}
+    best = max(means, key=lambda g: means[g])
+    for pod in range(6):
+        assert entries[f"p{pod}r1"].parents == (f"p{2 * best}r0", f"p{2 * best + 1}r0")
+
+
+def test_a_straggler_is_waited_for_so_long_and_no_longer(tmp_path):
+    rule = selection.Generational(group_size=1, parents=1)
+    tournament = dataclasses.replace(TOURNAMENT, rounds=2, selection=rule, straggler_seconds=0.05)
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 2000 if pod == 3 else 1))
+    order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
+    assert order.index((0, 1)) < order.index((3, 0))
+
+
+def test_pods_differ_in_algorithm_and_seed_and_the_winner_is_known(tmp_path):
+    names = ("cartpole_ppo", "cartpole_dqn")
+    tournament = dataclasses.replace(TOURNAMENT, experiments=tuple(map(recipes.find, names)))
+    state, _ = play(tmp_path, tournament)
+    kinds = {entry.pod: entry.experiment["agent"]["kind"] for entry in state.board}
+    assert {pod: kind for pod, kind in kinds.items() if pod < 2} == {0: "PPO", 1: "DQN"}
+    seeds = [tournament.experiment_of(pod).seed for pod in range(4)]
+    assert len(set(seeds)) == 4
+    assert [e.experiment["seed"] for e in state.board] == [seeds[e.pod] for e in state.board]
+
+
+def test_the_log_alone_gives_the_same_decisions(tmp_path):
+    """Every start is what the rule chooses from the events before it."""
+    rule = selection.PopulationBased()
+    tournament = dataclasses.replace(TOURNAMENT, pods=8, rounds=6, selection=rule)
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + pod))
+    events = read_events(tmp_path)
+    adopted = 0
+    for n, event in enumerate(events):
+        if type(event).__name__ != "Started":
+            continue
+        sweep = n
+        while type(events[sweep - 1]).__name__ == "Started":
+            sweep -= 1  # one sweep decides for all that wait before it starts any
+        view = selection.selection_view(state_after(events[:sweep]), event.pod, event.round)
+        rng = selection.generator(tournament.seed, event.pod, event.round)
+        start = selection.choose(rule, view, rng)
+        assert start is not None
+        assert start.parents == event.parents
+        for name, value in start.hyperparameters.items():
+            assert event.hyperparameters[name] == pytest.approx(value, rel=1e-6)
+        adopted += bool(event.parents) and not event.parents[0].startswith(f"p{event.pod}r")
+    assert adopted > 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"experiments": ()}, "needs a recipe"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"pods": 10**9}, "pods must be at most 10,000"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": 10**6}, "seed must be from 0 to 429,494"),
+        ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
+        ({"stall_seconds": math.inf}, "stall_seconds must be positive and finite, but it is inf"),
+        ({"straggler_seconds": math.inf}, "straggler_seconds must be positive and finite"),
+        ({"round_seconds": math.inf}, "round_seconds must be positive and finite"),
+        ({"pod_cpus": math.nan, "engine": "ray"}, "pod_cpus must be finite and not negative"),
+        ({"pod_gpus": math.inf, "engine": "ray"}, "pod_gpus must be finite and not negative"),
+        ({"pod_gpus": 1.5, "engine": "ray"}, "pod_gpus must not be a fraction above 1"),
+        ({"pod_gpus": 1.0}, "`pod_gpus` is for Ray clusters: add `engine=ray`, or leave it out"),
+        ({"pod_cpus": 8.0, "engine": "inline"}, "`pod_cpus` is for Ray clusters"),
+        ({"experiments": ("cartpole_ppo",)}, "must be a tuple of Experiment objects, such as"),
+        ({"experiments": [MIXED[0]]}, "must be a tuple of Experiment objects, such as"),
+        ({"experiments": (WRONG_KIND,)}, "Experiment.evaluations cannot be '3': it must be a"),
+        ({"pods": "4"}, "Tournament.pods cannot be '4': it must be a whole number"),
+        ({"rounds": 3.0}, "Tournament.rounds cannot be 3.0: it must be a whole number"),
+        ({"selection": "Uniform"}, "Tournament.selection cannot be 'Uniform'"),
+        ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
+        ({"selection": selection.PopulationBased((Range("discount", 0.5, 5),))}, "discount must"),
+        (
+            {"selection": selection.Generational(2), "experiments": MIXED},
+            "need one agent, not DQN, PPO",
+        ),
+        (
+            {"selection": selection.Generational(2), "experiments": TWO_RATES},
+            "2 pods of a group are fused, so they need one recipe, not 2",
+        ),
+        (
+            {"experiments": (recipes.find("cartpole_ppo"), recipes.find("catch_a2c"))},
+            "need the same one, not cartpole, catch",
+        ),
+        (
+            {"experiments": (SWEEP,), "selection": selection.PopulationBased()},
+            "the sweep 'cartpole_ppo' chooses hyperparameters by itself",
+        ),
+        ({"anchor": "minimax-1"}, "`anchor` is for leagues: add `opponents`"),
+        ({"matches": 2}, "`matches` is for leagues: add `opponents`"),
+        ({"experiments": (GENERATIONS_OF_200,), "round_frames": 10_000}, "never reached"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
+    assert not (tmp_path / "leaderboard.jsonl").exists()
+
+
+@pytest.mark.parametrize("remains", [b"", b'{"event": "head'], ids=["empty", "torn"])
+def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
+    remains, tmp_path, monkeypatch
+):
+    def begin(tournament, directory, *_):
+        with Leaderboard(directory, tournament.header()):
+            return 0
+
+    monkeypatch.setattr(command_line, "run_tournament", begin)
+    (tmp_path / "leaderboard.jsonl").write_bytes(remains)
+    arguments = ["cartpole_ppo", "--run-dir", str(tmp_path)]
+    assert command_line.tournament(arguments) == 0
+    assert len(read_events(tmp_path)) == 1
+    with pytest.raises(ConfigError, match="already holds a tournament: resume it"):
+        command_line.tournament(arguments)
+
+
+def test_what_no_pod_could_run_is_refused_before_anything_is_recorded(tmp_path, monkeypatch):
+    experiment = dataclasses.replace(TOURNAMENT.experiments[0], environment="gymnax:None-v0")
+    tournament = dataclasses.replace(TOURNAMENT, experiments=(experiment,))
+    with pytest.raises(ConfigError, match="gymnax"):
+        orchestrator.run_tournament(tournament, tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package ray: pip install"):
+        orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, engine="ray"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.figure(16)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": "many"}, {"rounds": None}, {"experiments": {}}, {"experiments": [[]]},
+        {"selection": []}, {"kind": []}, {"kind": "PPO"}, {"experiments": [{"recipe": "x"}]},
+        {"experiments": [{"recipe": "x", "kind": []}]}, {"selection": {"kind": "Popen"}},
+    ],
+)  # fmt: skip
+def test_a_hostile_header_is_refused_in_a_sentence(changes, tmp_path):
+    header = TOURNAMENT.header()
+    header = dataclasses.replace(header, tournament={**header.tournament, **changes})
+    with Leaderboard(tmp_path, header):
+        pass
+    with pytest.raises(ConfigError):
+        read_tournament(tmp_path)
+
+
+@pytest.mark.figure(16)
+def test_links_in_a_tournament_are_not_followed(tmp_path):
+    outside, directory = tmp_path / "outside", tmp_path / "t"
+    outside.mkdir()
+    (outside / "log.txt").write_text("mine")
+    for link in (directory / "pods", directory / "pods" / "p0r0"):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(outside)
+        with pytest.raises(ConfigError, match="must be a directory of the run itself"):
+            play(directory)
+        link.unlink()
+    log = directory / "log.txt"
+    log.symlink_to(outside / "log.txt")
+    with open_log(log) as file:
+        file.write(b"a pod's output")
+    assert (outside / "log.txt").read_text() == "mine"
+    assert [path.name for path in outside.iterdir()] == ["log.txt"]
+
+
+@struct
+class Mine(A2C):
+    """An agent that no file can bring back."""
+
+
+class Board:
+    """An environment that no file can bring back."""
+
+    spec, reset, step = Catch.spec, Catch.reset, Catch.step
+
+
+def test_what_pods_could_not_make_again_is_refused_in_a_sentence(tmp_path):
+    own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
+    other = dataclasses.replace(own, agent=Mine(entropy_cost=0.5))
+    alone = dataclasses.replace(TOURNAMENT, experiments=(own,))
+    with pytest.raises(ConfigError, match=r"pods cannot make 'mine' again: .* MODULE:FUNCTION"):
+        orchestrator.run_tournament(alone, tmp_path)
+    both = dataclasses.replace(alone, experiments=(own, other), engine="inline")
+    with pytest.raises(ConfigError, match="several recipes have the name 'mine'"):
+        orchestrator.run_tournament(both, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    check_pods(dataclasses.replace(alone, experiments=(own, own)), (own, own))
+
+
+def test_a_log_gives_experiments_of_ones_own_back_with_their_recipe(tmp_path):
+    own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
+    own = dataclasses.replace(own, environment=Board())
+    tournament = dataclasses.replace(TOURNAMENT, experiments=(own, *TOURNAMENT.experiments))
+    with Leaderboard(tmp_path, tournament.header()):
+        pass
+    assert read_tournament(tmp_path, [own]) == tournament
+    again = dataclasses.replace(own, environment=Board())  # as the recipe makes it elsewhere
+    with Leaderboard(tmp_path, read_tournament(tmp_path, [again]).header()):
+        pass  # it is the same tournament
+    with pytest.raises(ConfigError, match="class 'Board', which no file can bring back"):
+        read_tournament(tmp_path)

@@ -1,0 +1,452 @@
+"""Pods that really train: what a round begins with, scores computed again, real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podracer
+from podracer import recipes
+from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
+from podracer.config.experiment import Experiment
+from podracer.config.serialization import from_json
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Hyperparameter, Pod
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.errors import CheckpointError, EnvironmentFault
+from podracer.evaluate import Evaluation
+from podracer.io import checkpoint
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.signals import StopSignals
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+from podracer.rollout import Purpose, purpose_key
+from podracer.run.setup import make_run_setup
+from podracer.tournament import pod as pods
+from podracer.tournament import selection
+from podracer.tournament.config import Tournament
+from podracer.tournament.engine import InlineEngine
+from podracer.tournament.events import Submitted, accepted_entries
+from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.orchestrator import Orchestrator, run_tournament
+
+SMALL = TorsoNetwork(MLP((16,)))
+STEPS = 16 * 8
+ROUND = 10 * STEPS
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=A2C(network=SMALL),
+    driver=AnakinConfig(16, 8, 5),
+    frames=ROUND,
+    devices=1,
+)
+TOURNAMENT = Tournament(
+    (EXPERIMENT,), selection.Independent(), pods=2, rounds=2, round_frames=ROUND, episodes=8
+)
+
+
+def play(directory: Path, tournament: Tournament, engine: Any = None) -> dict[str, Any]:
+    engine = engine or InlineEngine()
+    with Leaderboard(directory, tournament.header()) as board:
+        loop = Orchestrator(tournament, board, engine, StopSignals(), lambda state: None)
+        assert loop.run() == 0
+    return accepted_entries(read_events(directory))
+
+
+def learned(directory: Path, entry: Any) -> Any:
+    """What an entry's checkpoint holds, on the host."""
+    experiment = from_json(entry.experiment)
+    path = directory / entry.checkpoint
+    state = checkpoint.load(
+        path.parents[1], make_run_setup(experiment).abstract_state, int(path.name)
+    ).state
+    key = jax.random.key_data(state.key)
+    return jax.device_get(state.learner), np.asarray(key), int(np.max(state.update))
+
+
+DRIVERS = {
+    "anakin": EXPERIMENT,
+    "replay": dataclasses.replace(
+        EXPERIMENT, agent=DQN(network=SMALL, replay=Replay(16 * 40, batch_size=16, warmup=STEPS))
+    ),
+    "population": dataclasses.replace(
+        EXPERIMENT, pods=(Pod(0), Pod(1, (Hyperparameter("learning_rate", 1e-2),)))
+    ),
+    "sebulba": dataclasses.replace(
+        EXPERIMENT, driver=SebulbaConfig(16, 8, 5, threads_per_actor=1, policy_lag=0)
+    ),
+}
+
+
+@pytest.mark.figure(15)
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [("anakin", 2), *(pytest.param(name, 3, marks=pytest.mark.slow) for name in DRIVERS)],
+)
+def test_a_pod_continues_its_entry_to_the_bit(name, rounds, tmp_path, cases):
+    """Rounds end where one run of all their frames does; and scores come again."""
+    tournament = dataclasses.replace(
+        TOURNAMENT, experiments=(DRIVERS[name],), pods=1, rounds=rounds
+    )
+    entries = play(tmp_path / "tournament", tournament)
+    frames = rounds * ROUND
+    experiment = dataclasses.replace(tournament.experiment_of(0), frames=frames, evaluations=0)
+    podracer.train(experiment, run_dir=tmp_path / "whole")
+    last = (tmp_path / "tournament" / entries[f"p0r{rounds - 1}"].checkpoint).parents[1]
+    assert stored_fingerprint(last) == stored_fingerprint(tmp_path / "whole")
+    for entry in cases(entries.values()):
+        path = tmp_path / "tournament" / entry.checkpoint
+        returns, _ = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
+        assert float(returns.mean()) == entry.score
+        assert pods.digest(path) == entry.digest
+
+
+@dataclasses.dataclass
+class EpisodeKey:
+    """The part of a state that an evaluation begins with."""
+
+    key: jax.Array
+
+
+@dataclasses.dataclass
+class FaultyPods(EpisodeKey):
+    """The part of a population's state that says which pods met a fault."""
+
+    fault: np.ndarray
+
+
+def test_episodes_that_faults_kept_from_ending_give_no_score(monkeypatch, capsys):
+    def score(unfinished, broken):
+        returns = np.array([1.0, 9.0])
+        played = Evaluation(returns, returns, np.array(unfinished), np.array(2), broken)
+        setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
+        monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
+        return pods.score(Path("run/checkpoints/10"), EXPERIMENT, 0, 2)[0].tolist()
+
+    state = EpisodeKey(jax.random.key(0))
+    monkeypatch.setattr(checkpoint, "load", lambda *_: SimpleNamespace(state=state))
+    assert score(0, 0) == score(0, 3) == [1.0, 9.0]
+    assert not capsys.readouterr().out
+    assert score(1, 0) == [1.0, 9.0]
+    text = "1 of 2 held-out episodes did not end within 30,000 steps: they count with"
+    assert text in capsys.readouterr().out
+    with pytest.raises(EnvironmentFault, match=r"30,000 steps, where faults broke 60: no score\.$"):
+        score(1, 60)
+
+
+def test_a_score_leaves_out_learners_that_met_a_fault_and_counts_what_was_cut(monkeypatch, capsys):
+    returns = np.array([[1.0, 3.0], [500.0, 500.0], [5.0, 7.0]])
+    played = Evaluation(returns, returns, np.array([0, 2, 1]), np.array([2, 2, 2]), 0)
+    setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
+    monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
+    state = FaultyPods(jax.random.split(jax.random.key(0), 3), np.array([[0, 0], [2, 9], [0, 0]]))
+    monkeypatch.setattr(checkpoint, "load", lambda *_: SimpleNamespace(state=state))
+    sweep = dataclasses.replace(EXPERIMENT, pods=tuple(Pod(seed) for seed in range(3)))
+    sound, unfinished = pods.score(Path("run/checkpoints/10"), sweep, 0, 2)
+    assert (sound.tolist(), unfinished) == ([[1.0, 3.0], [5.0, 7.0]], 1)
+    assert "1 of 4 held-out episodes" in capsys.readouterr().out
+
+
+def test_the_error_of_a_score_is_that_over_independent_episodes():
+    returns = np.array([1.0, 2.0, 6.0])
+    error = np.sqrt(14 / 2 / 3)  # squares of the deviations, ddof 1, of the mean
+    np.testing.assert_allclose(pods.statistics(returns), (3.0, error, 3))
+    population = np.stack([returns, returns + 1.0])  # in the same episodes
+    np.testing.assert_allclose(pods.statistics(population), (3.5, error, 3))
+    assert pods.statistics(np.array([[4.0], [6.0]])) == (5.0, 0.0, 1)
+
+
+@pytest.mark.figure(15)
+@pytest.mark.slow
+def test_20_scores_come_again_to_the_bit(tmp_path, cases):
+    """Each from the checkpoint that its entry names, which is the one that was submitted."""
+    tournament = dataclasses.replace(
+        TOURNAMENT, selection=selection.KTournament(), pods=4, rounds=5, size=20, episodes=64
+    )
+    entries = play(tmp_path, tournament)
+    assert len(entries) == 20
+    assert len({entry.score for entry in entries.values()}) > 3
+    for entry in cases(entries.values()):
+        path = tmp_path / entry.checkpoint
+        assert pods.digest(path) == entry.digest
+        returns, _ = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 64)
+        error = float(returns.std(ddof=1) / np.sqrt(returns.size))
+        assert (float(returns.mean()), error) == (entry.score, entry.standard_error)
+
+
+@pytest.mark.slow
+def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
+    """All starts are the best entry's: its weights to the bit, and then each pod goes its way."""
+    tournament = dataclasses.replace(
+        TOURNAMENT, selection=selection.KTournament(k=8), pods=3, rounds=3, episodes=64
+    )
+    entries = play(tmp_path, tournament)
+    adopted = [e for e in entries.values() if e.parents and e.parents[0][:2] != e.id[:2]]
+    assert adopted
+    for entry in adopted:
+        parent = entries[entry.parents[0]]
+        experiment = from_json(entry.experiment)
+        path = tmp_path / parent.checkpoint
+        plan = make_run_setup(experiment)
+        state, totals = pods.begin([path], experiment, entry.round, plan)
+        before, key, updates = learned(tmp_path, parent)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
+        assert not np.array_equal(jax.random.key_data(state.key), key)
+        assert totals.updates == updates == 10 * (parent.round + 1)
+        assert entry.frames > parent.frames
+        assert learned(tmp_path, entry)[2] == updates + 10
+        assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
+
+
+def test_a_pod_that_returns_to_an_older_entry_does_not_repeat_its_next_round(tmp_path):
+    tournament = dataclasses.replace(TOURNAMENT, selection=selection.Uniform(), pods=1, rounds=4)
+    entries = play(tmp_path, tournament)
+    parents = [entry.parents[0] for entry in entries.values() if entry.parents]
+    again = [parent for parent in parents if parents.count(parent) > 1]
+    assert again, parents
+    children = [entry for entry in entries.values() if entry.parents == (again[0],)]
+    one, two = (learned(tmp_path, entry) for entry in children[:2])
+    assert not np.array_equal(one[1], two[1])
+    weights = [jax.tree.leaves(state[0].shared.params) for state in (one, two)]
+    assert not all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_the_key_of_a_round_is_no_other_key_of_its_run():
+    """Selection inside the round's sweep folds numbers into a purpose's key, too: of updates."""
+    own = jax.random.key(3)
+
+    def words(key: jax.Array) -> tuple[int, ...]:
+        return tuple(jax.random.key_data(key).tolist())
+
+    others = [purpose_key(own, purpose) for purpose in Purpose if purpose != Purpose.START_ROUND]
+    used = {words(jax.random.fold_in(key, number)) for key in others for number in range(20)}
+    used |= {words(purpose_key(own, purpose)) for purpose in Purpose}
+    rounds = {words(pods.round_key(number, own)) for number in range(20)}
+    assert len(rounds) == 20
+    assert not rounds & used
+
+
+@pytest.mark.slow
+def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
+    rule = selection.Generational(group_size=2, parents=1)
+    entries = play(tmp_path, dataclasses.replace(TOURNAMENT, selection=rule, pods=2))
+    assert entries["p1r1"].parents == ("p0r0", "p1r0")
+    experiment = from_json(entries["p1r1"].experiment)
+    paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
+    fused, _ = pods.begin(paths, experiment, 1, make_run_setup(experiment))
+    one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
+    moments = jax.tree.leaves(one.shared.optimizer_state)
+    assert any(np.abs(leaf).max() > 0 for leaf in moments)
+
+    def check(mean, a, b):
+        expected = (a + b) / 2 if np.issubdtype(a.dtype, np.floating) else a
+        np.testing.assert_array_equal(mean, expected)
+
+    jax.tree.map(check, jax.device_get(fused.learner.shared), one.shared, other.shared)
+    weights = jax.tree.leaves(one.shared.params)[0], jax.tree.leaves(other.shared.params)[0]
+    assert not np.array_equal(*weights)
+
+
+OWN_RECIPE = """
+import dataclasses
+import podracer
+from podracer import recipes
+
+@podracer.struct
+class Mine(podracer.A2C):
+    pass
+
+class Board:
+    def __init__(self):
+        inner = podracer.make("catch")
+        self.spec, self.reset, self.step = inner.spec, inner.reset, inner.step
+
+def mine():
+    experiment = recipes.find("catch_a2c")
+    return dataclasses.replace(experiment, recipe="mine", agent=Mine(), environment=Board())
+"""
+
+
+@pytest.fixture
+def own_recipe(tmp_path, monkeypatch):
+    """The name of a recipe in a file, with an agent and an environment that no file can hold."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "own_pods.py").write_text(OWN_RECIPE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield "own_pods:mine"
+    sys.modules.pop("own_pods", None)
+
+
+@pytest.mark.slow
+def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
+    """In this process as objects, and as in processes, which know the recipe's name only."""
+    tournament = Tournament(
+        (recipes.find(own_recipe),), pods=1, rounds=1, round_frames=ROUND, episodes=8,
+        engine="inline",
+    )  # fmt: skip
+    assert run_tournament(tournament, tmp_path / "objects") == 0
+    objects = accepted_entries(read_events(tmp_path / "objects"))
+
+    class Named(InlineEngine):
+        def start(self, token, directory):
+            assert pods.run_alone(directory, [own_recipe]) == 0
+            self._done.append(token)
+
+    names = play(tmp_path / "names", dataclasses.replace(tournament, rounds=2), Named())
+    assert list(names) == ["p0r0", "p0r1"]
+    assert names["p0r0"].score == objects["p0r0"].score
+    assert pods.run_alone(tmp_path / "names" / "pods" / "p0r1") == 78  # without the name
+
+
+@pytest.mark.slow
+def test_recipes_of_ones_own_in_processes_and_resumed(own_recipe, tmp_path):
+    """Killed in the second round; to continue, the recipe is named again."""
+    directory = tmp_path / "t"
+    flags = ("--pods", "2", "--rounds", "3", "--round-frames", "40960", "--episodes", "8")
+    arguments = command("tournament", own_recipe, "--run-dir", str(directory), *flags)
+    driver = subprocess.Popen(arguments, cwd=tmp_path / "folder")
+    wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not children(directory), 60.0)
+    resumed = command("resume", str(directory))
+    refused = subprocess.run(resumed, check=False, capture_output=True, text=True)
+    assert (refused.returncode, "--recipe" in refused.stderr) == (78, True)
+    named = [*resumed, "--recipe", own_recipe]
+    assert subprocess.run(named, check=False, cwd=tmp_path / "folder").returncode == 0
+    assert len(accepted_entries(read_events(directory))) == 6
+    for words in (["leaderboard", "--json"], ["report"]):
+        shown = subprocess.run(command(*words, str(directory)), check=False, capture_output=True)
+        assert shown.returncode == 0
+
+
+def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
+    entries = play(tmp_path, dataclasses.replace(TOURNAMENT, pods=1, rounds=1))
+    entry = entries["p0r0"]
+    directory = tmp_path / "pods" / "p0r1"
+    parent = pods.Parent(entry.checkpoint, "0" * 64)
+    experiment = from_json(entry.experiment)
+    task = pods.Task(0, 1, 9, experiment, (parent,), ROUND, None, 1, 8)
+    pods.write_task(directory, task)
+    assert pods.read_task(directory) == task
+    with pytest.raises(CheckpointError, match="not the checkpoint on the leaderboard"):
+        pods.run(directory)
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from podracer.cli.main import main; main()", *arguments]
+
+
+def children(directory: Path) -> list[int]:
+    """Processes of pods of this tournament."""
+    found = []
+    for each in Path("/proc").iterdir():
+        try:
+            line = (each / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, ValueError):
+            continue
+        if "podracer.tournament.process" in line and str(directory) in " ".join(line):
+            found.append(int(each.name))
+    return found
+
+
+def wait_until(happened: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.figure(13)
+@pytest.mark.slow
+def test_pods_and_driver_killed_for_real(tmp_path):
+    """A pod is killed, then the driver while its pods are stopped, so that they cannot notice: no
+    process is left, and `resume` loses nothing."""
+    directory = tmp_path / "t"
+    flags = (
+        "--pods",
+        "2",
+        "--rounds",
+        "3",
+        "--round-frames",
+        "40960",
+        "--selection",
+        "Independent",
+    )
+    driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
+    wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
+    os.kill(children(directory)[0], signal.SIGKILL)
+    log = directory / "leaderboard.jsonl"
+    wait_until(lambda: '"event": "failed"' in log.read_text())
+    for pid in children(directory):
+        os.kill(pid, signal.SIGSTOP)
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not children(directory), 60.0)
+    before = {e.id: e for e in accepted_entries(read_events(directory)).values()}
+    assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
+    events = read_events(directory)
+    entries = accepted_entries(events)
+    assert set(entries) == {f"p{p}r{r}" for p in range(2) for r in range(3)}
+    assert sum(isinstance(event, Submitted) for event in events) == 6
+    assert all(entries[name] == entry for name, entry in before.items())
+    assert not children(directory)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
+    directory = tmp_path / "t"
+    flags = (
+        "--pods",
+        "2",
+        "--rounds",
+        "2",
+        "--round-frames",
+        "409600",
+        "--selection",
+        "Independent",
+    )
+    driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
+    wait_until(lambda: all((directory / f"pods/p{p}r0/metrics.jsonl").exists() for p in (0, 1)))
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(90) == 130
+    assert not children(directory)
+    saved = [list(directory.glob(f"pods/p{p}r0/checkpoints/*/manifest.json")) for p in (0, 1)]
+    assert all(saved)
+    assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
+    events = read_events(directory)
+    assert len(accepted_entries(events)) == 4
+    assert not any(type(event).__name__ == "Failed" for event in events)
+
+
+@pytest.mark.slow
+def test_the_leaderboard_is_shown_as_json(tmp_path):
+    play(tmp_path / "t", dataclasses.replace(TOURNAMENT, rounds=1))
+    result = subprocess.run(
+        command("leaderboard", str(tmp_path / "t"), "--json"), capture_output=True, check=True
+    )
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {each["id"] for each in shown} == {"p0r0", "p1r0"}
+    assert shown[0]["score"] >= shown[1]["score"]
+    run = tmp_path / "t" / "pods" / shown[0]["id"]
+    refused = subprocess.run(command("eval", str(tmp_path / "t")), capture_output=True, check=False)
+    assert refused.returncode == 78
+    assert f"is a tournament: name a run of it, such as {run}." in refused.stderr.decode()
