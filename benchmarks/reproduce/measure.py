@@ -72,7 +72,7 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
     folder.mkdir(parents=True, exist_ok=True)
     if case.inputs is not None:
         case.inputs(folder)
-    began, others, used = time.perf_counter(), busy_seconds(), _child_seconds()
+    began, others, used = time.perf_counter(), seconds_of_machine(), _child_seconds()
     values: Values = {}
     printed: list[Values] = []
     shown, error = [], ""
@@ -97,7 +97,7 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
     }
-    if others is not None and (busy_seconds := busy_seconds()) is not None:
+    if others is not None and (busy_seconds := seconds_of_machine()) is not None:
         total = seconds * (os.cpu_count() or 1)
         context["busy"] = round(max(0.0, busy_seconds - others - cpu_seconds) / total, 3)
     record = Record(figure.name, case.name, scale, values, context, error)
@@ -130,7 +130,7 @@ def _child_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def busy_seconds() -> float | None:
+def seconds_of_machine() -> float | None:
     """Return the processor seconds that all programs used since the start, None if unknown."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()

@@ -317,7 +317,8 @@ def test_the_command_that_runs_ends_where_this_one_is_killed(lines, tmp_path):
     """At any moment; once it trains, it saves."""
     run = tmp_path / "run"
     command = ["train", "catch_a2c", "--frames", "1e9", "--save-seconds", "1e9", "--devices", "1"]
-    code = f"from benchmarks.reproduce.measure import run_command\n_run({[*command, '--run-dir', str(run)]})"
+    arguments = [*command, "--run-dir", str(run)]
+    code = f"from benchmarks.reproduce import measure\nmeasure.run_command({arguments})"
     with subprocess.Popen([sys.executable, "-c", code], env=WITH_BENCHMARKS) as parent:
         task = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         while not (pids := task.read_text().split()):
@@ -392,7 +393,7 @@ def test_records_are_plain_json(tmp_path):
 
 def test_seconds_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
     spent = iter([0.0, 1e6])
-    monkeypatch.setattr(measure, "busy_seconds", lambda: next(spent))
+    monkeypatch.setattr(measure, "seconds_of_machine", lambda: next(spent))
     monkeypatch.setattr(measure, "run_command", lambda arguments: (0, []))
     case = Case("one", (COMMAND,), lambda printed, folder: {"frames": [1], "seconds": [2.0]})
     figure = dataclasses.replace(a_figure(), cases=lambda scale: [case])
