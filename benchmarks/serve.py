@@ -32,7 +32,7 @@ from harness import append
 
 import podracer
 from podracer import recipes
-from podracer.trading import delivery
+from podracer_trading import delivery
 
 
 @contextlib.contextmanager

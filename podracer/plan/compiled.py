@@ -9,10 +9,13 @@ from collections import Counter
 from functools import cached_property
 from typing import Any
 
+import jax
+
 from podracer.config.experiment import Experiment
 from podracer.devices.kernels import inner_programs
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
+from podracer.errors import PodracerError
 from podracer.plan.hlo import Counts, Loop
 from podracer.plan.hlo import Program as Text
 from podracer.plan.programs import Program, programs_of
@@ -155,7 +158,7 @@ def compile_program(program: Program, target: Target) -> Compiled:
     start = time.process_time()
     with traced_for(target.platform):
         traced = program.trace()
-    compiled = traced.lower().compile()
+    compiled = _compile(traced.lower(), program, target)
     seconds = time.process_time() - start
     analysis = compiled.memory_analysis()
     text = Text(compiled.as_text())
@@ -166,6 +169,23 @@ def compile_program(program: Program, target: Target) -> Compiled:
         matrix_flops(traced.jaxpr.jaxpr),
         seconds,
     )
+
+
+def _compile(lowered: jax.stages.Lowered, program: Program, target: Target) -> jax.stages.Compiled:
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if target.platform != "cuda":
+            raise _failure(program, target, error) from error
+    try:  # without autotuning the first choice for a product may be one that cannot be built
+        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+    except jax.errors.JaxRuntimeError as error:
+        raise _failure(program, target, error) from error
+
+
+def _failure(program: Program, target: Target, error: Exception) -> PodracerError:
+    reason = next(iter(str(error).splitlines()), "")
+    return PodracerError(f"the compiler for {target.name} fails on the {program.role}: {reason}")
 
 
 def show(run: CompiledRun) -> str:

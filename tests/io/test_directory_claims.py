@@ -48,7 +48,7 @@ def begin_tournament(directory: Path) -> None:
 
 
 def promote(directory: Path) -> None:
-    delivery = pytest.importorskip("podracer.trading.delivery")
+    delivery = pytest.importorskip("podracer_trading.delivery")
     with rundir.RunLock(directory, lambda: delivery.check_claim(directory)):
         raise AssertionError
 

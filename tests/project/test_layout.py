@@ -39,7 +39,6 @@ FLOORS = (
     ("plan",),
     ("cli",),
     ("__init__", "__main__"),
-    ("trading",),  # an extension, attached by entry points: nothing imports it
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -97,10 +96,8 @@ def test_imports_go_down_only():
     assert upwards == []
 
 
-def test_the_room_that_is_attached_by_entry_points_is_named_nowhere_else():
-    attached = ROOT / "trading"
-    files = [path for path in FILES if attached not in path.parents]
-    assert [name_of(path) for path in files if "podracer.trading" in path.read_text()] == []
+def test_the_package_that_is_attached_by_entry_points_is_named_nowhere():
+    assert [name_of(path) for path in FILES if "podracer_trading" in path.read_text()] == []
 
 
 def test_the_check_of_imports_can_fail():
@@ -147,9 +144,8 @@ def test_only_the_command_line_speaks_of_flags():
 
 
 def test_no_library_of_flags_below_the_command_line():
-    """The room of trading has commands of its own, as an installed package may have them."""
     users = [path for path in FILES if "import tyro" in path.read_text()]
-    assert {room_of(module_of(path)) for path in users} == {"cli", "trading"}
+    assert {room_of(module_of(path)) for path in users} == {"cli"}
 
 
 def test_functions_stay_short():

@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / "podracer"
+ROOT = Path(__file__).parents[2]
 FRAGMENT = re.compile(r"(of|that|which|as)\b(?! soon as| long as)", re.IGNORECASE)
 REPEATED_NOUN = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
 MOST_WORDS = 30  # of a docstring's sentence
@@ -97,10 +97,10 @@ def refused_words(source: str) -> Iterator[str]:
 
 def refused(folders: list[str]) -> list[str]:
     found = []
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in sorted([*ROOT.glob("podracer/**/*.py"), *ROOT.glob("podracer_trading/**/*.py")]):
         name = str(path.relative_to(ROOT))
         if not folders or name.startswith(tuple(folders)):
-            found += [f"podracer/{name}:{x}" for x in refused_words(path.read_text())]
+            found += [f"{name}:{x}" for x in refused_words(path.read_text())]
     return found
 
 

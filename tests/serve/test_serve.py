@@ -400,7 +400,7 @@ def parts(address):
 
 @pytest.fixture(scope="module")
 def delivery():
-    return pytest.importorskip("podracer.trading.delivery")
+    return pytest.importorskip("podracer_trading.delivery")
 
 
 @pytest.fixture(scope="module")

@@ -26,18 +26,18 @@ from podracer.environment import AutoReset, auto_reset, evaluation_environment
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
 from podracer.errors import ConfigError
-from podracer.trading.backtest import trading_in
-from podracer.trading.baselines import (
+from podracer_trading.backtest import trading_in
+from podracer_trading.baselines import (
     buy_and_hold,
     equal_weight,
     minimum_variance,
     minimum_variance_weights,
 )
-from podracer.trading.environment import Trading, execute_orders
-from podracer.trading.indicators import compute_indicators, turbulence_index
-from podracer.trading.market import Market, Period, split_market
-from podracer.trading.metrics import compute_performance
-from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
+from podracer_trading.environment import Trading, execute_orders
+from podracer_trading.indicators import compute_indicators, turbulence_index
+from podracer_trading.market import Market, Period, split_market
+from podracer_trading.metrics import compute_performance
+from podracer_trading.synthetic import optimal_wealth, synthetic_market, wave_market
 
 STEPS = 120
 

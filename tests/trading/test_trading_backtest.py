@@ -26,14 +26,14 @@ from podracer.environment import auto_reset
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.run.resume import check_same_environment
-from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
-from podracer.trading.baselines import buy_and_hold
-from podracer.trading.delivery import promote
-from podracer.trading.environment import Trading
-from podracer.trading.market import Market, Period, split_market
-from podracer.trading.metrics import compute_performance
-from podracer.trading.page import POINTS, sections, thinned
-from podracer.trading.synthetic import synthetic_market
+from podracer_trading.backtest import POLICY, backtest, evaluate_policy, simulate
+from podracer_trading.baselines import buy_and_hold
+from podracer_trading.delivery import promote
+from podracer_trading.environment import Trading
+from podracer_trading.market import Market, Period, split_market
+from podracer_trading.metrics import compute_performance
+from podracer_trading.page import POINTS, sections, thinned
+from podracer_trading.synthetic import synthetic_market
 
 EXPERIMENT = Experiment(
     recipe="trading",

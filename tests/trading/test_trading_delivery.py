@@ -24,10 +24,10 @@ from podracer.io.checkpoint import fingerprint
 from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
 from podracer.run.loading import reopen
 from podracer.serve.service import Model, Service, load_model
-from podracer.trading import delivery
-from podracer.trading.backtest import backtest, load_trading
-from podracer.trading.bars import load_market
-from podracer.trading.delivery import current_model, promote, rollback
+from podracer_trading import delivery
+from podracer_trading.backtest import backtest, load_trading
+from podracer_trading.bars import load_market
+from podracer_trading.delivery import current_model, promote, rollback
 
 MARKET = "trading:synthetic,tickers=3,bars=200"
 EXPERIMENT = Experiment(

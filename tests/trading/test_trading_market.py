@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podracer.errors import ConfigError
-from podracer.trading.bars import load_market
-from podracer.trading.indicators import (
+from podracer_trading.bars import load_market
+from podracer_trading.indicators import (
     INDICATORS,
     compute_indicators,
     directional_index,
@@ -24,14 +24,14 @@ from podracer.trading.indicators import (
     relative_strength_index,
     turbulence_index,
 )
-from podracer.trading.market import (
+from podracer_trading.market import (
     SPLIT_THRESHOLD,
     Market,
     adjust_for_splits,
     check_jumps,
     split_market,
 )
-from podracer.trading.synthetic import optimal_wealth, synthetic_market, wave_market
+from podracer_trading.synthetic import optimal_wealth, synthetic_market, wave_market
 
 SMALL = synthetic_market(tickers=3, bars=12)
 HEADER = "date,ticker,open,high,low,close,volume"

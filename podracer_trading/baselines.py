@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from podracer.errors import ConfigError
-from podracer.trading.market import Period
+from podracer_trading.market import Period
 
 
 def buy_and_hold(period: Period, *, cash: float = 1e6, cost: float = 0.001) -> np.ndarray:

@@ -44,8 +44,8 @@ from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.run.loading import load_run
-from podracer.trading.backtest import date_range, load_trading, simulate
-from podracer.trading.environment import Trading
+from podracer_trading.backtest import date_range, load_trading, simulate
+from podracer_trading.environment import Trading
 
 __all__ = ["Decision", "current_model", "promote", "rollback"]
 

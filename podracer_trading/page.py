@@ -14,7 +14,7 @@ import numpy as np
 from podracer.io.run_directory import write_bytes
 from podracer.reports.charts import COLORS, LegendEntry, charts, figure, trace
 from podracer.reports.page import page, section, table, tiles
-from podracer.trading.backtest import (
+from podracer_trading.backtest import (
     POLICY,
     Backtest,
     PeriodResult,

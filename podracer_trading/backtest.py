@@ -20,11 +20,11 @@ from podracer.io.paths import user_path
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.run.loading import load_run
 from podracer.run.resume import check_same_environment
-from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
-from podracer.trading.environment import Trading, TradingState
-from podracer.trading.market import Period, Periods, format_time
-from podracer.trading.metrics import Performance, compute_performance
 from podracer.types import Params
+from podracer_trading.baselines import buy_and_hold, equal_weight, minimum_variance
+from podracer_trading.environment import Trading, TradingState
+from podracer_trading.market import Period, Periods, format_time
+from podracer_trading.metrics import Performance, compute_performance
 
 POLICY = "policy"
 

@@ -18,11 +18,11 @@ from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.ops.sums import TwoFloats, exact_products, two_floats, value_of
-from podracer.trading.bars import load_market
-from podracer.trading.indicators import INDICATORS, compute_indicators, turbulence_index
-from podracer.trading.market import Period, Periods, split_market
-from podracer.trading.synthetic import synthetic_market, wave_market
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
+from podracer_trading.bars import load_market
+from podracer_trading.indicators import INDICATORS, compute_indicators, turbulence_index
+from podracer_trading.market import Period, Periods, split_market
+from podracer_trading.synthetic import synthetic_market, wave_market
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this
 CASH_RANGE = (0.95, 1.05)  # range of its cash, as a factor of the configured cash

@@ -10,7 +10,7 @@ import numpy as np
 from podracer.envs.common import import_optional
 from podracer.errors import ConfigError
 from podracer.io.paths import user_path
-from podracer.trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
+from podracer_trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
 
 NUMBERS = (*PRICES, "volume")
 COLUMNS = ("date", "ticker", *NUMBERS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.signal import lfilter
 
-from podracer.trading.market import Market
+from podracer_trading.market import Market
 
 INDICATORS = ("macd", "boll_ub", "boll_lb", "rsi_30", "dx_30", "close_30_sma", "close_60_sma")
 TURBULENCE_DAYS = 252

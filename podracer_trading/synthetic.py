@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from podracer.errors import ConfigError
-from podracer.trading.market import TRADING_DAYS, Market
+from podracer_trading.market import TRADING_DAYS, Market
 
 CALM_VOLATILITY, TURBULENT_VOLATILITY = 0.008, 0.024  # daily, of the market as a whole
 CALM_TO_TURBULENT, TURBULENT_TO_CALM = 0.01, 0.05  # daily transition probabilities

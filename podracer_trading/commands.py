@@ -33,8 +33,8 @@ def backtest(arguments: Sequence[str]) -> int:
     """Compare a trading run with the baselines, as a table and a page."""
     options = parse(BacktestOptions, "backtest", arguments, description=backtest.__doc__ or "")
     from podracer.devices.startup import use_compilation_cache
-    from podracer.trading import page
-    from podracer.trading.backtest import backtest as compare
+    from podracer_trading import page
+    from podracer_trading.backtest import backtest as compare
 
     use_compilation_cache()
     file = output_file(options.file, options.run / "backtest.html", (".html", ".htm"))
@@ -70,7 +70,7 @@ def promote(arguments: Sequence[str]) -> int:
     """Make a run the current model if it is better; exit with 1 if it is not."""
     options = parse(PromoteOptions, "promote", arguments, description=promote.__doc__ or "")
     from podracer.devices.startup import use_compilation_cache
-    from podracer.trading import delivery
+    from podracer_trading import delivery
 
     use_compilation_cache()
     decision = delivery.promote(options.models, options.run, checkpoint=options.checkpoint)
@@ -96,7 +96,7 @@ class RollbackOptions:
 def rollback(arguments: Sequence[str]) -> int:
     """Make the previous model current again."""
     options = parse(RollbackOptions, "rollback", arguments, description=rollback.__doc__ or "")
-    from podracer.trading import delivery
+    from podracer_trading import delivery
 
     decision = delivery.rollback(options.models)
     print(f"Rolled back: the current model is {options.models / decision.model}")
