@@ -135,11 +135,16 @@ def lower_chunk(
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     blueprint = place_agent(blueprint, mesh)
-    lowered = make_chunk(env, mesh, config).lower(blueprint, state, abstract_request(mesh))
+    # By itself JAX takes empty arrays out of a program as replicated, and refuses them in the next.
+    placed = jax.tree.map(lambda x: x.sharding if x.size == 0 else None, state)
+    chunk = make_chunk(env, mesh, config, out_shardings=(placed, None))
+    lowered = chunk.lower(blueprint, state, abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), blueprint)
 
 
-def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages.Wrapped:
+def make_chunk(
+    env: Environment, mesh: Mesh, config: AnakinConfig, out_shardings: Any = None
+) -> jax.stages.Wrapped:
     """Return the jitted program `(agent, state, request) -> (state, metrics)`.
 
     It donates the state. `request`, i32 `[devices, 2]`, holds the `Request` of each device's host
@@ -154,7 +159,7 @@ def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages
         out_specs=(TRAIN_SPEC, REPLICATED),
         check_vma=False,
     )
-    return jax.jit(program, donate_argnums=1)
+    return jax.jit(program, donate_argnums=1, out_shardings=out_shardings)
 
 
 def chunk(

@@ -11,6 +11,7 @@ import pytest
 from agents import AGENTS, SMALL, environment_for
 from programs import request, unordered
 from runs import anakin_setup, train_anakin
+from walk import Walk
 
 from podracer.agent import DEFAULT_CONTEXT, Fused
 from podracer.agents.a2c import A2C
@@ -18,6 +19,7 @@ from podracer.bench.anakin import prepare, training
 from podracer.devices import memory
 from podracer.drivers.anakin import anakin, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
+from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.errors import ConfigError, NonFiniteError
 from podracer.fields import struct
@@ -177,6 +179,25 @@ def test_the_state_is_donated():
     train_anakin(*parts, state, 5)
     donated = [leaf for leaf in jax.tree.leaves(state) if leaf.size > 1]
     assert all(leaf.is_deleted() for leaf in donated)
+
+
+class WalkWithNothing(Walk):
+    """A walk whose state has an empty array, as a world without cells has."""
+
+    def reset(self, key):
+        state, timestep = super().reset(key)
+        return (state, jnp.zeros((0,), jnp.int32)), timestep
+
+    def step(self, key, state, action):
+        state, nothing = state
+        state, timestep = super().step(key, state, action)
+        return (state, nothing), timestep
+
+
+def test_an_empty_array_of_a_state_goes_from_chunk_to_chunk_on_several_devices():
+    setup = anakin_setup(AGENTS["a2c"], auto_reset(WalkWithNothing()), devices=2)
+    state, _ = train_anakin(*setup, num_updates=15)
+    assert int(state.update) == 15
 
 
 def test_nothing_is_compiled_after_the_first_chunk():
