@@ -104,6 +104,7 @@ def test_its_distribution_is_the_one_that_acting_samples_from(name):
         np.testing.assert_allclose(policy(OBSERVATIONS[t], REWARDS[t]), best, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # gymnax 0.0.9 makes it
 def test_agents_without_a_distribution_say_so():
     for name in AGENTS.keys() - set(SAMPLING):
         agent = blueprint(AGENTS[name], podracer.make(environment_for(name)).spec).build()
