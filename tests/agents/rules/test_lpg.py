@@ -444,7 +444,7 @@ def test_a_rule_learns_to_teach(tmp_path):
     )
     podracer.train(experiment, run_dir=tmp_path / "run", frames=10_000_000)
     rewards = [r["reward_chain_short"] for r in records(tmp_path / "run")]
-    assert abs(np.mean(rewards[1:4])) < 0.05
+    assert abs(rewards[1]) < 0.05
     assert np.mean(rewards[-4:]) > 0.1, "0.2 is all that a step can earn"
 
 
