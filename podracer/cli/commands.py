@@ -34,8 +34,10 @@ COMMANDS = {
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
-    "plan": Command("plan", "plan", "[RECIPE]", "memory of a run, and its speed here"),
-    "compile": Command("plan", "compile_programs", "[RECIPE] --target T", "kernels and memory"),
+    "plan": Command("plan", "plan", "[RECIPE]", "memory, speed and price of a run"),
+    "compile": Command(
+        "plan", "compile_programs", "[RECIPE]", "its programs for a GPU or a TPU pod"
+    ),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
