@@ -231,8 +231,8 @@ def _line(name: str, value: str) -> str:
 def matrix_flops(jaxpr: Any) -> int:
     """Return the operations of the matrix products and convolutions of a program.
 
-    A product's multiplication and addition count as two. Loops of unknown length count once, of
-    branches the dearest.
+    A product's multiplication and addition count as two. A loop of unknown length counts once, a
+    condition as its dearest branch.
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -253,7 +253,3 @@ def matrix_flops(jaxpr: Any) -> int:
             times = params["length"] if name == "scan" else 1
             total += times * sum(map(matrix_flops, inner_programs(params)))
     return total
-
-
-def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    return math.prod(shape[axis] for axis in axes)
