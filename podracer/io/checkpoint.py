@@ -14,6 +14,8 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import itertools
+import json
 import os
 import re
 import shutil
@@ -28,9 +30,20 @@ from jax.experimental import multihost_utils  # no stable home yet
 from podracer.errors import CheckpointError, PodracerError, StorageError
 from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
 from podracer.io.edits import encode_json
+from podracer.io.reading import read_limited
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
-from podracer.io.seal import MANIFEST, is_there, seal, seal_json, verify_seal
+from podracer.io.seal import (
+    MANIFEST,
+    check_digests,
+    check_files,
+    digest_files,
+    is_there,
+    read_sealed_json,
+    seal,
+    seal_json,
+    verify_seal,
+)
 from podracer.io.steps import (
     CHECKPOINTS,
     FORMAT,
@@ -54,6 +67,9 @@ from podracer.types import PyTree
 QUARANTINE = "quarantine"
 _DRAFT, _REMOVED = ".draft", ".removed"
 _REMAINS = re.compile(r"[0-9]{12}\.(draft|removed)")
+_REQUEST = 10**12  # and a step, of which each process verifies a share; no step is so large
+_BARRIER_MILLISECONDS = 600_000  # as long as Orbax waits for its processes
+_SAVES = itertools.count()  # saves in this process; all processes have made as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +88,14 @@ class Checkpointer:
     interrupted saves in `RUN/checkpoints`. Readers of a run that may still be running use `load`.
 
     With several processes (`jax.distributed`) all share the directory and must make the same calls
-    of `save` and `restore`; process 0 decides, seals and deletes, so `wait` guarantees the seal
-    only there. If one is lost during a save, the others raise JAX's error.
+    of `save` and `restore`. Each hashes what it wrote, and a share of what is restored; process 0
+    decides, seals and deletes, so `wait` guarantees the seal only there. If one is lost during a
+    save, the others raise JAX's error.
 
     Args:
         run: directory of the run; what is saved belongs to the run of its `config.json`.
         keep: number of sealed steps to keep, besides those that their metadata names best; an older
-            one is deleted once a newer one was verified.
+            one is deleted once a newer one is sealed.
         report: called with one sentence for each checkpoint that is missing or refused.
 
     Raises `ConfigError` if `RUN/checkpoints` is a link or a file.
@@ -179,11 +196,13 @@ class Checkpointer:
         aside = self.directory / QUARANTINE
 
         def decide() -> int:
+            verify = verify_seal if jax.process_count() == 1 else self._verify_with_others
             if step is None:
-                return valid_step(self.run, self._report, aside)
-            return verified_step(self.run, step)
+                return valid_step(self.run, self._report, aside, verify)
+            return verified_step(self.run, step, verify)
 
-        return _read(self.directory / step_name(_from_first_process(decide)), target)
+        valid = _from_first_process(decide, self._verify_share)
+        return _read(self.directory / step_name(valid), target)
 
     def steps(self) -> list[int]:
         """Return the sealed steps, oldest first, without verifying their bytes."""
@@ -223,15 +242,45 @@ class Checkpointer:
 
         self._orbax.save(path, args=ocp.args.PyTreeSave(arrays))
 
+    def _verify_with_others(self, path: Path) -> None:
+        """Verify a step on process 0, and have every process verify a share of its bytes."""
+        check_files(path)
+        _broadcast(_REQUEST + int(path.name))
+        code, name = self._verify_share(int(path.name))
+        if code == StorageError.exit_code:
+            raise StorageError(f"{path / name} cannot be read by a process; see its message.")
+        if code:
+            raise CheckpointError(f"{path}: {name!r} has changed since it was sealed")
+
+    def _verify_share(self, step: int) -> tuple[int, str]:
+        """Verify every n-th file of a step, by n processes.
+
+        Return, in all, the exit code of the worst fault that any of them found, and its file.
+        """
+        path, names, number, code = self.directory / step_name(step), [MANIFEST], 0, 0
+        try:
+            entries = read_sealed_json(path / MANIFEST)["files"]
+            names = sorted(entries, key=lambda name: (entries[name]["size"], name))
+            for number in range(jax.process_index(), len(names), jax.process_count()):
+                check_digests(path, {names[number]: entries[names[number]]})
+        except PodracerError as error:
+            code = error.exit_code
+            if code == StorageError.exit_code:  # process 0 names what has changed
+                self._report(str(error))
+        faults = multihost_utils.process_allgather(np.array([code, number], np.int32))
+        code, number = max(faults.tolist())
+        return code, names[number]
+
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""
         step, first = int(target.name), jax.process_index() == 0
         try:
-            self._orbax.wait_until_finished()  # on process 0: until all processes have written
+            self._orbax.wait_until_finished()  # until all processes have written
+            files_of_others = _digests_of_others(draft)
             if first:
                 self._check_directory()
                 write_bytes(draft / "meta.json", meta)
-                seal(draft, target.name)
+                seal(draft, target.name, files_of_others)
                 draft.rename(target)
                 fsync_directory(self.directory)
                 seal_json(self.run / SAVED, {"step": step})
@@ -242,14 +291,11 @@ class Checkpointer:
             raise _failure_of_save(step, error) from error
 
     def _retire(self, step: int) -> None:
-        """Delete the oldest steps of this run that none names best, once this one was read back."""
+        """Delete the oldest steps of this run that none names best; this one is sealed."""
         steps = [path for path in step_directories(self.directory) if self._is_own(path)]
         old = [path for path in steps if int(path.name) <= step][: -self._keep]
         best = {path: best_step(read_meta(path)["metadata"]) for path in steps if path not in old}
         old = [path for path in old if int(path.name) not in best.values()]
-        path = self.directory / step_name(step)
-        if old or best.get(path) == step:
-            verify_seal(path)
         # Renamed first: a kill half way leaves remains to remove, not a damaged step.
         remains = [path.rename(path.with_suffix(_REMOVED)) for path in old]
         if remains:
@@ -364,8 +410,49 @@ def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restore
     return Restored(int(path.name), state, meta["metadata"])
 
 
-def _from_first_process(decide: Callable[[], int]) -> int:
-    """Return the decision of process 0 on all processes; what it raises is raised on all."""
+def _digests_of_others(draft: Path) -> dict[str, Any]:
+    """Hash what this process wrote; return the entries of all other processes on process 0.
+
+    Orbax gives each process a folder. Every process must call this, in the same order of saves.
+    """
+    index, count = jax.process_index(), jax.process_count()
+    if count == 1:
+        return {}
+    from orbax.checkpoint.multihost import get_barrier_sync_fn
+
+    files = [draft / f"digests.{number}" for number in range(count)]
+    folder = draft / "state" / f"ocdbt.process_{index}"
+    entries: dict[str, Any] = {}
+    try:
+        if index > 0:
+            if folder.exists():
+                entries = digest_files(folder)
+            prefix = folder.relative_to(draft).as_posix()
+            entries = {f"{prefix}/{path}": entry for path, entry in entries.items()}
+            write_bytes(files[index], encode_json(entries))
+    finally:  # or the others would wait until they are told of a loss
+        name = f"podracer_digests_{next(_SAVES)}"
+        get_barrier_sync_fn()(key=name, timeout_ms=_BARRIER_MILLISECONDS)
+    for file in files[1:] if index == 0 else ():
+        entries |= json.loads(read_limited(file))
+        file.unlink()
+    return entries
+
+
+def _broadcast(number: int) -> int:
+    """Return process 0's number on all processes."""
+    # Two halves, because JAX without x64 would truncate a 64-bit step.
+    halves = multihost_utils.broadcast_one_to_all(np.array([number], np.int64).view(np.int32))
+    return int(np.array(halves).view(np.int64)[0])
+
+
+def _from_first_process(
+    decide: Callable[[], int], help_with: Callable[[int], object] = lambda step: None
+) -> int:
+    """Return the decision of process 0 on all processes; what it raises is raised on all.
+
+    For each `_REQUEST` and step that it broadcasts meanwhile, the others call `help_with(step)`.
+    """
     if jax.process_count() == 1:
         return decide()
     answer, failure = -1, None
@@ -374,9 +461,8 @@ def _from_first_process(decide: Callable[[], int]) -> int:
             answer = decide()
         except PodracerError as error:
             answer, failure = -error.exit_code, error
-    # Two halves, because JAX without x64 would truncate a 64-bit step.
-    halves = multihost_utils.broadcast_one_to_all(np.array([answer], np.int64).view(np.int32))
-    answer = int(np.array(halves).view(np.int64)[0])
+    while (answer := _broadcast(answer)) >= _REQUEST:
+        help_with(answer - _REQUEST)
     if answer < 0:
         kind = StorageError if answer == -StorageError.exit_code else CheckpointError
         raise failure or kind("process 0 found no checkpoint that can be used; see its message")
@@ -386,7 +472,8 @@ def _from_first_process(decide: Callable[[], int]) -> int:
 def _failure_of_save(step: int, error: Exception) -> Exception:
     """Return the error of a save: of JAX if another process is lost, a `StorageError` otherwise."""
     # Orbax calls it a time-out, at whatever moment processes that wait for each other cannot.
-    if isinstance(error, TimeoutError) and isinstance(error.__cause__, jax.errors.JaxRuntimeError):
-        return jax.errors.JaxRuntimeError(str(error.__cause__))
+    cause = error.__cause__ if isinstance(error, TimeoutError) else error
+    if isinstance(cause, jax.errors.JaxRuntimeError):
+        return jax.errors.JaxRuntimeError(str(cause))
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return StorageError(f"the checkpoint of step {step} could not be written: {reason}")

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,20 +51,35 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     return retry_reading(lambda: _read_sealed(path))
 
 
-def seal(directory: Path, name: str | None = None) -> None:
+def seal(
+    directory: Path, name: str | None = None, files_of_others: Mapping[str, Any] | None = None
+) -> None:
     """Make `directory` durable, then valid by writing the manifest with all SHA-256 last.
 
-    It is sealed under `name`, by default its own, and valid under that name only.
+    It is sealed under `name`, by default its own, and valid under that name only. Files that other
+    processes made durable are not read; theirs are the entries of `digest_files`.
     """
-    files = {
-        path: {"size": size, "sha256": file_digest(directory / path, sync=True)}
-        for path, size in _files(directory).items()
-    }
+    files = dict(files_of_others or {})
+    sizes = _files(directory)
+    if any(sizes.get(path) != entry["size"] for path, entry in files.items()):
+        raise OSError(errno.ESTALE, "another process wrote other files than are here")
+    files |= digest_files(directory, lambda path: path not in files)
     for folder, _, _ in os.walk(directory):
         fsync_directory(Path(folder))
     body = {"name": name or directory.name, "files": files}
     write_bytes(directory / MANIFEST, encode_sealed(body))
     fsync_directory(directory.parent)
+
+
+def digest_files(
+    directory: Path, is_own: Callable[[str], bool] = lambda path: True
+) -> dict[str, Any]:
+    """Make own files in `directory` durable; return size and SHA-256 by relative path."""
+    return {
+        path: {"size": size, "sha256": file_digest(directory / path, sync=True)}
+        for path, size in _files(directory).items()
+        if is_own(path)
+    }
 
 
 def verify_seal(directory: Path) -> None:
@@ -74,7 +89,24 @@ def verify_seal(directory: Path) -> None:
     Raises `CheckpointError` naming the first file that differs, `StorageError` if one cannot be
     read: that is no damage.
     """
-    retry_reading(lambda: _verify(directory))
+    check_digests(directory, check_files(directory))
+
+
+def check_files(directory: Path) -> dict[str, Any]:
+    """Check as `verify_seal` names and sizes alone; return the entries of the manifest."""
+    return retry_reading(lambda: _check_files(directory))
+
+
+def check_digests(directory: Path, entries: Mapping[str, Any]) -> None:
+    """Check as `verify_seal` the bytes of the files of these entries of the manifest."""
+
+    def check() -> None:
+        with _refusing(directory):
+            for name in sorted(entries):
+                if entries[name]["sha256"] != file_digest(directory / name):
+                    raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
+
+    retry_reading(check)
 
 
 def is_there(path: Path) -> bool:
@@ -112,7 +144,7 @@ def retry_reading(read: Callable[[], T]) -> T:
         ) from error
 
 
-def _verify(directory: Path) -> None:
+def _check_files(directory: Path) -> dict[str, Any]:
     with _refusing(directory):
         files = _files(directory)
         manifest = _read_sealed(directory / MANIFEST)
@@ -126,9 +158,9 @@ def _verify(directory: Path) -> None:
                 raise CheckpointError(f"{directory}: {name!r} is missing")
             if name not in listed:
                 raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
-            same_size = listed[name]["size"] == files[name]
-            if not same_size or listed[name]["sha256"] != file_digest(directory / name):
+            if listed[name]["size"] != files[name]:
                 raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
+        return listed
 
 
 def _read_sealed(path: Path) -> dict[str, Any]:

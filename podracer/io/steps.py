@@ -24,6 +24,7 @@ from podracer.io.seal import (
 
 T = TypeVar("T")
 Report = Callable[[str], None]
+Verify = Callable[[Path], None]
 Choice = Literal["newest", "best"] | int
 """Checkpoint of a run: the newest valid one, that of its best evaluation, or by its updates."""
 
@@ -96,8 +97,11 @@ def best_step(metadata: dict[str, Any]) -> int | None:
     return step if type(step) is int else None
 
 
-def verified_step(run: Path, step: int) -> int:
-    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not."""
+def verified_step(run: Path, step: int, verify: Verify | None = None) -> int:
+    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not.
+
+    By default `verify` is `verify_seal`.
+    """
     directory = run / CHECKPOINTS
     path = directory / step_name(step) if 0 <= step < 10**12 else None
     if path is None or not is_there(path):
@@ -105,18 +109,23 @@ def verified_step(run: Path, step: int) -> int:
         raise CheckpointError(
             f"{run} has no checkpoint of update {step}, but of {steps or 'no update'}."
         )
-    _verify(path, identity_of(run))
+    _verify(path, identity_of(run), verify)
     return step
 
 
-def valid_step(run: Path, report: Report, quarantine: Path | None = None) -> int:
-    """Return the newest step that is whole and belongs to the run; report what is not."""
+def valid_step(
+    run: Path, report: Report, quarantine: Path | None = None, verify: Verify | None = None
+) -> int:
+    """Return the newest step that is whole and belongs to the run; report what is not.
+
+    By default `verify` is `verify_seal`.
+    """
     directory, identity = run / CHECKPOINTS, identity_of(run)
     newest = newest_saved(run)  # before the list: a run may be saving
     refused: dict[Path, CheckpointError] = {}
     for path in reversed(step_directories(directory)):
         try:
-            _verify(path, identity)
+            _verify(path, identity, verify)
             valid = path
             break
         except CheckpointError as fault:
@@ -140,9 +149,9 @@ def valid_step(run: Path, report: Report, quarantine: Path | None = None) -> int
     return int(valid.name)
 
 
-def _verify(path: Path, identity: Any) -> None:
+def _verify(path: Path, identity: Any, verify: Verify | None) -> None:
     """Raise `CheckpointError` unless a step is whole and belongs to the run of this identity."""
-    verify_seal(path)
+    (verify or verify_seal)(path)
     owner = read_meta(path)["run"]
     if owner != identity:
         raise CheckpointError(

@@ -736,35 +736,56 @@ def test_a_choice_that_no_checkpoint_fits_is_refused(tmp_path: Path, metadata: d
             load(tmp_path, small(), step)
 
 
-def test_a_best_step_is_read_back_at_once(tmp_path: Path, monkeypatch) -> None:
-    def rotten_disk(path: Path, name: str) -> None:
-        seal.seal(path, name)
-        damage(path / "state", random.Random(0))
+def files_of(path: Path) -> dict[str, int]:
+    """Size of each file of a step but the manifest, by its path."""
+    paths = (file for file in path.rglob("*") if file.is_file() and file.name != seal.MANIFEST)
+    return {file.relative_to(path).as_posix(): file.stat().st_size for file in paths}
 
-    monkeypatch.setattr(checkpoint, "seal", rotten_disk)
-    with Checkpointer(tmp_path, report=lambda _: None) as checkpointer:
-        checkpointer.save(2, small(2), {"best": {"updates": 2}})
-        with pytest.raises(StorageError, match="step 2 could not be written"):
+
+def test_a_save_hashes_each_byte_once_and_so_does_a_restore(tmp_path: Path, monkeypatch) -> None:
+    """A new best or the end of an old step reads nothing once more."""
+    hashed: list[Path] = []
+    real = seal.file_digest
+
+    def count(path: Path, **options: bool) -> str:
+        hashed.append(path)
+        return real(path, **options)
+
+    monkeypatch.setattr(seal, "file_digest", count)
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, small(step), {"best": {"updates": step}})
             checkpointer.wait()
+            draft, sizes = step_path(tmp_path, step).with_suffix(".draft"), Counter()
+            for path in hashed:
+                name = path.relative_to(draft).as_posix()
+                sizes[name] += (step_path(tmp_path, step) / name).stat().st_size
+            assert sizes == files_of(step_path(tmp_path, step))
+            assert checkpointer.steps() == [step]
+            hashed.clear()
+        checkpointer.restore(small())
+        names = [path.relative_to(step_path(tmp_path, 3)).as_posix() for path in hashed]
+        assert sorted(names) == sorted(files_of(step_path(tmp_path, 3)))
 
 
-def test_an_old_step_outlives_a_newer_one_that_reads_back_wrong(
-    tmp_path: Path, monkeypatch
-) -> None:
-    (good,) = save(tmp_path, 1)
-
-    def rotten_disk(path: Path, name: str) -> None:
-        seal.seal(path, name)
-        damage(path / "state", random.Random(0))
-
-    monkeypatch.setattr(checkpoint, "seal", rotten_disk)
-    with Checkpointer(tmp_path, keep=1, report=lambda _: None) as checkpointer:
-        checkpointer.save(2, small(2), {})
-        with pytest.raises(StorageError, match="step 2 could not be written"):
-            checkpointer.wait()
-        assert checkpointer.steps() == [1, 2]
-        restored = checkpointer.restore(small())
-        assert (restored.step, fingerprint(restored.state)) == (1, good)
+def test_files_that_another_process_hashed_are_not_read(tmp_path: Path, monkeypatch) -> None:
+    step = tmp_path / "1"
+    for name, content in (("theirs", b"123"), ("ours", b"4")):
+        (step / name).mkdir(parents=True)
+        (step / name / "data").write_bytes(content)
+    of_others = {f"theirs/{k}": entry for k, entry in seal.digest_files(step / "theirs").items()}
+    with monkeypatch.context() as patch:
+        real = seal.file_digest
+        own = {step / "ours" / "data": real}
+        patch.setattr(seal, "file_digest", lambda path, sync: own[path](path, sync=sync))
+        seal.seal(step, files_of_others=of_others)
+    seal.verify_seal(step)
+    (step / "theirs" / "data").write_bytes(b"1234")  # this machine sees another file than that one
+    with pytest.raises(OSError, match="other files than are here"):
+        seal.seal(step, files_of_others=of_others)
+    (step / "theirs" / "data").unlink()
+    with pytest.raises(OSError, match="other files than are here"):
+        seal.seal(step, files_of_others=of_others)
 
 
 def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
@@ -935,7 +956,7 @@ def launch(*arguments: object, **environment: str) -> subprocess.Popen[str]:
 
 
 TWO_PROCESSES = """
-import sys
+import json, sys
 from pathlib import Path
 import jax, numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
@@ -944,6 +965,15 @@ jax.distributed.initialize(address, num_processes=2, process_id=rank)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from podracer.io.checkpoint import Checkpointer
 from podracer.errors import CheckpointError
+from podracer.io import seal
+
+hashed, real = {}, seal.file_digest
+def count(path, **options):
+    name = str(path).replace(".draft", "")
+    assert name not in hashed, name
+    hashed[name] = path.stat().st_size
+    return real(path, **options)
+seal.file_digest = count
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 def state(step):
@@ -965,15 +995,21 @@ with Checkpointer(Path(sys.argv[1]), keep=2, report=lambda text: None) as checkp
     for step in (1, 2, 3, 3):
         checkpointer.save(step, state(step), {"step": step})
     checkpointer.wait()
+    saved = dict(hashed)
+    hashed.clear()
     like = state(0)
     restored = checkpointer.restore(like)
     assert restored.step == 3 and restored.metadata == {"step": 3}
     assert values(restored.state) == values(state(3)) != values(like)
     assert all(restored.state[name].sharding == like[name].sharding for name in like)
-    if rank == 0:
-        (Path(sys.argv[1]) / "checkpoints" / f"{3:012d}" / "meta.json").write_bytes(b"{}")
+    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps([saved, hashed]))
+    if rank == 1:  # one file of its share, which process 0 does not read
+        target = Path(max(hashed, key=hashed.get))
+        target.write_bytes(bytes(hashed[str(target)]))
+    hashed.clear()
     restored = checkpointer.restore(like)
     assert restored.step == 2 and values(restored.state) == values(state(2))
+    hashed.clear()
     try:
         checkpointer.restore(like, step=3)
         raise SystemExit("restored a step that is in quarantine")
@@ -989,13 +1025,27 @@ def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     flags = {"XLA_FLAGS": ""}
     children = [launch(TWO_PROCESSES, tmp_path, rank, address, **flags) for rank in range(2)]
     try:
-        for child in children:
-            output, _ = child.communicate(timeout=90)
+        outputs = [child.communicate(timeout=90)[0] for child in children]
+        for child, output in zip(children, outputs, strict=True):
             assert (child.returncode, "done" in output) == (0, True), output
     finally:
         for child in children:
             child.kill()
     assert [int(path.name) for path in sorted((tmp_path / "checkpoints").glob("0*"))] == [2]
+    saved, read = zip(
+        *(json.loads((tmp_path / f"{rank}.json").read_bytes()) for rank in range(2)), strict=True
+    )
+    assert not saved[0].keys() & saved[1].keys()
+    assert not read[0].keys() & read[1].keys()
+    step = f"{step_path(tmp_path, 2)}/"
+    both = {name: size for name, size in (saved[0] | saved[1]).items() if name.startswith(step)}
+    assert both == {step + name: size for name, size in files_of(Path(step)).items()}
+    assert {"ocdbt.process_1" in name for name in saved[1]} == {True}
+    assert not any("ocdbt.process_1" in name for name in saved[0])
+    assert len(saved[1]) > 0 < min(sum(sizes.values()) for sizes in read)
+    step = f"{step_path(tmp_path, 3)}/"
+    both = {name: size for name, size in (saved[0] | saved[1]).items() if name.startswith(step)}
+    assert read[0] | read[1] == both
 
 
 def free_port() -> int:
