@@ -276,11 +276,11 @@ class Checkpointer:
         step, first = int(target.name), jax.process_index() == 0
         try:
             self._orbax.wait_until_finished()  # until all processes have written
-            files_of_others = _digests_of_others(draft)
+            digests = _digests_of_arrays(draft)
             if first:
                 self._check_directory()
                 write_bytes(draft / "meta.json", meta)
-                seal(draft, target.name, files_of_others)
+                seal(draft, target.name, digests)
                 draft.rename(target)
                 fsync_directory(self.directory)
                 seal_json(self.run / SAVED, {"step": step})
@@ -410,8 +410,8 @@ def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restore
     return Restored(int(path.name), state, meta["metadata"])
 
 
-def _digests_of_others(draft: Path) -> dict[str, Any]:
-    """Hash what this process wrote; return the entries of all other processes on process 0.
+def _digests_of_arrays(draft: Path) -> dict[str, Any]:
+    """Hash the arrays that this process wrote; return those of all processes on process 0.
 
     Orbax gives each process a folder. Every process must call this, in the same order of saves.
     """
@@ -424,11 +424,10 @@ def _digests_of_others(draft: Path) -> dict[str, Any]:
     folder = draft / "state" / f"ocdbt.process_{index}"
     entries: dict[str, Any] = {}
     try:
-        if index > 0:
-            if folder.exists():
-                entries = digest_files(folder)
+        if folder.exists():
             prefix = folder.relative_to(draft).as_posix()
-            entries = {f"{prefix}/{path}": entry for path, entry in entries.items()}
+            entries = {f"{prefix}/{path}": entry for path, entry in digest_files(folder).items()}
+        if index > 0:
             write_bytes(files[index], encode_json(entries))
     finally:  # or the others would wait until they are told of a loss
         name = f"podracer_digests_{next(_SAVES)}"
