@@ -52,15 +52,14 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 
 def seal(
-    directory: Path, name: str | None = None, files_of_others: Mapping[str, Any] | None = None
+    directory: Path, name: str | None = None, digests: Mapping[str, Any] | None = None
 ) -> None:
     """Make `directory` durable, then valid by writing the manifest with all SHA-256 last.
 
-    It is sealed under `name`, by default its own, and valid under that name only. Files that other
-    processes made durable are not read; theirs are the entries of `digest_files`.
+    It is sealed under `name`, by default its own, and valid under that name only. Files of
+    `digests`, entries of `digest_files` in this or in another process, are not read again.
     """
-    files = dict(files_of_others or {})
-    sizes = _files(directory)
+    files, sizes = dict(digests or {}), _files(directory)
     if any(sizes.get(path) != entry["size"] for path, entry in files.items()):
         raise OSError(errno.ESTALE, "another process wrote other files than are here")
     files |= digest_files(directory, lambda path: path not in files)

@@ -778,14 +778,14 @@ def test_files_that_another_process_hashed_are_not_read(tmp_path: Path, monkeypa
         real = seal.file_digest
         own = {step / "ours" / "data": real}
         patch.setattr(seal, "file_digest", lambda path, sync: own[path](path, sync=sync))
-        seal.seal(step, files_of_others=of_others)
+        seal.seal(step, digests=of_others)
     seal.verify_seal(step)
     (step / "theirs" / "data").write_bytes(b"1234")  # this machine sees another file than that one
     with pytest.raises(OSError, match="other files than are here"):
-        seal.seal(step, files_of_others=of_others)
+        seal.seal(step, digests=of_others)
     (step / "theirs" / "data").unlink()
     with pytest.raises(OSError, match="other files than are here"):
-        seal.seal(step, files_of_others=of_others)
+        seal.seal(step, digests=of_others)
 
 
 def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
