@@ -91,6 +91,22 @@ class Evaluator(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class ProgramEvaluator:
+    """Evaluator whose episodes are one program, which can be compiled before its first call."""
+
+    program: jax.stages.Wrapped
+    arguments: Callable[..., tuple[Any, ...]]  # of the program, from those of the evaluator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
+        """Play the episodes."""
+        return to_evaluation(self.program(*self.arguments(*args, **kwargs)))
+
+    def lower(self, *args: Any) -> Callable[[], object]:
+        """Trace the program for these arguments; return a function that compiles it for calls."""
+        return self.program.lower(*self.arguments(*args)).compile
+
+
+@dataclasses.dataclass(frozen=True)
 class ActingRule:
     """Method by which an agent chooses actions in an evaluation."""
 
@@ -166,12 +182,10 @@ def make_evaluator(
     rule.check(env.spec)
     if isinstance(env, HostEnvironments):
         return _host_evaluator(agent, env, rule, episodes, max_steps)
-    run = jax.jit(partial(play_episodes, agent, env, rule, episodes, max_steps))
-
-    def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
-        return to_evaluation(run(params, run_key, jnp.uint32(update)))
-
-    return evaluate
+    return ProgramEvaluator(
+        jax.jit(partial(play_episodes, agent, env, rule, episodes, max_steps)),
+        lambda params, run_key, update=0: (params, run_key, jnp.uint32(update)),
+    )
 
 
 @struct

@@ -44,9 +44,8 @@ from podracer.evaluate import (
     MAX_STEPS,
     ActingRule,
     Episodes,
-    Evaluation,
+    ProgramEvaluator,
     play_episodes,
-    to_evaluation,
 )
 from podracer.io.names import nearest
 from podracer.means import Mean
@@ -338,7 +337,7 @@ def make_evaluator(
     rule: ActingRule,
     *,
     fixed: bool,
-) -> Callable[[TrainState], Evaluation]:
+) -> ProgramEvaluator:
     """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`.
 
     With `fixed` all evaluations of a pod play the same episodes. Raises `ConfigError` as
@@ -355,9 +354,7 @@ def make_evaluator(
     program = jax.shard_map(
         jax.vmap(evaluate_pod), mesh=mesh, in_specs=(PODS, PODS), out_specs=PODS, check_vma=False
     )
-    run = jax.jit(program)
-
-    return lambda state: to_evaluation(run(agents, state))
+    return ProgramEvaluator(jax.jit(program), lambda state: (agents, state))
 
 
 def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree) -> Progress:

@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import functools
 import hashlib
 import itertools
 import json
@@ -118,7 +117,7 @@ class Checkpointer:
                 path.unlink(missing_ok=True)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
-        self._resources = contextlib.ExitStack()  # what Orbax holds
+        self._orbax = self._worker.submit(_make_orbax)  # while programs compile
 
     def has_saved(self) -> bool:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
@@ -216,7 +215,7 @@ class Checkpointer:
         finally:
             self._worker.shutdown()
             with contextlib.suppress(OSError):  # metadata that nobody reads
-                self._resources.close()
+                self._orbax.result().close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -229,18 +228,10 @@ class Checkpointer:
                 raise
             self._report(str(late))  # the first error is raised
 
-    @functools.cached_property
-    def _orbax(self) -> Any:
-        import orbax.checkpoint as ocp  # takes longer than the start of a small run
-
-        silence_orbax()
-        orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        return self._resources.enter_context(orbax)
-
     def _save_arrays(self, path: Path, arrays: dict[str, Any]) -> None:
         import orbax.checkpoint as ocp
 
-        self._orbax.save(path, args=ocp.args.PyTreeSave(arrays))
+        self._orbax.result().save(path, args=ocp.args.PyTreeSave(arrays))
 
     def _verify_with_others(self, path: Path) -> None:
         """Verify a step on process 0, and have every process verify a share of its bytes."""
@@ -275,7 +266,7 @@ class Checkpointer:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""
         step, first = int(target.name), jax.process_index() == 0
         try:
-            self._orbax.wait_until_finished()  # until all processes have written
+            self._orbax.result().wait_until_finished()  # until all processes have written
             digests = _digests_of_arrays(draft)
             if first:
                 self._check_directory()
@@ -408,6 +399,13 @@ def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restore
             f"{path} cannot be represented here: {schema_difference(expected, schema(state))}"
         )
     return Restored(int(path.name), state, meta["metadata"])
+
+
+def _make_orbax() -> Any:
+    import orbax.checkpoint as ocp  # takes longer than the start of a small run
+
+    silence_orbax()
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
 
 
 def _digests_of_arrays(draft: Path) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
 import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -32,7 +31,7 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.errors import ConfigError
-from podracer.evaluate import ActingRule, Evaluation, make_evaluator
+from podracer.evaluate import ActingRule, Evaluation, ProgramEvaluator, make_evaluator
 from podracer.run.blueprint import build_with
 from podracer.run.budget import Budget
 from podracer.run.history import installed_versions
@@ -91,6 +90,7 @@ class Program(NamedTuple):
     lower: Callable[[], Callable[[], Any]]
     drive: Callable[..., Iterator[Progress]]
     evaluate: Callable[[TrainState], Evaluation]
+    lower_evaluation: Callable[[TrainState], Callable[[], object]]
     continues_episodes: Callable[[TrainState], bool] = lambda state: True
 
 
@@ -112,6 +112,7 @@ class RunSetup:
     init: Callable[[], TrainState]
     start_compile: CompileInThread[Any]  # compiles the program that `drive` waits for
     drive: Drive
+    start_evaluation: CompileInThread[object]  # compiles what `evaluate` waits for, for a state
     evaluate: Callable[[TrainState], Evaluation]
     continues_episodes: Callable[[TrainState], bool]
 
@@ -152,6 +153,12 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     else:
         program = _sebulba(experiment, blueprint, env, devices)
     compiled = CompileInThread(program.lower)
+    compiled_evaluation = CompileInThread(program.lower_evaluation, after=compiled)
+
+    def evaluate(state: TrainState) -> Evaluation:
+        compiled_evaluation(state).result()
+        return program.evaluate(state)
+
     return RunSetup(
         blueprint=blueprint,
         env=env,
@@ -167,7 +174,8 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         init=program.init,
         start_compile=compiled,
         drive=partial(program.drive, compile=lambda: compiled().result()),
-        evaluate=program.evaluate,
+        start_evaluation=compiled_evaluation,
+        evaluate=evaluate,
         continues_episodes=program.continues_episodes,
     )
 
@@ -187,7 +195,7 @@ def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any
         init=lambda: init_state(*parts, jax.random.key(experiment.seed)),
         lower=partial(anakin.lower_chunk, *parts, abstract),
         drive=partial(anakin.anakin, *parts),
-        evaluate=_evaluator(experiment, blueprint, env),
+        **_evaluator(experiment, blueprint, env),
     )
 
 
@@ -208,7 +216,7 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
         ),
         lower=partial(sebulba.lower_update, blueprint, host.spec, split, config, abstract),
         drive=partial(sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed),
-        evaluate=_evaluator(experiment, blueprint, env),
+        **_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )
 
@@ -237,6 +245,15 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
     mesh = population.population_mesh(devices, len(pods))
     parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
     abstract = population.abstract_states(*parts, exchange)
+    evaluator = population.make_evaluator(
+        blueprint,
+        pods,
+        env,
+        mesh,
+        experiment.evaluation_episodes,
+        ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
+        fixed=experiment.fixed_evaluation,
+    )
     return Program(
         mesh=mesh,
         split=None,
@@ -244,21 +261,15 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
         init=lambda: population.init_states(*parts, exchange),
         lower=partial(population.lower_chunk, *parts, abstract, exchange),
         drive=partial(population.population, *parts, exchange=exchange),
-        evaluate=population.make_evaluator(
-            blueprint,
-            pods,
-            env,
-            mesh,
-            experiment.evaluation_episodes,
-            ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
-            fixed=experiment.fixed_evaluation,
-        ),
+        evaluate=evaluator,
+        lower_evaluation=evaluator.lower,
     )
 
 
 def _evaluator(
     experiment: Experiment, blueprint: Blueprint, env: Environment | HostEnvironments
-) -> Callable[[TrainState], Evaluation]:
+) -> dict[str, Any]:
+    """Return `evaluate` and `lower_evaluation` of a `Program`."""
     agent = blueprint.build()
     play = make_evaluator(
         agent,
@@ -268,29 +279,45 @@ def _evaluator(
         epsilon=experiment.evaluation_epsilon,
     )
 
-    def evaluate(state: TrainState) -> Evaluation:
+    def arguments(state: TrainState) -> tuple[Any, ...]:
         update = 0 if experiment.fixed_evaluation else state.update
-        return play(policy_params(agent, state.learner), state.key, update)
+        return policy_params(agent, state.learner), state.key, update
 
-    return evaluate
+    def lower(state: TrainState) -> Callable[[], object]:
+        if isinstance(play, ProgramEvaluator):
+            return play.lower(*arguments(state))
+        return lambda: None
+
+    return {"evaluate": lambda state: play(*arguments(state)), "lower_evaluation": lower}
 
 
 class CompileInThread(Generic[T]):
     """Function that prepares a call here, makes it in a thread, and returns its future.
 
-    That happens once. What JAX traces depends on settings of the thread, so it is traced here.
+    That happens once. What JAX traces depends on settings of the thread, so it is traced here. The
+    call waits for `after`, if that has begun.
     """
 
-    def __init__(self, prepare: Callable[[], Callable[[], T]]) -> None:
-        self._prepare = prepare
+    def __init__(
+        self, prepare: Callable[..., Callable[[], T]], after: CompileInThread[Any] | None = None
+    ) -> None:
+        self._prepare, self._after = prepare, after
+        self.future: Future[T] | None = None
         self.seconds = 0.0  # from the start to the end, once it has ended
 
-    @functools.cached_property
-    def _future(self) -> Future[T]:
+    def __call__(self, *args: Any) -> Future[T]:
+        """Start the call, unless it has begun, and return its future."""
+        if self.future is None:
+            self.future = self._start(*args)
+        return self.future
+
+    def _start(self, *args: Any) -> Future[T]:
         start, executor = time.perf_counter(), ThreadPoolExecutor(1, "podracer-compile")
-        call = self._prepare()
+        earlier = self._after.future if self._after else None
+        call = self._prepare(*args)
 
         def timed() -> T:
+            wait([earlier] if earlier else [])
             result = call()
             self.seconds = time.perf_counter() - start
             return result
@@ -298,10 +325,6 @@ class CompileInThread(Generic[T]):
         future = executor.submit(timed)
         executor.shutdown(wait=False)  # after this one
         return future
-
-    def __call__(self) -> Future[T]:
-        """Start the call, unless it has begun, and return its future."""
-        return self._future
 
 
 def _find_devices(count: int, saved: int) -> list[Device]:

@@ -262,6 +262,10 @@ class Run:
         evaluation: Evaluation | None = None
         times, exit_code, learner = Stopwatch(), 0, state.learner
         self.budget.begin(self.totals)
+        if self.budget.evaluates and not self.budget.reason_to_end(self.totals):
+            self.setup.start_compile()
+            with tag_component("evaluator"):
+                self.setup.start_evaluation(state)
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
