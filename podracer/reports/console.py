@@ -367,7 +367,15 @@ def summarize(
     records = read_metrics(path) if path.exists() else []
     files = (read_object(run / name) for name in ("config.json", "crash.json"))
     told = RunRecords(run.name, next(files), records, next(files), run)
+    seconds = told.stage_seconds
+    shares = [
+        f"{name} {percent(seconds[stage] / sum(seconds.values()))}"
+        for stage, name in (("evaluate", "evaluations"), ("save", "saves"))
+        if seconds.get(stage)
+    ]
     parts = [f"{compact(told.last('frames'))} frames in {clock(told.last('seconds'))}"]
+    if shares:
+        parts[0] += f" ({', '.join(shares)})"
     if (episode_return := told.last("episode_return")) is not None:
         parts.append(f"episode return {number(episode_return)}")
     if any("evaluation_return" in record for record in records):

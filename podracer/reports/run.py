@@ -51,7 +51,6 @@ from podracer.scores.runs import RunRecords, as_text, has_selection, members_of,
 _LOG = logging.getLogger("podracer")
 
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
-_STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 
 RETURNS = Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
 LEARNING = (
@@ -327,7 +326,7 @@ def _update_rule(run: RunRecords) -> str:
 
 def _stages(runs: Sequence[RunRecords]) -> str:
     """Return each run's wall time as a bar whose parts are the stages."""
-    stage_seconds = [_spent(run) for run in runs]
+    stage_seconds = [run.stage_seconds for run in runs]
     if not any(map(sum, (stages.values() for stages in stage_seconds))):
         return ""
     names = dict.fromkeys(name for stages in stage_seconds for name in stages if name != "other")
@@ -353,17 +352,6 @@ def _stages(runs: Sequence[RunRecords]) -> str:
     return charts("stages", [chart], legend, width=600) + table(
         ["Run", "Shares", "Wall time"], rows
     )
-
-
-def _spent(run: RunRecords) -> dict[str, float]:
-    logged = dict.fromkeys((*_STAGES, *(key for record in run.records for key in record)))
-    times = {key: run.series(key, "updates")[1] for key in logged if group(key) == "time"}
-    seconds = {
-        key.removeprefix("time_").replace("_", " "): float(values.sum())
-        for key, values in times.items()
-        if values.any()
-    }
-    return {**seconds, "other": max(0.0, (run.last("seconds") or 0.0) - sum(seconds.values()))}
 
 
 def configuration(runs: Sequence[RunRecords]) -> str:

@@ -20,6 +20,7 @@ from podracer.io.text import redact_settings
 from podracer.scores.score import best_return, final_score, has_fault, whole_return
 from podracer.scores.statistics import final_mean
 
+_STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 _HYPERPARAMETER = {"name": anything, "value": anything, ...: anything}
 _POD = {"seed": anything, "hyperparameters": [_HYPERPARAMETER, ...], ...: anything}
 
@@ -100,6 +101,18 @@ class RunRecords:
     def is_unfinished(self) -> bool:
         """Whether the run has not come to an end of its own."""
         return self.progress < 1 and not self.early_end and not self.has_diverged
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Wall time in seconds by stage, such as `evaluate` and `save`; `other` is all else."""
+        logged = dict.fromkeys((*_STAGES, *(key for record in self.records for key in record)))
+        times = {key: self.series(key, "updates")[1] for key in logged if group(key) == "time"}
+        seconds = {
+            key.removeprefix("time_").replace("_", " "): float(values.sum())
+            for key, values in times.items()
+            if values.any()
+        }
+        return {**seconds, "other": max(0.0, (self.last("seconds") or 0.0) - sum(seconds.values()))}
 
     @property
     def final(self) -> tuple[float, str]:

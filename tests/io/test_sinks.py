@@ -507,7 +507,8 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
     sink = JsonlSink(run / "metrics.jsonl")
     for updates, evaluation in enumerate(({"evaluation_return": x} for x in (0.9, 0.8)), 1):
         sink.write(record(updates, episode_return=0.5, **evaluation))
-    sink.write(record(3, episode_return=0.5))
+    times = {"time_step": 0.5, "time_evaluate": 0.25, "time_save": 0.125}
+    sink.write(record(3, episode_return=0.5, seconds=2.0, **times))
     sink.close()
     out = io.StringIO()
     summarize(run, "Stopped", file=out)
@@ -518,9 +519,10 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
     out = io.StringIO()
     summarize(run, "Stopped", file=out)
     acting = "greedy with epsilon 0.01 evaluation"
-    assert out.getvalue().splitlines()[0] == stopped.replace("evaluation", acting)
+    assert out.getvalue().splitlines()[0] == stopped.replace("evaluation 0", f"{acting} 0")
     assert [stopped, *rest] == [
-        "Stopped  300 frames in 0:02, episode return 0.500, evaluation 0.800 (best 0.900)",
+        "Stopped  300 frames in 0:02 (evaluations 12 %, saves 6 %), episode return 0.500, "
+        "evaluation 0.800 (best 0.900)",
         f"Run      {run}",
         f"Next     podracer report '{run}'",
         f"         podracer play '{run}'",
