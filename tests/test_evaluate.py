@@ -276,6 +276,36 @@ EXPERIMENT = Experiment(
 )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"devices": 2, "fixed_evaluation": True}, {"pods": (Pod(0), Pod(1))}],
+    ids=["one", "two", "sweep"],
+)
+def test_an_evaluation_is_compiled_before_it_is_due(changes):
+    """Beside the program's compile and the first chunks; a state of later updates is no other."""
+    compiled: list[str] = []
+
+    def listen(event, seconds, **about):
+        if "backend_compile" in event:
+            compiled.append(str(about.get("fun_name")))
+
+    setup = make_run_setup(dataclasses.replace(EXPERIMENT, **changes))
+    state = setup.init()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        setup.start_evaluation(state).result()
+        assert compiled
+        drive = setup.drive(
+            state=state, num_updates=lambda _: 5, request=lambda: 0, boundary=lambda _: True
+        )
+        states = [progress.state for progress in drive]
+        compiled.clear()
+        assert setup.evaluate(states[-1]).returns.shape[-1] == EXPERIMENT.evaluation_episodes
+        assert compiled == []
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.mark.slow
 def test_evaluations_are_the_same_under_every_driver():
     def returns(**changes):

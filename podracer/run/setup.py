@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -153,7 +153,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     else:
         program = _sebulba(experiment, blueprint, env, devices)
     compiled = CompileInThread(program.lower)
-    compiled_evaluation = CompileInThread(program.lower_evaluation, after=compiled)
+    compiled_evaluation = CompileInThread(program.lower_evaluation)
 
     def evaluate(state: TrainState) -> Evaluation:
         compiled_evaluation(state).result()
@@ -294,37 +294,28 @@ def _evaluator(
 class CompileInThread(Generic[T]):
     """Function that prepares a call here, makes it in a thread, and returns its future.
 
-    That happens once. What JAX traces depends on settings of the thread, so it is traced here. The
-    call waits for `after`, if that has begun.
+    That happens once. What JAX traces depends on settings of the thread, so it is traced here.
     """
 
-    def __init__(
-        self, prepare: Callable[..., Callable[[], T]], after: CompileInThread[Any] | None = None
-    ) -> None:
-        self._prepare, self._after = prepare, after
-        self.future: Future[T] | None = None
+    def __init__(self, prepare: Callable[..., Callable[[], T]]) -> None:
+        self._prepare = prepare
+        self._future: Future[T] | None = None
         self.seconds = 0.0  # from the start to the end, once it has ended
 
     def __call__(self, *args: Any) -> Future[T]:
         """Start the call, unless it has begun, and return its future."""
-        if self.future is None:
-            self.future = self._start(*args)
-        return self.future
+        if self._future is None:
+            start, executor = time.perf_counter(), ThreadPoolExecutor(1, "podracer-compile")
+            call = self._prepare(*args)
 
-    def _start(self, *args: Any) -> Future[T]:
-        start, executor = time.perf_counter(), ThreadPoolExecutor(1, "podracer-compile")
-        earlier = self._after.future if self._after else None
-        call = self._prepare(*args)
+            def timed() -> T:
+                result = call()
+                self.seconds = time.perf_counter() - start
+                return result
 
-        def timed() -> T:
-            wait([earlier] if earlier else [])
-            result = call()
-            self.seconds = time.perf_counter() - start
-            return result
-
-        future = executor.submit(timed)
-        executor.shutdown(wait=False)  # after this one
-        return future
+            self._future = executor.submit(timed)
+            executor.shutdown(wait=False)  # after this one
+        return self._future
 
 
 def _find_devices(count: int, saved: int) -> list[Device]:
