@@ -241,6 +241,7 @@ def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
 
 
 @pytest.mark.figure(19)
+@pytest.mark.parametrize("waits_for", ["arrays", "digests"])
 @pytest.mark.parametrize(
     ("cause", "kind"),
     [
@@ -250,16 +251,18 @@ def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
     ],
 )
 def test_a_process_that_is_lost_during_a_save_is_not_a_file_that_cannot_be_written(
-    cause, kind, tmp_path, monkeypatch
+    cause, kind, waits_for, tmp_path, monkeypatch
 ):
-    """Orbax calls it a time-out that processes cannot wait for each other."""
+    """Orbax calls it a time-out that processes cannot wait for each other; JAX raises its own."""
 
     def wait():
+        if cause and waits_for == "digests":
+            raise cause
         raise TimeoutError("Timed out while waiting for async_write_complete barrier.") from cause
 
-    orbax = SimpleNamespace(save=lambda *_, **__: None, wait_until_finished=wait)
-    replacement = lambda handler: contextlib.nullcontext(orbax)  # noqa: E731
-    monkeypatch.setattr(orbax_checkpoint, "AsyncCheckpointer", replacement)
+    nothing = lambda *_, **__: None  # noqa: E731
+    orbax = SimpleNamespace(save=nothing, wait_until_finished=wait, close=nothing)
+    monkeypatch.setattr(orbax_checkpoint, "AsyncCheckpointer", lambda handler: orbax)
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"x": jax.numpy.zeros(2)}, {})
     with pytest.raises((jax.errors.JaxRuntimeError, StorageError)) as raised:
