@@ -1,6 +1,5 @@
 """Several processes as one run, on loopback."""
 
-import contextlib
 import dataclasses
 import json
 import math
