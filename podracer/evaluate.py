@@ -95,7 +95,7 @@ class ProgramEvaluator:
     """Evaluator whose episodes are one program, which can be compiled before its first call."""
 
     program: jax.stages.Wrapped
-    arguments: Callable[..., tuple[Any, ...]]  # of the program, from those of the evaluator
+    arguments: Callable[..., tuple[Any, ...]]  # the program's, from the evaluator's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
         """Play the episodes."""

@@ -13,36 +13,29 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import itertools
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils  # no stable home yet
 
-from podracer.errors import CheckpointError, PodracerError, StorageError
+from podracer.errors import CheckpointError, StorageError
+from podracer.io.agreement import (
+    digests_of_arrays,
+    from_first_process,
+    verify_share,
+    verify_with_others,
+)
 from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
 from podracer.io.edits import encode_json
-from podracer.io.reading import read_limited
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
-from podracer.io.seal import (
-    MANIFEST,
-    check_digests,
-    check_files,
-    digest_files,
-    is_there,
-    read_sealed_json,
-    seal,
-    seal_json,
-    verify_seal,
-)
+from podracer.io.seal import MANIFEST, is_there, seal, seal_json, verify_seal
 from podracer.io.steps import (
     CHECKPOINTS,
     FORMAT,
@@ -66,9 +59,6 @@ from podracer.types import PyTree
 QUARANTINE = "quarantine"
 _DRAFT, _REMOVED = ".draft", ".removed"
 _REMAINS = re.compile(r"[0-9]{12}\.(draft|removed)")
-_REQUEST = 10**12  # and a step, of which each process verifies a share; no step is so large
-_BARRIER_MILLISECONDS = 600_000  # as long as Orbax waits for its processes
-_SAVES = itertools.count()  # saves in this process; all processes have made as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +116,7 @@ class Checkpointer:
             remains = step_directories(self.directory) or is_there(self.directory / QUARANTINE)
             return bool(remains) or newest_saved(self.run) is not None
 
-        return bool(_from_first_process(decide))
+        return bool(from_first_process(decide))
 
     def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
         """Start to save `state` under `step`; a sealed step stays unchanged.
@@ -138,7 +128,7 @@ class Checkpointer:
         """
         self.wait()
         target = self.directory / step_name(step)
-        if _from_first_process(lambda: is_there(target / MANIFEST)):
+        if from_first_process(lambda: is_there(target / MANIFEST)):
             return
         meta = encode_json(
             {
@@ -195,12 +185,16 @@ class Checkpointer:
         aside = self.directory / QUARANTINE
 
         def decide() -> int:
-            verify = verify_seal if jax.process_count() == 1 else self._verify_with_others
+            is_alone = jax.process_count() == 1
+            verify = verify_seal if is_alone else partial(verify_with_others, report=self._report)
             if step is None:
                 return valid_step(self.run, self._report, aside, verify)
             return verified_step(self.run, step, verify)
 
-        valid = _from_first_process(decide, self._verify_share)
+        def verify_own(step: int) -> None:
+            verify_share(self.directory / step_name(step), self._report)
+
+        valid = from_first_process(decide, verify_own)
         return _read(self.directory / step_name(valid), target)
 
     def steps(self) -> list[int]:
@@ -233,41 +227,12 @@ class Checkpointer:
 
         self._orbax.result().save(path, args=ocp.args.PyTreeSave(arrays))
 
-    def _verify_with_others(self, path: Path) -> None:
-        """Verify a step on process 0, and have every process verify a share of its bytes."""
-        check_files(path)
-        _broadcast(_REQUEST + int(path.name))
-        code, name = self._verify_share(int(path.name))
-        if code == StorageError.exit_code:
-            raise StorageError(f"{path / name} cannot be read by a process; see its message.")
-        if code:
-            raise CheckpointError(f"{path}: {name!r} has changed since it was sealed")
-
-    def _verify_share(self, step: int) -> tuple[int, str]:
-        """Verify every n-th file of a step, by n processes.
-
-        Return, in all, the exit code of the worst fault that any of them found, and its file.
-        """
-        path, names, number, code = self.directory / step_name(step), [MANIFEST], 0, 0
-        try:
-            entries = read_sealed_json(path / MANIFEST)["files"]
-            names = sorted(entries, key=lambda name: (entries[name]["size"], name))
-            for number in range(jax.process_index(), len(names), jax.process_count()):
-                check_digests(path, {names[number]: entries[names[number]]})
-        except PodracerError as error:
-            code = error.exit_code
-            if code == StorageError.exit_code:  # process 0 names what has changed
-                self._report(str(error))
-        faults = multihost_utils.process_allgather(np.array([code, number], np.int32))
-        code, number = max(faults.tolist())
-        return code, names[number]
-
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""
         step, first = int(target.name), jax.process_index() == 0
         try:
             self._orbax.result().wait_until_finished()  # until all processes have written
-            digests = _digests_of_arrays(draft)
+            digests = digests_of_arrays(draft)
             if first:
                 self._check_directory()
                 write_bytes(draft / "meta.json", meta)
@@ -406,64 +371,6 @@ def _make_orbax() -> Any:
 
     silence_orbax()
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-
-
-def _digests_of_arrays(draft: Path) -> dict[str, Any]:
-    """Hash the arrays that this process wrote; return those of all processes on process 0.
-
-    Orbax gives each process a folder. Every process must call this, in the same order of saves.
-    """
-    index, count = jax.process_index(), jax.process_count()
-    if count == 1:
-        return {}
-    from orbax.checkpoint.multihost import get_barrier_sync_fn
-
-    files = [draft / f"digests.{number}" for number in range(count)]
-    folder = draft / "state" / f"ocdbt.process_{index}"
-    entries: dict[str, Any] = {}
-    try:
-        if folder.exists():
-            prefix = folder.relative_to(draft).as_posix()
-            entries = {f"{prefix}/{path}": entry for path, entry in digest_files(folder).items()}
-        if index > 0:
-            write_bytes(files[index], encode_json(entries))
-    finally:  # or the others would wait until they are told of a loss
-        name = f"podracer_digests_{next(_SAVES)}"
-        get_barrier_sync_fn()(key=name, timeout_ms=_BARRIER_MILLISECONDS)
-    for file in files[1:] if index == 0 else ():
-        entries |= json.loads(read_limited(file))
-        file.unlink()
-    return entries
-
-
-def _broadcast(number: int) -> int:
-    """Return process 0's number on all processes."""
-    # Two halves, because JAX without x64 would truncate a 64-bit step.
-    halves = multihost_utils.broadcast_one_to_all(np.array([number], np.int64).view(np.int32))
-    return int(np.array(halves).view(np.int64)[0])
-
-
-def _from_first_process(
-    decide: Callable[[], int], help_with: Callable[[int], object] = lambda step: None
-) -> int:
-    """Return the decision of process 0 on all processes; what it raises is raised on all.
-
-    For each `_REQUEST` and step that it broadcasts meanwhile, the others call `help_with(step)`.
-    """
-    if jax.process_count() == 1:
-        return decide()
-    answer, failure = -1, None
-    if jax.process_index() == 0:
-        try:
-            answer = decide()
-        except PodracerError as error:
-            answer, failure = -error.exit_code, error
-    while (answer := _broadcast(answer)) >= _REQUEST:
-        help_with(answer - _REQUEST)
-    if answer < 0:
-        kind = StorageError if answer == -StorageError.exit_code else CheckpointError
-        raise failure or kind("process 0 found no checkpoint that can be used; see its message")
-    return answer
 
 
 def _failure_of_save(step: int, error: Exception) -> Exception:
