@@ -107,7 +107,7 @@ class Checkpointer:
                 path.unlink(missing_ok=True)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
-        self._orbax = self._worker.submit(_make_orbax)  # while programs compile
+        self._orbax: concurrent.futures.Future[Any] | None = None
 
     def has_saved(self) -> bool:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
@@ -117,6 +117,12 @@ class Checkpointer:
             return bool(remains) or newest_saved(self.run) is not None
 
         return bool(from_first_process(decide))
+
+    def start(self) -> concurrent.futures.Future[Any]:
+        """Import Orbax in a thread, which takes longer than the start of a small run."""
+        if self._orbax is None:
+            self._orbax = self._worker.submit(_make_orbax)
+        return self._orbax
 
     def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
         """Start to save `state` under `step`; a sealed step stays unchanged.
@@ -208,8 +214,9 @@ class Checkpointer:
             self.wait()
         finally:
             self._worker.shutdown()
-            with contextlib.suppress(OSError):  # metadata that nobody reads
-                self._orbax.result().close()
+            if self._orbax is not None:
+                with contextlib.suppress(OSError):  # metadata that nobody reads
+                    self._orbax.result().close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -225,13 +232,13 @@ class Checkpointer:
     def _save_arrays(self, path: Path, arrays: dict[str, Any]) -> None:
         import orbax.checkpoint as ocp
 
-        self._orbax.result().save(path, args=ocp.args.PyTreeSave(arrays))
+        self.start().result().save(path, args=ocp.args.PyTreeSave(arrays))
 
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""
         step, first = int(target.name), jax.process_index() == 0
         try:
-            self._orbax.result().wait_until_finished()  # until all processes have written
+            self.start().result().wait_until_finished()  # until all processes have written
             digests = digests_of_arrays(draft)
             if first:
                 self._check_directory()
@@ -367,7 +374,7 @@ def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restore
 
 
 def _make_orbax() -> Any:
-    import orbax.checkpoint as ocp  # takes longer than the start of a small run
+    import orbax.checkpoint as ocp
 
     silence_orbax()
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())

@@ -262,10 +262,12 @@ class Run:
         evaluation: Evaluation | None = None
         times, exit_code, learner = Stopwatch(), 0, state.learner
         self.budget.begin(self.totals)
-        if self.budget.evaluates and not self.budget.reason_to_end(self.totals):
+        if not self.budget.reason_to_end(self.totals):
             self.setup.start_compile()
-            with tag_component("evaluator"):
-                self.setup.start_evaluation(state)
+            if self.budget.evaluates:
+                with tag_component("evaluator"):
+                    self.setup.start_evaluation(state)
+            checkpointer.start()  # once all is traced, as both need Python's lock
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
