@@ -153,6 +153,38 @@ def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
     assert records(run)[-1]["updates"] == 60
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", ["catch_a2c", "cartpole_ppo", "sebulba"])
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (2, 3)])
+def test_a_run_goes_on_with_another_number_of_processes(recipe, before, after, tmp_path):
+    """Exactly with the same, correctly with another, and not where the environments are no shares."""
+    names = ("catch", "--arch", "sebulba", "--policy-lag", 0) if recipe == "sebulba" else (recipe,)
+    arguments = (
+        "train", *names, "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 5,
+        "--hidden", 16, "--evaluations", 0,
+    )  # fmt: skip
+    run, twin, frames = tmp_path / "run", tmp_path / "twin", ("--frames", STEPS * 20)
+
+    def together(number, *command):
+        results = [finish(process) for process in hosts(command, number, ((),) * number)]
+        return {code for code, _, _ in results}, results[0][2]
+
+    assert together(before, *arguments, "--frames", STEPS * 10, "--run-dir", run)[0] == {0}
+    codes, error = together(after, "resume", run, *frames)
+    if 16 % after:
+        assert codes == {78}
+        assert "num_envs is 16, which 3 " in error
+        assert "take 2 or 4 " in error
+        assert "--devices" not in error  # nobody gave it
+        return
+    assert codes == {0}
+    assert ("correct, but not bit-exact" in error) == (before != after)
+    assert [record["updates"] for record in records(run)] == [5, 10, 15, 20]
+    assert together(before, *arguments, *frames, "--run-dir", twin)[0] == {0}
+    assert before != after or fingerprint(run) == fingerprint(twin)
+
+
 # --- a process that is lost -----------------------------------------------------------------------
 
 SURVIVAL_SECONDS = 60  # of the heartbeats' 10, on a machine that does other things
@@ -474,6 +506,23 @@ def test_a_process_of_a_job_refuses_to_train_alone(variables, sentence, monkeypa
     check_not_alone(Hosts())
     initialize_devices(Hosts(), 0)
     assert not jax.distributed.is_initialized()
+
+
+def test_a_pod_of_an_indexed_job_joins_where_jax_can_ask_kubernetes(monkeypatch, tmp_path):
+    """JAX needs its package for that, and without a number of processes it is no lone process."""
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+    (tmp_path / "kubernetes").mkdir()
+    (tmp_path / "kubernetes" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    joined = []
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *settings, **o: joined.append((settings, o))
+    )
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    check_not_alone(Hosts())
+    initialize_devices(Hosts(), 0)
+    ((settings, options),) = joined
+    assert (settings, options["cluster_detection_method"]) == ((None, None, 3), None)
 
 
 @pytest.mark.parametrize(
