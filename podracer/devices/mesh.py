@@ -31,7 +31,7 @@ def find_devices(count: int = 0) -> list[Device]:
     """
     check_machine()
     devices = jax.devices()
-    if jax.process_count() > 1 and not jax.distributed.is_initialized():  # as on hosts of a TPU
+    if jax.process_count() > 1 and not jax.distributed.is_initialized():  # hosts of one TPU
         raise ConfigError(
             f"the devices belong to {jax.process_count()} processes, which have not joined: give "
             "each `coordinator`, `num_processes` and `process_id`."
@@ -143,10 +143,10 @@ def check_divisible(name: str, count: int, num_parts: int, parts: str = "devices
     )
 
 
-def _nearest_divisors(number: int, near: int, factor: int = 1) -> str:
-    """Return the divisors of a number that are multiples of a factor, on both sides of `near`."""
+def _nearest_divisors(number: int, parts: int, factor: int = 1) -> str:
+    """Return the divisors of a number that are multiples of a factor, below and above `parts`."""
     divisors = [n for n in range(factor, number + 1, factor) if number % n == 0]
-    lower, upper = [n for n in divisors if n < near], [n for n in divisors if n > near]
+    lower, upper = [n for n in divisors if n < parts], [n for n in divisors if n > parts]
     return " or ".join(str(n) for n in (*lower[-1:], *upper[:1]))
 
 

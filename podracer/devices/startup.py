@@ -30,11 +30,11 @@ MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX 
 class Job(NamedTuple):
     """A launcher's job of several processes, as one of them finds it in its environment."""
 
-    title: str  # of this process, for a sentence
-    remedy: str  # what lets it join where JAX does not find process 0
+    title: str  # this process, in a sentence
+    remedy: str  # how it would join if JAX did not find process 0
     num_processes: int | None = None
     process_id: int | None = None
-    is_found: bool = False  # JAX finds process 0
+    is_found: bool = False  # JAX finds process 0 by itself
     method: str | None = None  # name of the launcher in JAX
 
 
@@ -129,7 +129,7 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     settings = (hosts.coordinator, hosts.num_processes, hosts.process_id)
     is_multi_process = settings not in ((None, None, None), (None, 1, None))
     method = job.method if job is not None and job.is_found else "deactivate"
-    if None not in settings and method not in ("ompi", "slurm"):  # which give each process a GPU
+    if None not in settings and method not in ("ompi", "slurm"):  # these give each process a GPU
         method = "deactivate"
     if is_multi_process and None in settings and method == "deactivate":
         raise ConfigError(

@@ -158,7 +158,7 @@ def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
 @pytest.mark.parametrize("recipe", ["catch_a2c", "cartpole_ppo", "sebulba"])
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (2, 3)])
 def test_a_run_goes_on_with_another_number_of_processes(recipe, before, after, tmp_path):
-    """Exactly with the same, correctly with another, and not where the environments are no shares."""
+    """Exactly with the same, correctly with another, refused where they cannot share evenly."""
     names = ("catch", "--arch", "sebulba", "--policy-lag", 0) if recipe == "sebulba" else (recipe,)
     arguments = (
         "train", *names, "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 5,
