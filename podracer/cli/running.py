@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import Trackers
 from podracer.devices.startup import (
     Hosts,
+    check_not_alone,
     disable_async_dispatch,
     initialize_devices,
-    warn_if_alone,
 )
 from podracer.errors import PodracerError
 from podracer.io.text import redact_settings
@@ -43,6 +43,9 @@ def run(
     reached its end, in place of a summary.
     """
     experiment.check()
+    if experiment.pods and hosts == Hosts():
+        hosts = Hosts(num_processes=1)  # a population is one process
+    check_not_alone(hosts)
     devices = experiment.devices or num_devices
     if resume and run_dir is not None:
         from podracer.config.serialization import saved_devices
@@ -53,8 +56,6 @@ def run(
     if experiment.arch == "sebulba" and devices <= 1:
         disable_async_dispatch()
     initialize_devices(hosts, devices)
-    if not experiment.pods:  # a sweep is one process anyway
-        warn_if_alone(hosts)
     import jax
 
     from podracer.reports.tracking import trackers

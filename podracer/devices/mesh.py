@@ -26,11 +26,16 @@ LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
 def find_devices(count: int = 0) -> list[Device]:
     """Return `count` devices, equally many of each host; all devices if `count` is 0.
 
-    Raises `ConfigError` where `check_machine` does, where there are too few, or where the hosts
-    cannot have equal shares or have different numbers of devices.
+    Raises `ConfigError` where `check_machine` does, where there are too few, where the hosts cannot
+    have equal shares or have different numbers of devices, or where they have not joined.
     """
     check_machine()
     devices = jax.devices()
+    if jax.process_count() > 1 and not jax.distributed.is_initialized():  # hosts of one TPU
+        raise ConfigError(
+            f"the devices belong to {jax.process_count()} processes, which have not joined: give "
+            "each `coordinator`, `num_processes` and `process_id`."
+        )
     by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
     sizes = [len(host) for host in by_host]
     if len(set(sizes)) > 1:
@@ -120,12 +125,29 @@ def fetch(tree: PyTree) -> Any:
 
 
 def check_divisible(name: str, count: int, num_parts: int, parts: str = "devices") -> None:
-    """Raise `ConfigError` where `count` items cannot be split evenly over devices, or hosts."""
-    if count < 1 or count % num_parts:
-        raise ConfigError(
-            f"{name} is {count}, which {num_parts} {parts} cannot share evenly: take "
-            f"{nearest_multiples(count, num_parts)}."
-        )
+    """Raise `ConfigError` where `count` items cannot be split evenly over devices, or hosts.
+
+    A resumed run keeps its counts, so the sentence names the nearest numbers of parts, too.
+    """
+    if count >= 1 and count % num_parts == 0:
+        return
+    processes, remedies = jax.process_count(), [nearest_multiples(count, num_parts)]
+    shown = f"{num_parts} {parts}"
+    if fitting := _nearest_divisors(count, num_parts, processes if parts == "devices" else 1):
+        remedies = [f"{fitting} {parts}", *remedies]
+    elif fitting := _nearest_divisors(count, processes):
+        shown, remedies = f"{shown} of {processes} processes", [f"{fitting} processes", *remedies]
+    raise ConfigError(
+        f"{name} is {count}, which {shown} cannot share evenly: take "
+        f"{', or in a new run '.join(remedies)}."
+    )
+
+
+def _nearest_divisors(number: int, parts: int, factor: int = 1) -> str:
+    """Return the divisors of a number that are multiples of a factor, below and above `parts`."""
+    divisors = [n for n in range(factor, number + 1, factor) if number % n == 0]
+    lower, upper = [n for n in divisors if n < parts], [n for n in divisors if n > parts]
+    return " or ".join(str(n) for n in (*lower[-1:], *upper[:1]))
 
 
 def nearest_multiples(number: int, factor: int) -> str:

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import ctypes
 import errno
-import functools
 import hashlib
 import json
 import math
@@ -84,37 +83,65 @@ on_abort = _AbortHandler()
 
 
 def join(
-    coordinator: str | None, num_processes: int | None, process_id: int | None, seconds: float
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    seconds: float,
+    method: str | None = "deactivate",
 ) -> None:
-    """Join the other processes of the run; the arguments are None where a launcher sets them.
+    """Join the other processes of the run; JAX finds what is None, of a launcher by its `method`.
 
-    Returns when all have joined. If some have not after so many seconds, the process ends with
-    exit code 77. Raises `ConfigError` if process 0 cannot listen on the coordinator's address, or
-    if this machine has a process of this number already.
+    Returns when all have joined. If some have not after so many seconds, or the name of process 0
+    is not known by then, the process ends with exit code 77. Raises `ConfigError` if process 0
+    cannot listen on the coordinator's address, if this machine has a process of this number
+    already, or if JAX does not find the others.
     """
     place = "" if coordinator is None else f" at {coordinator}"
     event = f"all {num_processes or ''} processes of the run to join{place}".replace("  ", " ")
     on_abort.error = PeerLostError(f"waited {seconds:g} s for {event}: start them all.")
     on_abort.install()
+    start = time.monotonic()
     # By default JAX listens on all interfaces.
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator)
-    # Its handler of SIGTERM would replace that of the run.
-    jax.config.update("jax_enable_preemption_service", False)
-    initialize = functools.partial(
-        jax.distributed.initialize,
-        coordinator,
-        num_processes,
-        process_id,
-        initialization_timeout=math.ceil(seconds),
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        coordinator_bind_address=bind_address,
-    )
     if process_id == 0 and bind_address:
-        check_can_listen(bind_address, seconds)
+        wait_for_address(bind_address, seconds, listens=True)
+    elif coordinator is not None:
+        wait_for_address(coordinator, seconds)
     if coordinator is not None:
         claim_number(coordinator, process_id)
+    # Its handler of SIGTERM would replace that of the run.
+    jax.config.update("jax_enable_preemption_service", False)
+
+    def initialize() -> None:
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                num_processes,
+                process_id,
+                cluster_detection_method=method,
+                initialization_timeout=max(1, math.ceil(seconds - (time.monotonic() - start))),
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                coordinator_bind_address=bind_address,
+            )
+        except Exception as error:
+            if coordinator is not None or isinstance(error, jax.errors.JaxRuntimeError):
+                raise
+            raise _not_found(error) from error
+
     _call_in_thread(initialize, f"waits for {event}, for at most {seconds:g} s.")
     on_abort.error = PeerLostError(LOST)
+
+
+def _not_found(error: Exception) -> PodracerError:
+    """Return the error of a process that JAX could not join to the others of its launcher."""
+    text = str(error).partition("\n")[0].rstrip(".")
+    is_unknown = isinstance(error.__cause__ or error, OSError)
+    if is_unknown or "recognize coordinator address" in text:
+        return PeerLostError(f"process 0 is not known by its name ({text}): start all processes.")
+    return ConfigError(
+        f"JAX does not find the other processes of this launcher ({text}): give `coordinator`, "
+        "`num_processes` and `process_id`."
+    )
 
 
 def claim_number(coordinator: str, process_id: int | None) -> int:
@@ -137,29 +164,38 @@ def claim_number(coordinator: str, process_id: int | None) -> int:
     return claim.detach()
 
 
-def check_can_listen(address: str, seconds: float) -> None:
-    """Raise `ConfigError` if this machine does not have the address, or the port is in use.
+def wait_for_address(address: str, seconds: float, *, listens: bool = False) -> None:
+    """Return when the name in the coordinator's address is known, and process 0 can listen there.
 
-    JAX may die of a segmentation fault there. A name may become one of this machine after the
-    process has started, as in Kubernetes, so for that it waits so many seconds.
+    A name may become known, or one of this machine, after the process has started, as in
+    Kubernetes, so for that it waits so many seconds. Raises `PeerLostError` if the name is still
+    unknown then, and `ConfigError` if process 0, which `listens`, does not have the address, or
+    the port is in use: JAX may die of a segmentation fault there.
     """
     host, _, port = address.rpartition(":")
     start, has_noticed = time.monotonic(), False
     while True:
         try:
             family, _, _, _, name = socket.getaddrinfo(host.strip("[]"), int(port))[0]
-            socket.create_server(name[:2], family=family).close()
+            if listens:
+                socket.create_server(name[:2], family=family).close()
             return
         except (OSError, OverflowError) as error:
             waited, is_taken = time.monotonic() - start, error.args[0] == errno.EADDRINUSE
             if _is_number(host) or is_taken or waited >= seconds:
+                if isinstance(error, socket.gaierror) and not _is_number(host):
+                    raise PeerLostError(
+                        f"waited {seconds:g} s for the name {host} of process 0 to be known "
+                        f"({error}): start process 0, or correct `coordinator`."
+                    ) from error
                 raise ConfigError(
                     f"process 0 cannot listen on {address} ({error}): `coordinator` must be an "
                     "address of its machine, with a free port."
                 ) from error
             if waited >= NOTICE_SECONDS and not has_noticed:
                 has_noticed = True
-                _print(f"waits at most {seconds:g} s for {host} to be this machine ({error}).")
+                event = f"{host} to be this machine" if listens else f"the name {host}"
+                _print(f"waits at most {seconds:g} s for {event} ({error}).")
         time.sleep(NAME_SECONDS)
 
 

@@ -5,31 +5,51 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-import logging
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-_LOG = logging.getLogger("podracer")
+from podracer.errors import ConfigError
+
 _CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
+# Launchers whose processes find their number and that of all in variables: name, the two variables,
+# the name of the launcher in JAX, and the variable in which JAX finds the address of process 0.
+_LAUNCHERS = (
+    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "ompi", "OMPI_MCA_orte_hnp_uri"),
+    ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "slurm", "SLURM_STEP_NODELIST"),
+    ("MPI", "PMI_SIZE", "PMI_RANK", None, ""),
+)
 MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX takes no infinity
+
+
+class Job(NamedTuple):
+    """A launcher's job of several processes, as one of them finds it in its environment."""
+
+    title: str  # this process, in a sentence
+    remedy: str  # how it would join if JAX did not find process 0
+    num_processes: int | None = None
+    process_id: int | None = None
+    is_found: bool = False  # JAX finds process 0 by itself
+    method: str | None = None  # name of the launcher in JAX
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Processes that share one run. Slurm's srun and TPU pods need no flags.
+    """Processes that share one run. Under srun, Open MPI 4 and on TPUs of GKE they need no flags.
 
     Elsewhere give all three flags, or set them as JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID (an indexed Kubernetes job numbers its processes itself).
+    JAX_PROCESS_ID. MPI and indexed Kubernetes jobs number the processes themselves.
     """
 
     coordinator: str | None = None
     """Address of process 0, such as 10.0.0.1:1234."""
     num_processes: int | None = None
-    """Number of processes that share the run."""
+    """Number of processes that share the run; with 1 a process of a larger job trains alone."""
     process_id: int | None = None
     """Number of this process, from 0 to one less than the number of processes."""
     join_seconds: float = 300.0
@@ -37,21 +57,57 @@ class Hosts:
     one that waits longer ends with exit code 77."""
 
     def with_environment(self) -> Hosts:
-        """Return these settings, or with those of the environment variables if none is set."""
+        """Return these settings, completed by the variables of JAX and of the launcher."""
+        coordinator = self.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+        count, number = self.num_processes, self.process_id
+        count = _variable("JAX_NUM_PROCESSES") if count is None else count
+        if (self.coordinator, count, number) == (None, 1, None):
+            return Hosts(join_seconds=self.join_seconds, num_processes=1)
+        number = _variable("JAX_PROCESS_ID") if number is None else number
+        if (job := visible_job()) and (job.is_found or coordinator is not None):
+            count = job.num_processes if count is None else count
+            number = job.process_id if number is None else number
+        return Hosts(coordinator, count, number, self.join_seconds)
 
-        def number(*names: str) -> int | None:
-            texts = [os.environ[name] for name in names if name in os.environ]
-            return int(texts[0]) if texts and texts[0].isdigit() else None
 
-        is_set = (self.coordinator, self.num_processes, self.process_id) != (None, None, None)
-        names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-        if is_set or not any(name in os.environ for name in names):
-            return self
-        return Hosts(
-            os.environ.get("JAX_COORDINATOR_ADDRESS"),
-            number("JAX_NUM_PROCESSES"),
-            number("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),
-            self.join_seconds,
+def visible_job() -> Job | None:
+    """Return the job of several processes that this one belongs to, None if it is none."""
+    coordinator = "give `coordinator`, HOST:PORT of process 0,"
+    for launcher, size, rank, method, address in _LAUNCHERS:
+        if (count := _variable(size) or 1) > 1:
+            title = f"one of {count} that {launcher} started ({size})"
+            return Job(title, coordinator, count, _variable(rank), address in os.environ, method)
+    addresses = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
+    if addresses:
+        count = (addresses.count(",") + 1) * (_variable("MEGASCALE_NUM_SLICES") or 1)
+        title = f"one of {count} of a TPU (TPU_WORKER_HOSTNAMES)"
+        return Job(title, coordinator, count, None, True, "gketpu") if count > 1 else None
+    if (index := _variable("JOB_COMPLETION_INDEX")) is not None:
+        title = f"number {index} of an indexed job of Kubernetes (JOB_COMPLETION_INDEX)"
+        remedy = "give `coordinator`, HOST:PORT of process 0, and `num_processes`"
+        return Job(title, remedy, None, index, bool(importlib.util.find_spec("kubernetes")))
+    tasks = _variable("SLURM_NTASKS") or 1
+    if "SLURM_STEP_NUM_TASKS" not in os.environ and tasks > 1:
+        return Job(f"the only one of a Slurm job of {tasks} tasks", "start it with srun")
+    return None
+
+
+def _variable(name: str) -> int | None:
+    """Return the number in an environment variable, None if it holds none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def check_not_alone(hosts: Hosts) -> None:
+    """Raise `ConfigError` if this process is one of a job, but would share its run with no other.
+
+    Each would train a run of its own, or all but one be refused the directory.
+    """
+    settings = hosts.with_environment()
+    if (job := visible_job()) and settings == Hosts(join_seconds=hosts.join_seconds):
+        raise ConfigError(
+            f"this process is {job.title}, and would train alone: {job.remedy} for one run of all, "
+            "or `num_processes=1` for a run of its own."
         )
 
 
@@ -66,19 +122,21 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
 
     from podracer.devices import peers
     from podracer.devices.machine import check_machine
-    from podracer.errors import ConfigError
 
     check_machine()
     require_deterministic_kernels()
-    hosts = hosts.with_environment()
-    settings = [hosts.coordinator, hosts.num_processes, hosts.process_id]
-    is_multi_process = any(x is not None for x in settings)
-    if is_multi_process and any(x is None for x in settings):
+    hosts, job = hosts.with_environment(), visible_job()
+    settings = (hosts.coordinator, hosts.num_processes, hosts.process_id)
+    is_multi_process = settings not in ((None, None, None), (None, 1, None))
+    method = job.method if job is not None and job.is_found else "deactivate"
+    if None not in settings and method not in ("ompi", "slurm"):  # these give each process a GPU
+        method = "deactivate"
+    if is_multi_process and None in settings and method == "deactivate":
         raise ConfigError(
             "give `coordinator`, `num_processes` and `process_id` together, or "
             "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
-    if is_multi_process and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
+    if None not in settings[1:] and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
         raise ConfigError(
             f"`process_id={hosts.process_id}` must lie below `num_processes={hosts.num_processes}`."
         )
@@ -95,21 +153,21 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
             f"{hosts.join_seconds:g}."
         )
     if devices:
-        if is_multi_process and devices % hosts.num_processes:  # type: ignore[operator]
+        processes = hosts.num_processes or 1
+        if devices % processes:
             raise ConfigError(
-                f"`devices={devices}` cannot be split evenly over {hosts.num_processes} processes: "
-                f"take a multiple of {hosts.num_processes}."
+                f"`devices={devices}` cannot be split evenly over {processes} processes: take a "
+                f"multiple of {processes}."
             )
-        local_devices = devices // (hosts.num_processes or 1)
-        if local_devices > MAX_LOCAL_DEVICES and not _launched_by_cluster():
+        if devices // processes > MAX_LOCAL_DEVICES:
             raise ConfigError(
                 f"`devices={devices}` is more than the {MAX_LOCAL_DEVICES:,} that a process may "
                 "have."
             )
         # Virtual devices, where the run is on a CPU; accelerators ignore this.
-        jax.config.update("jax_num_cpu_devices", local_devices)
-    if is_multi_process or _launched_by_cluster():
-        peers.join(hosts.coordinator, hosts.num_processes, hosts.process_id, hosts.join_seconds)
+        jax.config.update("jax_num_cpu_devices", devices // processes)
+    if is_multi_process:
+        peers.join(*settings, hosts.join_seconds, method)
 
 
 def require_deterministic_kernels() -> None:
@@ -132,33 +190,6 @@ def disable_async_dispatch() -> None:
     import jax
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-
-
-def _launched_by_cluster() -> bool:
-    """Return whether a launcher whose variables JAX reads by itself started several processes."""
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
-
-
-def warn_if_alone(hosts: Hosts) -> None:
-    """Log a warning if this process seems to be one of a job, but shares its run with no other."""
-    job = _visible_job()
-    if job and hosts.with_environment().coordinator is None and not _launched_by_cluster():
-        _LOG.warning("This process is %s, but it trains alone: for one run of all %s.", *job)
-
-
-def _visible_job() -> tuple[str, str] | None:
-    """Return of which job of several processes this one seems to be, and how they would join."""
-    remedy = "give `coordinator`, `num_processes` and `process_id`"
-    for launcher, name in (("Open MPI", "OMPI_COMM_WORLD_SIZE"), ("MPI", "PMI_SIZE")):
-        if (size := os.environ.get(name, "1")) not in ("", "0", "1"):
-            return f"one of {size} that {launcher} started ({name})", remedy
-    if (index := os.environ.get("JOB_COMPLETION_INDEX")) is not None:
-        return f"number {index} of an indexed job of Kubernetes (JOB_COMPLETION_INDEX)", remedy
-    tasks = os.environ.get("SLURM_NTASKS", "1")
-    if "SLURM_STEP_NUM_TASKS" not in os.environ and tasks.isdigit() and int(tasks) > 1:
-        return f"the only one of a Slurm job with {tasks} tasks", "start it with srun"
-    return None
 
 
 @contextlib.contextmanager

@@ -50,7 +50,8 @@ class History:
         """Say where a run had several, at every resume."""
         if len(self.topologies) > 1:
             _LOG.warning(
-                "The run was computed on %s: correct, but not bit-exact. `devices` chooses.",
+                "The run was computed on %s: correct, but not bit-exact. "
+                "`devices` and `num_processes` choose.",
                 ", then on ".join(self.topologies),
             )
         if changes := "; ".join(self._changes()):

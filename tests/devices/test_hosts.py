@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import socket
@@ -20,17 +19,19 @@ import jax
 import orbax.checkpoint as orbax_checkpoint
 import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
+from jax._src import clusters  # of which `jax.distributed.initialize` is the public side
 
 import podracer
 from podracer.cli import running
+from podracer.cli.main import main
 from podracer.config.serialization import read_experiment
 from podracer.devices import peers
 from podracer.devices.peers import PeerLostError
 from podracer.devices.startup import (
     Hosts,
+    check_not_alone,
     initialize_devices,
     use_compilation_cache,
-    warn_if_alone,
 )
 from podracer.errors import ConfigError, StorageError
 from podracer.io.cache import prepare_cache
@@ -149,6 +150,38 @@ def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
     code, _, error = finish(start("resume", run, "--frames", 16 * 9 * 60, "--devices", 1))
     assert code == 0, error
     assert records(run)[-1]["updates"] == 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", ["catch_a2c", "cartpole_ppo", "sebulba"])
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (2, 3)])
+def test_a_run_goes_on_with_another_number_of_processes(recipe, before, after, tmp_path):
+    """Exactly with the same, correctly with another, refused where they cannot share evenly."""
+    names = ("catch", "--arch", "sebulba", "--policy-lag", 0) if recipe == "sebulba" else (recipe,)
+    arguments = (
+        "train", *names, "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 5,
+        "--hidden", 16, "--evaluations", 0,
+    )  # fmt: skip
+    run, twin, frames = tmp_path / "run", tmp_path / "twin", ("--frames", STEPS * 20)
+
+    def together(number, *command):
+        results = [finish(process) for process in hosts(command, number, ((),) * number)]
+        return {code for code, _, _ in results}, results[0][2]
+
+    assert together(before, *arguments, "--frames", STEPS * 10, "--run-dir", run)[0] == {0}
+    codes, error = together(after, "resume", run, *frames)
+    if 16 % after:
+        assert codes == {78}
+        assert "num_envs is 16, which 3 " in error
+        assert "take 2 or 4 " in error
+        assert "--devices" not in error  # nobody gave it
+        return
+    assert codes == {0}
+    assert ("correct, but not bit-exact" in error) == (before != after)
+    assert [record["updates"] for record in records(run)] == [5, 10, 15, 20]
+    assert together(before, *arguments, *frames, "--run-dir", twin)[0] == {0}
+    assert before != after or fingerprint(run) == fingerprint(twin)
 
 
 # --- a process that is lost -----------------------------------------------------------------------
@@ -335,7 +368,6 @@ def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
         (Hosts("127.0.0.1:0", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("127.0.0.1:65536", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("192.0.2.1:1234", 2, 0), "process 0 cannot listen on 192.0.2.1:1234"),
-        (Hosts("nowhere.invalid:1234", 2, 0, 1e-9), "process 0 cannot listen on nowhere.invalid"),
     ],
 )
 def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
@@ -369,18 +401,35 @@ def test_a_third_process_with_a_number_that_is_taken_harms_no_run(tmp_path):
     end(processes, 75)
 
 
-def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(monkeypatch, capsys):
+UNKNOWN = socket.gaierror(-2, "Name or service not known")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(number, monkeypatch, capsys):
     """Kubernetes knows the name of a pod some seconds after its start; exit code 78 is final."""
-    find, errors = socket.getaddrinfo, [socket.gaierror(-2, "Name or service not known")] * 3
+    find, errors, joined = socket.getaddrinfo, [UNKNOWN] * 3, []
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda *args: find(*args) if not errors else throw(errors.pop())
     )
     monkeypatch.setattr(peers, "NAME_SECONDS", 0)
     monkeypatch.setattr(peers, "NOTICE_SECONDS", 0)
-    peers.check_can_listen("localhost:0", 60)
-    assert errors == []
-    notice = "podracer: waits at most 60 s for localhost to be this machine"
-    assert capsys.readouterr().err.count(notice) == 1
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **_: joined.append(args))
+    monkeypatch.setattr(peers, "claim_number", lambda *_: None)
+    initialize_devices(Hosts("localhost:1", 2, number, 60), 0)
+    assert (joined, errors) == ([("localhost:1", 2, number)], [])
+    event = "localhost to be this machine" if number == 0 else "the name localhost"
+    assert capsys.readouterr().err.count(f"podracer: waits at most 60 s for {event}") == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_coordinator_whose_name_stays_unknown_is_a_lost_peer(number, monkeypatch):
+    """No mistake of the configuration (78), after which a job set would start no pod again."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: throw(UNKNOWN))
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    with pytest.raises(PeerLostError, match=r"s for the name pod-0 of process 0 .*not known") as e:
+        initialize_devices(Hosts("pod-0:1234", 2, number, 1e-9), 0)
+    assert e.value.exit_code == 77
 
 
 def throw(error):
@@ -388,34 +437,145 @@ def throw(error):
 
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
+OMPI = MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.0.0.9:1"}
+STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+SLURM = STEP | {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_NTASKS": "2"}
+TPU = {
+    "TPU_WORKER_HOSTNAMES": "localhost,t1", "TPU_WORKER_ID": "1", "MEGASCALE_SLICE_ID": "0",
+    "MEGASCALE_COORDINATOR_ADDRESS": "localhost",  # or JAX asks a server of the cloud
+}  # fmt: skip
+POD = {"JOB_COMPLETION_INDEX": "3"}
+
+
+SLICES = TPU | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
+COORDINATOR = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (OMPI, ("10.0.0.9:61441", 4, 1, [1])),
+        (SLURM, ("node3:61447", 2, 1, [0])),
+        (TPU, ("localhost:8482", 2, 1, None)),
+        (SLICES, ("localhost:8482", 4, 3, None)),
+        (MPI | COORDINATOR, ("127.0.0.1:9", 4, 1, None)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"} | COORDINATOR, ("127.0.0.1:9", 2, 1, None)),
+        (POD | COORDINATOR | {"JAX_NUM_PROCESSES": "4"}, ("127.0.0.1:9", 4, 3, None)),
+    ],
+)
+def test_processes_of_a_launcher_join_by_themselves(variables, found, monkeypatch):
+    """By JAX's own detection, which also gives each process of MPI and Slurm its GPU."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    joined = []
+    monkeypatch.setattr(
+        jax.distributed,
+        "initialize",
+        lambda *settings, **options: joined.append((settings, options)),
+    )
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    monkeypatch.setattr(peers, "claim_number", lambda *_: None)
+    check_not_alone(Hosts())
+    initialize_devices(Hosts(), 0)
+    ((settings, options),) = joined
+    method = options["cluster_detection_method"]
+    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    complete = detect(*settings, None, method, 5) if method != "deactivate" else (*settings, None)
+    assert complete == found
 
 
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        (MPI, "one of 4 that Open MPI started"),
+        (MPI, "one of 4 that Open MPI started .OMPI_.*SIZE., .* give `coordinator`, HOST:PORT of"),
         ({"PMI_SIZE": "2"}, "one of 2 that MPI started"),
-        ({"JOB_COMPLETION_INDEX": "3"}, "number 3 of an indexed job of Kubernetes"),
-        ({"SLURM_NTASKS": "8"}, "of a Slurm job with 8 tasks, but it trains alone: .* srun"),
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
-        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, None),
-        ({}, None),
+        (POD, "number 3 of an indexed job of Kubernetes .*`coordinator`, .*, and `num_processes`"),
+        ({"SLURM_NTASKS": "8"}, "the only one of a Slurm job of 8 tasks, .*: start it with srun"),
     ],
 )
-def test_a_process_of_a_job_that_trains_alone_says_so(variables, sentence, monkeypatch, caplog):
+def test_a_process_of_a_job_refuses_to_train_alone(variables, sentence, monkeypatch):
+    """Unless it is told to, by the flag that the sentence names."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    warn_if_alone(Hosts())
-    assert len(caplog.messages) == (sentence is not None)
-    assert sentence is None or re.search(f"This process is .*{sentence}", caplog.messages[0])
-    caplog.clear()
-    warn_if_alone(Hosts("10.0.0.1:1234", 4, 1))
-    assert caplog.messages == []
+    with pytest.raises(ConfigError, match=f"this process is {sentence}") as error:
+        check_not_alone(Hosts(join_seconds=9))
+    assert "or `num_processes=1` for a run of its own" in str(error.value)
+    alone = Hosts(num_processes=1, join_seconds=9)
+    check_not_alone(alone)
+    assert alone.with_environment() == alone
+    check_not_alone(Hosts("10.0.0.1:1234"))
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
+    check_not_alone(Hosts())
+    initialize_devices(Hosts(), 0)
+    assert not jax.distributed.is_initialized()
+
+
+def test_a_pod_of_an_indexed_job_joins_where_jax_can_ask_kubernetes(monkeypatch, tmp_path):
+    """JAX needs its package for that, and without a number of processes it is no lone process."""
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+    (tmp_path / "kubernetes").mkdir()
+    (tmp_path / "kubernetes" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    joined = []
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *settings, **o: joined.append((settings, o))
+    )
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    check_not_alone(Hosts())
+    initialize_devices(Hosts(), 0)
+    ((settings, options),) = joined
+    assert (settings, options["cluster_detection_method"]) == ((None, None, 3), None)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+        {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"},
+        {"TPU_WORKER_HOSTNAMES": "t0", "JOB_COMPLETION_INDEX": "0"},
+    ],
+)
+def test_a_process_that_has_no_other_trains(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    check_not_alone(Hosts())
+    assert Hosts().with_environment() == Hosts()
+
+
+def test_the_command_line_refuses_to_train_alone(monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as leaving:
+        main(["train", "catch"])
+    assert leaving.value.code == 78
+    assert "or --num-processes 1 for a run of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (RuntimeError("Failed to recognize coordinator address t0"), PeerLostError, "address t0"),
+        (
+            RuntimeError("Kubernetes API Error: 403 - Forbidden\nIt"),
+            ConfigError,
+            "403 - Forbidden.:",
+        ),
+        (ValueError("coordinator_address should be defined."), ConfigError, "does not find the"),
+    ],
+)
+def test_what_jax_says_of_a_launcher_gets_its_exit_code(error, kind, message, monkeypatch):
+    """A name may be known at the next start; a permission that lacks is a mistake."""
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t0,t1")
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: throw(error))
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    with pytest.raises(kind, match=message):
+        initialize_devices(Hosts(), 0)
 
 
 @pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
 def test_one_variable_of_jax_is_not_ignored(name, monkeypatch):
-    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv(name, "2")
     with pytest.raises(ConfigError, match="JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES"):
         initialize_devices(Hosts(), 0)
 

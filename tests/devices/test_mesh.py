@@ -172,11 +172,36 @@ def test_meshes_and_shardings():
 
 @pytest.mark.parametrize(
     ("count", "devices", "advice"),
-    [(10, 4, "take 8 or 12"), (3, 4, "take 4"), (0, 2, "take 2")],
+    [
+        (10, 4, "take 2 or 5 devices, or in a new run 8 or 12"),
+        (3, 4, "take 3 devices, or in a new run 4"),
+        (0, 2, "take 2"),
+    ],
 )
 def test_uneven_shares_are_refused_with_the_nearest_even_ones(count, devices, advice):
     with pytest.raises(ConfigError, match=rf"num_envs is {count}, .* {devices} devices .*{advice}"):
         check_divisible("num_envs", count, devices)
+
+
+@pytest.mark.parametrize(
+    ("processes", "advice"),
+    [
+        (2, "which 6 devices cannot .*: take 4 or 8 devices, or in a new run 12 or 18"),
+        (3, "which 6 devices of 3 processes .*: take 2 or 4 processes, or in a new run 12 or 18"),
+    ],
+)
+def test_advice_fits_the_number_of_processes(processes, advice, monkeypatch):
+    """Each has as many devices, and whoever gave processes is told of processes."""
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with pytest.raises(ConfigError, match=advice):
+        check_divisible("num_envs", 16, 6)
+
+
+def test_hosts_of_a_tpu_that_have_not_joined_are_refused(monkeypatch):
+    """JAX lists the devices of all hosts; each would save and decide for itself."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match="belong to 2 processes, which have not joined"):
+        find_devices()
 
 
 def test_exactly_the_even_shares_pass():

@@ -21,41 +21,15 @@ from podracer.devices.startup import Hosts
 DEPLOY = Path(__file__).parents[2] / "deploy"
 yaml = pytest.importorskip("yaml")
 
-# Fields of the custom resources, as far as anybody here may want them. What each object must have
-# is marked; a field that is misspelt is in no list.
-JOBSET = {"network", "failurePolicy", "successPolicy", "replicatedJobs!", "suspend"}
-REPLICATED_JOB = {"name!", "replicas", "template!", "groupName", "dependsOn"}
-FAILURE_POLICY = {"maxRestarts", "restartStrategy", "rules"}
-FAILURE_RULE = {"name!", "action!", "onJobFailureReasons", "targetReplicatedJobs"}
-RAYJOB = {
-    "entrypoint!",
-    "rayClusterSpec!",
-    "backoffLimit",
-    "activeDeadlineSeconds",
-    "submissionMode",
-    "shutdownAfterJobFinishes",
-    "ttlSecondsAfterFinished",
-}
-RAYCLUSTER = {"headGroupSpec!", "workerGroupSpecs", "rayVersion", "authOptions"}
-HEAD_GROUP = {"rayStartParams!", "template!", "serviceType"}
-WORKER_GROUP = {
-    "groupName!",
-    "rayStartParams!",
-    "template!",
-    "replicas",
-    "minReplicas!",
-    "maxReplicas!",
-    "numOfHosts",
-}
-
 
 def read(name: str) -> Any:
     return yaml.safe_load((DEPLOY / name).read_text())
 
 
-def assert_fields(value: dict[str, Any], fields: set[str]) -> None:
-    assert value.keys() <= {field.rstrip("!") for field in fields}
-    assert value.keys() >= {field[:-1] for field in fields if field.endswith("!")}
+def assert_fits(value: Any, kind: str) -> None:
+    """Against the fields of a custom resource; one that is misspelt is in no schema."""
+    schemas = yaml.safe_load(Path(__file__).with_name("deploy_schemas.yaml").read_text())
+    pytest.importorskip("jsonschema").validate(value, schemas[kind])
 
 
 def assert_kubernetes_takes(kind: str, version: str, spec: dict[str, Any]) -> None:
@@ -71,23 +45,35 @@ def test_the_schemas_refuse_what_is_misspelt() -> None:
         assert_kubernetes_takes("Pod", "v1", {"containers": [{"name": "a", "imag": "b"}]})
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "place", "change"),
+    [
+        ("jobset-multihost.yaml", "JobSet", ("failurePolicy", "rules", 1), {"action": "Restart"}),
+        ("jobset-multihost.yaml", "JobSet", ("replicatedJobs", 0), {"replica": 2}),
+        ("kuberay-tournament.yaml", "RayJob", ("rayClusterSpec",), {"authOption": {}}),
+        ("skypilot.yaml", "SkyPilot", ("resources", "job_recovery"), {"recover_on_exit_codes": 77}),
+    ],
+)
+def test_the_schemas_of_custom_resources_refuse_mistakes(
+    name: str, kind: str, place: tuple[str | int, ...], change: dict[str, Any]
+) -> None:
+    resource = read(name)
+    value = spec = resource.get("spec", resource)
+    for key in place:
+        value = value[key]
+    value |= change
+    with pytest.raises(pytest.importorskip("jsonschema").ValidationError):
+        assert_fits(spec, kind)
+
+
 # --- the custom resources -------------------------------------------------------------------------
 
 
 def test_the_job_set_is_one_that_jobset_takes() -> None:
     jobset = read("jobset-multihost.yaml")
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    assert_fields(jobset["spec"], JOBSET)
-    assert_fields(jobset["spec"]["failurePolicy"], FAILURE_POLICY)
-    for rule in jobset["spec"]["failurePolicy"]["rules"]:
-        assert_fields(rule, FAILURE_RULE)
-        assert rule["action"] in (
-            "FailJobSet",
-            "RestartJobSet",
-            "RestartJobSetAndIgnoreMaxRestarts",
-        )
+    assert_fits(jobset["spec"], "JobSet")
     (workers,) = jobset["spec"]["replicatedJobs"]
-    assert_fields(workers, REPLICATED_JOB)
     assert_kubernetes_takes("Job", "batch/v1", workers["template"]["spec"])
 
 
@@ -107,18 +93,79 @@ def test_the_processes_of_the_job_set_find_each_other(monkeypatch: pytest.Monkey
     assert job["parallelism"] == job["completions"] == hosts.num_processes
 
 
+LOST = "RestartJobSetAndIgnoreMaxRestarts"
+
+
+@pytest.mark.parametrize(
+    ("code", "conditions", "action"),
+    [
+        (75, [], None),
+        (143, ["DisruptionTarget"], None),
+        (77, [], LOST),
+        (137, ["DisruptionTarget"], LOST),
+        (None, ["DisruptionTarget"], LOST),
+        (78, [], "FailJobSet"),
+        (70, [], "RestartJobSet"),
+        (137, [], "RestartJobSet"),
+    ],
+)
+def test_the_job_set_counts_faults_of_the_run_and_no_lost_machines(
+    code: int | None, conditions: list[str], action: str | None
+) -> None:
+    """By the rules of Kubernetes and JobSet: the first that fits, and what they say of it."""
+    spec = read("jobset-multihost.yaml")["spec"]
+    assert job_set_action(spec, code, conditions) == action
+
+
+def job_set_action(spec: dict[str, Any], code: int | None, conditions: list[str]) -> str | None:
+    """What a pod that ended has done to the set; None: its job starts it again."""
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    for rule in job["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {}).get("values", ())
+        if code in codes or {c["type"] for c in rule.get("onPodConditions", ())} & {*conditions}:
+            if rule["action"] == "Ignore":
+                return None
+            why = f"failed with exit code {code}" if code in codes else "has condition Disruption"
+            reason, message = "PodFailurePolicy", f"Pod {why} matching FailJob rule at index 1"
+            break
+    for rule in spec["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
+            return rule["action"]
+    return "RestartJobSet"
+
+
+def test_the_task_is_one_that_skypilot_takes(tmp_path: Path) -> None:
+    """And its script gives each machine the address of the first and its own number."""
+    task = read("skypilot.yaml")
+    assert_fits(task, "SkyPilot")
+    (tmp_path / "podracer").write_text('#!/bin/sh\nenv | grep ^JAX | sort; echo "$@"\n')
+    (tmp_path / "podracer").chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "1",
+    }
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "JAX_COORDINATOR_ADDRESS=10.0.0.1:1234",
+        "JAX_NUM_PROCESSES=2",
+        "JAX_PROCESS_ID=1",
+        "train breakout_ppo --run-dir /shared/run --num-envs 4096",
+    ]
+
+
 def test_the_ray_job_is_one_that_kuberay_takes() -> None:
     rayjob = read("kuberay-tournament.yaml")
     assert (rayjob["apiVersion"], rayjob["kind"]) == ("ray.io/v1", "RayJob")
-    assert_fields(rayjob["spec"], RAYJOB)
+    assert_fits(rayjob["spec"], "RayJob")
     cluster = rayjob["spec"]["rayClusterSpec"]
-    assert_fields(cluster, RAYCLUSTER)
     assert cluster["authOptions"] == {"mode": "token"}
-    assert_fields(cluster["headGroupSpec"], HEAD_GROUP)
-    for group in cluster["workerGroupSpecs"]:
-        assert_fields(group, WORKER_GROUP)
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         assert_kubernetes_takes("Pod", "v1", group["template"]["spec"])
 
 
@@ -156,8 +203,9 @@ def test_the_image_is_pinned_and_has_no_root() -> None:
     assert all((DEPLOY.parent / name).exists() for name in copied)
 
 
-def test_the_slurm_script_is_sound() -> None:
-    script = str(DEPLOY / "slurm.sh")
+@pytest.mark.parametrize("name", ["slurm.sh", "xpk.sh"])
+def test_the_scripts_are_sound(name: str) -> None:
+    script = str(DEPLOY / name)
     subprocess.run(["bash", "-n", script], check=True)
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if (shellcheck := shutil.which("shellcheck", path=places)) is None:
