@@ -7,8 +7,11 @@ Times are recorded, but no decision depends on them.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +21,7 @@ from podracer.tournament.ratings import Match, Rating, rate_players
 
 FORMAT = 1
 MAX_PODS = 10_000  # the seeds of a tournament count so far
+_ENTRY_ID = re.compile(r"p([0-9]{1,9})r([0-9]{1,18})")
 
 
 # --- events: the lines of the log -----------------------------------------------------------------
@@ -209,6 +213,12 @@ class PodState:
         """Whether the pod is neither retired nor quarantined."""
         return self.status not in ("retired", "quarantined")
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Entries whose checkpoints are kept for the pod."""
+        newest = () if self.newest is None else (self.newest,)
+        return (*newest, *self.parents, *self.opponents)
+
 
 @dataclasses.dataclass(frozen=True)
 class TournamentState:
@@ -217,6 +227,8 @@ class TournamentState:
     header: Header
     board: tuple[Entry, ...]  # best first
     pods: Mapping[int, PodState]
+    population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
+    dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
     capacity: int | None = None
     rejected: int = 0  # rejected reports
     events: int = 1
@@ -224,13 +236,31 @@ class TournamentState:
     ratings: Mapping[str, Rating] = dataclasses.field(default_factory=dict)  # by player
 
 
-def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
-    """Rank entries: higher score first, then fewer frames, then pod and round; `size` at most.
+def rank(entry: Entry) -> tuple[float, int, int, int]:
+    """Return the key that sorts entries: higher score, then fewer frames, then pod and round.
 
-    This is a total order, so the order of arrival does not matter.
+    It is a total order, so the order of arrival does not matter.
     """
-    order = sorted(entries, key=lambda e: (-e.score, e.frames, e.pod, e.round))
-    return tuple(order[:size])
+    return -entry.score, entry.frames, entry.pod, entry.round
+
+
+def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
+    """Rank entries by `rank`; `size` at most."""
+    return tuple(sorted(entries, key=rank)[:size])
+
+
+def exchanged(
+    entries: tuple[Entry, ...], removed: Entry | None, added: Entry | None
+) -> tuple[Entry, ...]:
+    """Return ranked entries without one of them and with another one, without sorting again."""
+    if removed is added:
+        return entries
+    ranked = list(entries)
+    if removed is not None:
+        del ranked[bisect.bisect_left(ranked, rank(removed), key=rank)]
+    if added is not None:
+        bisect.insort(ranked, added, key=rank)
+    return tuple(ranked)
 
 
 def state_after(events: Iterable[Event]) -> TournamentState:
@@ -243,7 +273,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
     """Return the state after one more event."""
-    state = dataclasses.replace(state, events=state.events + 1)
+    state = dataclasses.replace(state, events=state.events + 1, dropped=())
     match event:
         case Capacity():
             return dataclasses.replace(state, capacity=event.pods)
@@ -267,8 +297,8 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
                 state = _with_matches(state, event.matches)
             entry = _rated(join_entry(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
-            board = ranking((*state.board, entry), state.header.size)
-            state = dataclasses.replace(state, board=board)
+            board, size = exchanged(state.board, None, entry), state.header.size
+            state = dataclasses.replace(state, board=board[:size], dropped=board[size:])
         case Failed():
             further = event.frames > pod.frames
             pod = dataclasses.replace(
@@ -284,7 +314,10 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             pod = PodState(pod.round, event.status, event.reason)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
-    return dataclasses.replace(state, pods={**state.pods, event.pod: pod})
+    before = state.pods.get(event.pod, PodState())
+    members = (x.newest if x.is_live else None for x in (before, pod))
+    population = exchanged(state.population, *members)
+    return dataclasses.replace(state, pods={**state.pods, event.pod: pod}, population=population)
 
 
 def entries_among(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
@@ -303,8 +336,14 @@ def _with_matches(state: TournamentState, matches: tuple[Match, ...]) -> Tournam
         number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
         for number, pod in state.pods.items()
     }
-    board = tuple(_rated(entry, ratings) for entry in state.board)
-    return dataclasses.replace(state, matches=matches, ratings=ratings, board=board, pods=pods)
+    return dataclasses.replace(
+        state,
+        matches=matches,
+        ratings=ratings,
+        board=ranking(_rated(entry, ratings) for entry in state.board),
+        pods=pods,
+        population=ranking(pod.newest for pod in pods.values() if pod.newest and pod.is_live),
+    )
 
 
 def _rated(entry: Entry, ratings: Mapping[str, Rating]) -> Entry:
@@ -320,19 +359,21 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     It is on the board, a pod's newest, or a parent or an opponent of the pod's attempt. Raises
     `ValueError` for any other, whose checkpoint may have been deleted.
     """
-    newest = [x.newest for x in state.pods.values() if x.newest is not None]
-    pod_state = state.pods.get(pod, PodState())
-    for entry in (*state.board, *newest, *pod_state.parents, *pod_state.opponents):
-        if entry.id == entry_id:
-            return entry
+    if match := _ENTRY_ID.fullmatch(entry_id):
+        owner, round = map(int, match.groups())
+        newest = state.pods.get(owner, PodState()).newest
+        pod_state = state.pods.get(pod, PodState())
+        if newest is not None and newest.round == round:
+            return newest
+        for entry in itertools.chain(state.board, pod_state.parents, pod_state.opponents):
+            if entry.round == round and entry.pod == owner:
+                return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 
 
 def referenced_checkpoints(state: TournamentState) -> frozenset[str]:
     """Return the checkpoints that a pod may need: those of all entries of `find_entry`."""
-    entries = list(state.board)
-    for pod in state.pods.values():
-        entries += (*pod.parents, *pod.opponents, *([pod.newest] if pod.newest else []))
+    entries = (*state.board, *(entry for pod in state.pods.values() for entry in pod.entries))
     return frozenset(entry.checkpoint for entry in entries)
 
 
