@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +43,16 @@ class Engine(Protocol):
 
     Any method except `close` may raise `EngineLost`.
     """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether attempts may be started."""
+        ...
+
+    @property
+    def waiting(self) -> Set[int]:
+        """Tokens of attempts that wait for a machine, so that nothing has begun."""
+        ...
 
     def start(self, token: int, directory: Path) -> None:
         """Start an attempt; its output goes to `log.txt` in the directory."""
@@ -86,6 +96,8 @@ class InlineEngine:
     that is scored or plays ends first.
     """
 
+    is_ready, waiting = True, frozenset[int]()
+
     def __init__(self, user_experiments: Sequence[Experiment] = ()) -> None:
         self._user_experiments = user_experiments
         self._finished: list[int] = []
@@ -119,6 +131,8 @@ class LocalEngine:
     They import the `recipes` of the user's own, which are named `MODULE:FUNCTION`. Each may take
     the share `gpu_share` of a GPU's memory, above 0 and at most 1.
     """
+
+    is_ready, waiting = True, frozenset[int]()
 
     def __init__(self, recipes: Sequence[str] = (), gpu_share: float = 1.0) -> None:
         self._recipes = recipes

@@ -13,7 +13,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.json_schema import anything, conforms
@@ -91,13 +91,17 @@ class Submitted:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """An attempt ended without a report; `frames` is the progress of the round."""
+    """An attempt ended without a report; `frames` is the progress of the round.
+
+    What a machine or the engine has lost is no fault of the pod, and does not count against it.
+    """
 
     pod: int
     round: int
     token: int
     reason: str
     frames: int = 0
+    fault: Literal["pod", "machine"] = "pod"
     time: float = 0.0
 
 
@@ -114,11 +118,19 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-    """A pod was retired, so it may start again, or quarantined, so it never does."""
+    """A pod was retired, so it may start again, or quarantined, until it is released."""
 
     pod: int
     status: Literal["retired", "quarantined"]
     reason: str
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Released:
+    """A quarantined pod may start again, with its last decision and all its attempts."""
+
+    pod: int
     time: float = 0.0
 
 
@@ -139,11 +151,8 @@ class Capacity:
     time: float = 0.0
 
 
-Event = Header | Started | Submitted | Failed | Rejected | Stopped | Absent | Capacity
-EVENTS: dict[str, Any] = {
-    kind.__name__.lower(): kind
-    for kind in (Header, Started, Submitted, Failed, Rejected, Stopped, Absent, Capacity)
-}
+Event = Header | Started | Submitted | Failed | Rejected | Stopped | Released | Absent | Capacity
+EVENTS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 _SETTINGS = {
@@ -305,13 +314,13 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
                 pod,
                 status="failed",
                 reason=event.reason,
-                failures=0 if further else pod.failures + 1,
+                failures=0 if further else pod.failures + (event.fault == "pod"),
                 frames=max(event.frames, pod.frames),
             )
-        case Stopped(status="retired"):
-            pod = dataclasses.replace(pod, status="retired", reason=event.reason)
-        case Stopped():  # its checkpoints are no longer kept for it
-            pod = PodState(pod.round, event.status, event.reason)
+        case Stopped():
+            pod = dataclasses.replace(pod, status=event.status, reason=event.reason)
+        case Released():
+            pod = dataclasses.replace(pod, status="waiting", reason="", failures=0)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
     before = state.pods.get(event.pod, PodState())

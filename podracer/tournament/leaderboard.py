@@ -50,6 +50,7 @@ from podracer.tournament.events import (
     Header,
     PodState,
     Rejected,
+    Released,
     Started,
     Stopped,
     Submitted,
@@ -254,6 +255,21 @@ class Leaderboard:
     def record(self, event: Stopped | Absent | Capacity) -> None:
         """Append an event that needs no check."""
         self._record(event)
+
+    def release(self, pod: int) -> None:
+        """Let a quarantined pod start again. Raises `ConfigError` if it is none, or cannot."""
+        pod_state = self.state.pods.get(pod)
+        if pod_state is None or pod_state.status != "quarantined":
+            quarantined = [n for n, x in self.state.pods.items() if x.status == "quarantined"]
+            names = ", ".join(map(str, quarantined)) or "there are none"
+            raise ConfigError(f"pod {pod} is not quarantined; quarantined pods: {names}.")
+        for entry in pod_state.entries:
+            if not os.path.lexists(self.directory / entry.checkpoint):
+                raise ConfigError(
+                    f"pod {pod} cannot be released: the checkpoint of {entry.id}, which it "
+                    "continues, is gone, as earlier versions deleted it with the quarantine."
+                )
+        self._record(Released(pod))
 
     def unreferenced_checkpoints(self) -> tuple[str, ...]:
         """Return the checkpoints of entries that no pod can start from any more."""
