@@ -113,7 +113,7 @@ def read_log(path: Path) -> tuple[list[Event], list[str], int]:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    return {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+    return {"event": type(event).__name__.lower(), **vars(event)}
 
 
 def encode_line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:

@@ -304,7 +304,7 @@ class Orchestrator:
         return {
             "parents": attempt.parents,
             "hyperparameters": attempt.hyperparameters,
-            "experiment": attempt.experiment,
+            "experiment": self._restored(attempt.experiment),
             "opponents": anchor if is_last else attempt.opponents,
             "training": anchor if is_last and attempt.training else attempt.training,
         }
@@ -321,7 +321,7 @@ class Orchestrator:
         return {
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
-            "experiment": to_json(experiment),
+            "experiment": experiment,
             "opponents": draw_opponents(*drawing),
             "training": draw_training(*drawing),
         }
@@ -341,7 +341,8 @@ class Orchestrator:
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
-        started = self.board.start(pod, round, **decision)
+        experiment = decision["experiment"]
+        started = self.board.start(pod, round, **{**decision, "experiment": to_json(experiment)})
 
         def checkpoint(entry_id: str) -> Parent:
             entry = find_entry(self.state, pod, entry_id)
@@ -355,7 +356,7 @@ class Orchestrator:
             pod,
             round,
             started.token,
-            self._restored(started.experiment),
+            experiment,
             tuple(map(checkpoint, started.parents)),
             self.tournament.round_frames,
             self.tournament.round_seconds,
@@ -377,7 +378,7 @@ class Orchestrator:
 
     def directory(self, pod: int, round: int) -> Path:
         """Return the directory of a pod's round."""
-        return self.board.directory / "pods" / f"p{pod}r{round}"
+        return self.board.directory / _name(pod, round)
 
     # --- failures and capacity --------------------------------------------------------------------
 
@@ -386,7 +387,7 @@ class Orchestrator:
             if token in self.engine.waiting:  # no machine has begun it
                 self._heartbeats.beat(token)
                 continue
-            directory = self.directory(pod, self.state.pods[pod].round)
+            directory = f"{self.board.directory}/{_name(pod, self.state.pods[pod].round)}"
             grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
             if self._heartbeats.silence(token, directory) > grace:
                 self._stalled.add(token)
@@ -457,3 +458,7 @@ class Orchestrator:
                 ", ".join(map(str, sorted(self._running.values()))),
             )
         return self._signals.exit_code or PREEMPTED
+
+
+def _name(pod: int, round: int) -> str:
+    return f"pods/p{pod}r{round}"
