@@ -56,12 +56,18 @@ class Pretense:
 
     is_ready, waiting = True, frozenset[int]()
 
-    def __init__(self, rounds: int, stretches: int, row: dict[str, Any]) -> None:
+    def __init__(self, rounds: int, stretches: int, row: dict[str, Any], out: Path | None) -> None:
         self._random, self._alive = random.Random(0), collections.deque[tuple[int, Path]]()
         self._rounds, self._stretch, self._row = rounds, max(1, rounds // stretches), row
         self._done, self._events, self._own, self._quiet_polls = 0, 0, 0.0, 0
-        self.rows: list[dict[str, Any]] = []
+        self._out = out
         self._mark()
+
+    def write(self, **figures: Any) -> None:
+        """Print a row and append it to the file."""
+        row = {**self._row, "entries": self._done, **figures}
+        print(json.dumps(row), flush=True)
+        append(self._out, row)
 
     def _mark(self) -> None:
         self._start_done, self._events = self._done, 0
@@ -101,7 +107,7 @@ class Pretense:
         seconds = time.monotonic() - self._quiet_start[1]
         if seconds > 20.0:
             cost = 1e3 * (start - self._quiet_start[0]) / seconds
-            self.rows.append({**self._row, "entries": self._done, "quiet_ms_per_second": cost})
+            self.write(quiet_ms_per_second=cost)
             raise Enough
         return {}
 
@@ -110,13 +116,13 @@ class Pretense:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         root = self._alive[0][1].parents[1] if self._alive else None
         checkpoints = sum(1 for _ in root.glob("pods/*/checkpoints/*")) if root else 0
-        self.rows.append({
-            **self._row, "entries": self._done, "ms_per_event": milliseconds,
-            "resident_mib": resident / 2**20, "open_files": len(os.listdir("/proc/self/fd")),
-            "checkpoints": checkpoints,
-            "log_mib": (root / "leaderboard.jsonl").stat().st_size / 2**20 if root else None,
-        })  # fmt: skip
-        print(json.dumps(self.rows[-1]), flush=True)
+        self.write(
+            ms_per_event=milliseconds,
+            resident_mib=resident / 2**20,
+            open_files=len(os.listdir("/proc/self/fd")),
+            checkpoints=checkpoints,
+            log_mib=(root / "leaderboard.jsonl").stat().st_size / 2**20 if root else None,
+        )
         self._mark()
 
     def _report(self, token: int, directory: Path) -> None:
@@ -139,12 +145,14 @@ class Pretense:
     def close(self) -> None: ...
 
 
-def play(directory: Path, rule: str, pods: int, board: int, rounds: int, stretches: int) -> Any:
-    """Return the rows of one tournament, which ends when it has so many entries."""
+def play(directory: Path, options: argparse.Namespace) -> None:
+    """Measure one tournament, which ends when it has so many entries."""
+    rule, pods, board = options.rule, options.pods, options.board
     tournament = Tournament(
         (recipes.find("cartpole_ppo"),), RULES[rule], pods, 10**6, size=board, episodes=10
     )
-    engine = Pretense(rounds, stretches, {"rule": rule, "pods": pods, "board": board})
+    row = {"rule": rule, "pods": pods, "board": board}
+    engine = Pretense(options.rounds, options.stretches, row, options.out)
     checked: Engine = engine
     lines = LiveStandings(tournament.rounds, directory, file=io.StringIO())
 
@@ -157,11 +165,10 @@ def play(directory: Path, rule: str, pods: int, board: int, rounds: int, stretch
             loop.run()
     start = time.process_time()
     events = read_events(directory)
-    engine.rows[-1]["read_seconds"] = time.process_time() - start
+    seconds = time.process_time() - start
     accounts = [(e.pod, e.round) for e in events if isinstance(e, Submitted)]
     assert len(accounts) == len(set(accounts)) == len(accepted_entries(events))
-    engine.rows[-1]["rounds_counted_once"] = len(accounts)
-    return engine.rows
+    engine.write(read_seconds=seconds, rounds_counted_once=len(accounts))
 
 
 def main() -> None:
@@ -176,12 +183,7 @@ def main() -> None:
     options = parser.parse_args()
     orchestrator.PAUSE_SECONDS = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (options.rule, options.pods, options.board, options.rounds, options.stretches)
-        rows = play(Path(folder) / "tournament", *arguments)
-    print(json.dumps(rows[-1]))
-    if options.out:
-        for row in rows:
-            append(options.out, row)
+        play(Path(folder) / "tournament", options)
 
 
 if __name__ == "__main__":

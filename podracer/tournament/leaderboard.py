@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io.differences import differences
+from podracer.io.differences import differences, leaves
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
 from podracer.io.reading import read_lines
@@ -393,10 +393,11 @@ class Leaderboard:
 
 def _check_same(saved: Header, header: Header) -> None:
     fields = json.loads(json.dumps(dataclasses.asdict(header)))
+    known = dict(leaves(dataclasses.asdict(saved)))
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(dataclasses.asdict(saved), fields).items()
-        if name != "time"
+        if name != "time" and name in known  # a later version has settings that this one lacked
     ]
     if changed:
         raise ConfigError(
