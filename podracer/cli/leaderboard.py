@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.run_options import RunOptions
 from podracer.errors import ConfigError
+from podracer.io.directories import quoted_path
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -28,6 +29,8 @@ class LeaderboardOptions(RunOptions):
     json: bool = False
     """Print one JSON object for each entry of a tournament, or for each configuration of a sweep,
     best first."""
+    release: int | None = None
+    """Pod of a tournament, from 0 on, whose quarantine ends: podracer resume starts it again."""
 
 
 def leaderboard(options: LeaderboardOptions) -> int:
@@ -38,8 +41,14 @@ def leaderboard(options: LeaderboardOptions) -> int:
         return _leaderboard_of_sweep(options)
     from podracer.reports.standings import LiveStandings, entry_as_json
     from podracer.tournament.events import check_settings, state_after
-    from podracer.tournament.leaderboard import read_events
+    from podracer.tournament.leaderboard import Leaderboard, read_events
 
+    if options.release is not None:
+        with Leaderboard(options.run) as board:
+            board.release(options.release)
+        print(f"Released  pod {options.release}")
+        print(f"Next      podracer resume {quoted_path(options.run)}")
+        return 0
     state = state_after(read_events(options.run))
     check_settings(state.header)
     if options.json:
@@ -62,6 +71,8 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
         raise ConfigError(
             f"--watch is for tournaments: podracer watch {options.run} shows a sweep."
         )
+    if options.release is not None:
+        raise ConfigError("--release is for tournaments: no pod of a sweep is quarantined.")
     experiment = options.reopen()
     ranking = configurations(options.run, experiment)
     if not options.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any
@@ -36,6 +37,9 @@ _WORDS = {
 }
 
 
+type_hints = functools.cache(typing.get_type_hints)  # a tournament needs them at each round
+
+
 def check_types(config: Any) -> None:
     """Raise `ConfigError` for a value that its field does not take.
 
@@ -43,7 +47,7 @@ def check_types(config: Any) -> None:
     """
     if type(config).__module__.partition(".")[0] != "podracer":
         return
-    hints = typing.get_type_hints(type(config))
+    hints = type_hints(type(config))
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
         is_plain = isinstance(value, bool | int | float | str | tuple | list | dict | None)

@@ -17,7 +17,7 @@ from typing import Any
 from podracer.agents import AGENTS
 from podracer.agents.common.optimizers import Optimizer
 from podracer.config.experiment import Experiment
-from podracer.config.field_types import fits, refusal
+from podracer.config.field_types import fits, refusal, type_hints
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -34,7 +34,7 @@ def kinds_in(annotation: Any) -> dict[str, type]:
     if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
         options = typing.get_args(annotation)
         return {name: kind for option in options for name, kind in kinds_in(option).items()}
-    hints = typing.get_type_hints(annotation)
+    hints = type_hints(annotation)
     fields = [hints[field.name] for field in dataclasses.fields(annotation) if field.name != "spec"]
     parts = {name: kind for hint in fields for name, kind in kinds_in(hint).items()}
     return {annotation.__name__: annotation, **parts}
@@ -101,7 +101,7 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None
             'bring back: name its recipe, such as `recipe="my_package.recipes:mine"`, or in Python '
             "pass the object itself."
         )
-    hints = typing.get_type_hints(kind)
+    hints = type_hints(kind)
     values = {}
     for name, value in data.items():
         if name == "kind":

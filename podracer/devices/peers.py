@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -21,14 +22,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
-import podracer
 from podracer.devices.mesh import gather_texts
 from podracer.errors import ConfigError, PodracerError
+from podracer.io.code import digest_of_code
 from podracer.io.differences import differences
 from podracer.io.signals import STOPPED, exit_at_once
 
@@ -265,7 +265,7 @@ def _leave(code: int) -> None:
 
 def check_same_configuration(configuration: Mapping[str, Any]) -> None:
     """Raise `ConfigError`, in every process, if two have different configurations or code."""
-    text = json.dumps({**configuration, "started": None, "code": _digest_of_code()}, default=str)
+    text = json.dumps({**configuration, "started": None, "code": digest_of_code()}, default=str)
     first, *later = map(json.loads, gather_texts(text))
     for number, later_configuration in enumerate(later, 1):
         if changed := differences(first, later_configuration):
@@ -274,14 +274,6 @@ def check_same_configuration(configuration: Mapping[str, Any]) -> None:
                 f"{name} is {expected} in process 0 and {actual} in process {number}: start all "
                 "processes of a run with the same command and the same versions."
             )
-
-
-def _digest_of_code() -> str:
-    root = Path(podracer.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _print(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,8 +25,9 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.tournament.events import Entry, PodState, TournamentState
+from podracer.tournament.events import Entry, PodState, TournamentState, rank
 
+PICTURE_SECONDS = 1.0  # between two pictures on a terminal
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
 
 
@@ -51,15 +53,26 @@ class LiveStandings:
         self._terminal = terminal(file=sys.stdout if file is None else file)
         self._live = Live(console=self._terminal, auto_refresh=False)
         self._whole, self._known = whole, dict[int, int]()
+        self._next_picture, self._hidden = 0.0, None
 
     def show(self, state: TournamentState) -> None:
-        """Show a state if it differs from the last one."""
+        """Show a state if it differs from the last one; a live table once a second, and at the end.
+
+        A thousand pods end many rounds a second, and a picture of them takes a tenth of one.
+        """
         if self._terminal.is_terminal:
-            self._live.update(self._picture(state), refresh=True)
+            self._hidden = state
+            if time.monotonic() >= self._next_picture:
+                self._refresh()
         elif self._whole:
             self._terminal.print(self._picture(state))
         else:
             self._lines(state)
+
+    def _refresh(self) -> None:
+        if self._hidden is not None:
+            self._live.update(self._picture(self._hidden), refresh=True)
+            self._hidden, self._next_picture = None, time.monotonic() + PICTURE_SECONDS
 
     def _picture(self, state: TournamentState) -> Group:
         title = Text.assemble((str(self._directory), "bold"), f"  {_about(state, self._rounds)}")
@@ -68,16 +81,16 @@ class LiveStandings:
         return Group(title, Text(), *spaced, pods(state, self._rounds))
 
     def _lines(self, state: TournamentState) -> None:
-        places = {entry.id: place for place, entry in enumerate(state.board, 1)}
         for name, pod in state.pods.items():
             newest = pod.newest
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
+                places = (str(n) for n, e in enumerate(state.board, 1) if rank(e) == rank(newest))
                 cut = f" ({newest.unfinished} unfinished)" if newest.unfinished else ""
                 self._terminal.print(
                     _plain(
                         f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
-                        f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
+                        f"place {next(places, '-')}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}"
                     )
                 )
@@ -88,6 +101,7 @@ class LiveStandings:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._refresh()
         self._live.stop()
 
 

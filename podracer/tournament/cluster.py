@@ -1,41 +1,87 @@
 """Process that holds the connection to Ray for `RayEngine`; each attempt at a round is a Ray actor.
 
     stdin   ["start", 7, "DIRECTORY"], ["stop", 7], ["kill", 7]    one a line
-    stdout  [7, 0], a token and its exit code; [] every second, while the cluster answers
+    stdout  ["ready"]: attempts may start; ["begun", 7]: on a machine; ["ended", 7, 0]: exit code
+            ["notice", TEXT], ["refused", TEXT], ["lost", TEXT]; [] every second while Ray answers
 
-Without RAY_ADDRESS it starts a cluster of this machine alone, for as long as it is needed.
+An attempt begins with a look at its node: the code, the versions and the tournament's directory
+must be the driver's. A node that differs is named and not used again. Without RAY_ADDRESS it starts
+a cluster of this machine alone, for as long as it is needed.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import importlib
 import json
 import math
 import os
+import queue
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from podracer.io.code import code_and_versions
 from podracer.io.processes import request_signal_at_parent_death
-from podracer.tournament.engine import Lines, LocalEngine, open_log
+from podracer.tournament.engine import NONCE, EngineLost, Lines, open_log
 
 SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
+PENDING = 32  # attempts that wait for room in Ray; the others wait here, where it costs nothing
+NOTICE_SECONDS = 30.0  # of waiting for room, before that is said
+NODELESS_SECONDS = 600.0  # for a machine to come back, if all that can hold a pod were lost
+PREEMPTED, KILLED = 75, -9
 
 
 class Attempt:
-    """Ray actor that owns the process of one attempt, which saves and ends when the actor does."""
+    """Ray actor that owns the process of one attempt, which saves and ends when the actor does.
 
-    def __init__(self, directory: str, recipes: Sequence[str], gpus: float) -> None:
+    Its node may have another podracer, or none: Ray sends this class itself, not its name, so
+    nothing of podracer may be used outside the methods.
+    """
+
+    def begin(
+        self, root: str, nonce: str, recipes: Sequence[str], expected: Mapping[str, str]
+    ) -> tuple[str, str]:
+        """Return the id of this node, and why it cannot run the attempt; "" if it can."""
+        import importlib
+        import pathlib
+        import time
+
+        node = importlib.import_module("ray").get_runtime_context().get_node_id()
+        try:
+            code = importlib.import_module("podracer.io.code")
+            actual = code.code_and_versions(recipes)
+        except Exception as error:  # another version, or none
+            return node, f"it lacks this version of podracer ({type(error).__name__}: {error})"
+        for name, value in expected.items():
+            if actual.get(name) != value:
+                return node, f"its {name} is {actual.get(name)}, the driver's is {value}"
+        deadline = time.monotonic() + 10.0  # a network file system may show the file late
+        while time.monotonic() < deadline:
+            try:
+                next(pathlib.Path(root).iterdir(), None)  # which makes NFS look again
+                if (pathlib.Path(root) / NONCE).read_text() == nonce:
+                    return node, ""
+            except OSError:
+                pass
+            time.sleep(0.2)
+        return node, f"it does not have the tournament's directory {root}"
+
+    def run(self, directory: str, recipes: Sequence[str], gpus: float) -> int:
+        """Run the attempt and return the exit code of its process."""
+        import pathlib
+        import time
+
+        from podracer.tournament.engine import LocalEngine
+
         self._engine = LocalEngine(recipes, gpu_share=gpus if 0.0 < gpus < 1.0 else 1.0)
-        self._engine.start(0, Path(directory))
-
-    def wait(self) -> int:
-        """Return the exit code of the process."""
+        self._engine.start(0, pathlib.Path(directory))
         while not (codes := self._engine.poll()):
             time.sleep(0.1)
         return codes[0]
@@ -49,86 +95,237 @@ class Attempt:
         self._engine.kill(0)
 
 
-class RayAttempt(NamedTuple):
-    """A running attempt and its Ray futures."""
+class RayAttempt:
+    """An attempt that Ray has, its actor and where it runs."""
 
-    actor: Any
-    ready: Any  # ready once a machine had room
-    code: Any  # ready at its end
-    directory: Path
+    def __init__(self, actor: Any, directory: str, excluded: frozenset[str]) -> None:
+        self.actor, self.directory, self.excluded = actor, directory, excluded
+        self.node = ""  # its id, once the attempt has begun
 
 
 class Cluster:
     """Attempts by token on a connected Ray cluster."""
 
-    def __init__(self, ray: Any, cpus: float, gpus: float, recipes: Sequence[str]) -> None:
-        self._recipes, self._gpus = recipes, gpus
-        self._ray, self._node = ray, ray.get_runtime_context().get_node_id()
+    def __init__(self, ray: Any, settings: Mapping[str, Any], say: Callable[..., None]) -> None:
+        self._ray, self._settings, self._say = ray, settings, say
+        self._options = dict(settings["options"])
+        self._recipes = settings["recipes"]
+        self._expected = code_and_versions(self._recipes)
+        self._own_node = ray.get_runtime_context().get_node_id()
         # One call waits, others stop and kill.
-        self._actor = ray.remote(
-            num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=4
-        )(Attempt)
+        self._actor = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(Attempt)
+        self._queue = collections.deque[tuple[int, str]]()
         self._running: dict[int, RayAttempt] = {}
+        self._replies = queue.SimpleQueue[tuple[int, RayAttempt, Any]]()
+        self._refused: dict[str, str] = {}  # by node: why it is not used
+        self._failed_on: dict[str, str] = {}  # by a round's directory: node of its last attempt
+        self._nodes: dict[str, Mapping[str, Any]] = {}  # the live ones
+        self._has_begun = self._has_noticed = self._is_ready = False
+        self._waiting_since = self._nodeless_since = math.inf
+
+    # --- commands -----------------------------------------------------------------------------
 
     def start(self, token: int, directory: str) -> None:
         """Start an attempt as soon as a machine has room for it."""
-        actor = self._actor.remote(directory, self._recipes, self._gpus)
-        ready, code = actor.__ray_ready__.remote(), actor.wait.remote()
-        self._running[token] = RayAttempt(actor, ready, code, Path(directory))
+        self._queue.append((token, directory))
 
     def stop(self, token: int) -> None:
         """Ask an attempt to save and end."""
-        self._call(token, "stop")
+        self._end(token, "stop", PREEMPTED)
 
     def kill(self, token: int) -> None:
         """Kill an attempt at once."""
-        self._call(token, "kill")
+        self._end(token, "kill", KILLED)
 
-    def _call(self, token: int, method: str) -> None:
+    def _end(self, token: int, method: str, code: int) -> None:
         attempt = self._running.get(token)
-        if attempt is None:
-            return
-        if self._is_ready(attempt.ready):
+        if attempt is not None and attempt.node:
             getattr(attempt.actor, method).remote()
+            return
+        if attempt is not None:  # it waits for room
+            self._withdraw(token)
+            self._say("ended", token, code)
+        elif queued := [item for item in self._queue if item[0] == token]:
+            self._queue.remove(queued[0])
+            self._say("ended", token, code)
+
+    def _withdraw(self, token: int) -> RayAttempt:
+        attempt = self._running.pop(token)
+        self._ray.kill(attempt.actor)
+        return attempt
+
+    # --- attempts -----------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Follow the attempts that Ray has reported on since the last call."""
+        while not self._replies.empty():
+            token, attempt, reply = self._replies.get()
+            if self._running.get(token) is attempt:
+                self._follow(token, attempt, reply)
+        pending = sum(not attempt.node for attempt in self._running.values())
+        while self._queue and pending < PENDING and self._is_ready:
+            self._submit(*self._queue.popleft())
+            pending += 1
+
+    def _submit(self, token: int, directory: str) -> None:
+        excluded = self._excluded(directory)
+        options = dict(self._options)
+        if excluded:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(excluded))})"}
+        actor = self._actor.options(**options).remote()
+        self._running[token] = attempt = RayAttempt(actor, directory, excluded)
+        root = str(Path(directory).parents[1])
+        arguments = (root, self._settings["nonce"], self._recipes, self._expected)
+        self._await(token, attempt, actor.begin.remote(*arguments))
+
+    def _await(self, token: int, attempt: RayAttempt, reference: Any) -> None:
+        """Have `poll` follow the attempt when the reference is ready, at no cost until then."""
+        put = functools.partial(self._put, token, attempt)
+        reference.future().add_done_callback(put)
+
+    def _put(self, token: int, attempt: RayAttempt, reply: Any) -> None:
+        self._replies.put((token, attempt, reply))
+
+    def _follow(self, token: int, attempt: RayAttempt, reply: Any) -> None:
+        if (error := reply.exception()) is not None:
+            self._lose(token, attempt, error)
+        elif attempt.node:  # it has ended
+            self._withdraw(token)
+            self._finish(token, attempt, reply.result())
         else:
-            self._ray.kill(attempt.actor)
+            node, reason = reply.result()
+            if reason:
+                self._refuse(node, reason)
+                self._queue.appendleft((token, self._withdraw(token).directory))
+                return
+            attempt.node, self._has_begun = node, True
+            self._say("begun", token)
+            arguments = (attempt.directory, self._recipes, self._options.get("num_gpus", 0.0))
+            self._await(token, attempt, attempt.actor.run.remote(*arguments))
 
-    def poll(self) -> dict[int, int]:
-        """Return the exit codes, by token, of attempts that have ended since the last call."""
-        finished = [
-            token for token, attempt in self._running.items() if self._is_ready(attempt.code)
-        ]
-        return {token: self._code(self._running.pop(token)) for token in finished}
+    def _finish(self, token: int, attempt: RayAttempt, code: int) -> None:
+        if code == 0:
+            self._failed_on.pop(attempt.directory, None)
+        elif attempt.node:
+            self._failed_on[attempt.directory] = attempt.node
+        self._say("ended", token, code)
 
-    def _code(self, attempt: RayAttempt) -> int:
-        try:
-            return self._ray.get(attempt.code)
-        except self._ray.exceptions.RayError as error:  # the machine or Ray's worker is lost
-            with contextlib.suppress(OSError), open_log(attempt.directory / "log.txt") as log:
-                log.write(f"{str(error).strip().splitlines()[-1]}\n".encode())
-            return 70
+    def _lose(self, token: int, attempt: RayAttempt, error: BaseException) -> None:
+        """Report an attempt whose machine, worker or connection is lost."""
+        self._withdraw(token)  # it may be alive, on the other side of a cut network
+        lines = str(error).strip().splitlines() or [""]
+        place = self._name(attempt.node) if attempt.node else "a node"
+        with contextlib.suppress(OSError), open_log(Path(attempt.directory) / "log.txt") as log:
+            log.write(f"{place} was lost: {type(error).__name__}: {lines[0]}\n".encode())
+        is_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
+        self._finish(token, attempt, KILLED if is_memory else EngineLost.exit_code)
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def _refuse(self, node: str, reason: str) -> None:
+        if node not in self._refused:
+            self._refused[node] = reason
+            self._say("notice", f"{self._name(node)} is not used: {reason}.")
+
+    def _name(self, node: str) -> str:
+        fields = self._nodes.get(node, {})
+        host, address = (
+            fields.get("NodeManagerHostname", "?"),
+            fields.get("NodeManagerAddress", "?"),
+        )
+        return f"node {host} ({address}, {node[:8]})"
+
+    def _usable(self) -> set[str]:
+        """Return the live nodes that can hold a pod when they are empty and were not refused."""
+        needs = _needs(self._options)
+        return {
+            node
+            for node, fields in self._nodes.items()
+            if node not in self._refused
+            and all(fields["Resources"].get(name, 0.0) >= n for name, n in needs.items())
+        }
+
+    def _excluded(self, directory: str) -> frozenset[str]:
+        """Return the nodes that an attempt avoids: the refused and, if there is another, its last.
+
+        Ray gives an attempt a node that has just been lost for as long as it has not noticed.
+        """
+        last = self._failed_on.get(directory)
+        is_avoidable = last is not None and len(self._usable() - {last}) > 0
+        return frozenset(self._refused.keys() | ({last} if is_avoidable and last else set()))
+
+    def _sizes(self) -> str:
+        needs = _needs(self._options)
+        lacking = {n: f["Resources"] for n, f in self._nodes.items() if n not in self._refused}
+        sizes = [f"{self._name(n)} has {_amounts(needs, has)}" for n, has in lacking.items()]
+        sizes += [f"{self._name(n)} is not used: {self._refused[n]}" for n in self._refused]
+        return f"a pod takes {_amounts(needs, needs)}, and {'; '.join(sizes) or 'there is no node'}"
 
     def beat(self) -> None:
-        """Check that the cluster answers, and let no attempt stall that waits for room."""
-        if not any(node["Alive"] and node["NodeID"] == self._node for node in self._ray.nodes()):
+        """Look at the nodes once a second; say what waits, and refuse what no node can hold."""
+        nodes = self._ray.nodes()  # hangs, as any call of Ray may, when the cluster is gone
+        self._nodes = {fields["NodeID"]: fields for fields in nodes if fields["Alive"]}
+        if self._own_node not in self._nodes:
             print("Ray has lost this machine", file=sys.stderr, flush=True)
             os._exit(1)  # Ray's regular exit might never end
-        for attempt in self._running.values():
-            if not self._is_ready(attempt.ready):
-                (attempt.directory / "log.txt").touch()  # no machine yet, so it does not stall
+        for token, attempt in list(self._running.items()):
+            if not attempt.node and attempt.excluded != self._excluded(attempt.directory):
+                self._queue.appendleft((token, self._withdraw(token).directory))
+        usable, patience = self._usable(), self._settings["node_seconds"]
+        if not self._is_ready and not usable and not patience:
+            text = f"no node of the cluster can hold a pod: {self._sizes()}"
+            self._say("refused", f"{text}; nodes that may join are waited for with node_seconds.")
+            self._nodeless_since = -math.inf  # nothing more follows
+        elif not self._is_ready:
+            self._is_ready = True
+            self._say("ready")
+        self._look_at_room(bool(usable), patience)
+
+    def _look_at_room(self, is_usable: bool, patience: float) -> None:
+        clock = time.monotonic()
+        num_begun = sum(bool(attempt.node) for attempt in self._running.values())
+        num_waiting = len(self._queue) + len(self._running) - num_begun
+        self._waiting_since = min(self._waiting_since, clock) if num_waiting else math.inf
+        if clock - self._waiting_since > NOTICE_SECONDS and not self._has_noticed:
+            self._has_noticed = True
+            self._say("notice", f"{num_waiting} pods wait for a machine: {self._sizes()}.")
+        if is_usable or num_begun:
+            self._nodeless_since = math.inf
+            return
+        if self._nodeless_since == math.inf:
+            self._nodeless_since = clock
+            if self._has_begun or patience:
+                self._say("notice", f"all pods wait for a node that can hold one: {self._sizes()}.")
+        if self._has_begun and not self._refused:
+            patience = max(patience, NODELESS_SECONDS)
+        if self._is_ready and clock - self._nodeless_since >= patience:
+            self._say("lost", f"no node of the cluster can hold a pod: {self._sizes()}")
 
     def leave(self) -> None:
         """Ask all running attempts to save and end, and wait for them up to a limit."""
         deadline = time.monotonic() + SAVE_SECONDS
-        for token in self._running:
+        for token in (*self._running, *(token for token, _ in self._queue)):
             self.stop(token)
         while self._running and time.monotonic() < deadline:
             self.poll()
             time.sleep(0.05)
         self._ray.shutdown()
 
-    def _is_ready(self, reference: Any) -> bool:
-        return bool(self._ray.wait([reference], timeout=0)[0])
+
+def _needs(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the amounts that an attempt takes, by the names that Ray gives them in nodes."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    needs = {name: options[option] for option, name in names.items() if options.get(option)}
+    return {**needs, **options.get("resources", {})}
+
+
+def _amounts(needs: Mapping[str, float], amounts: Mapping[str, float]) -> str:
+    """Return amounts of what is needed as text, such as "2 CPU, 8 GiB memory"."""
+    texts = [
+        f"{x / 2**30:.3g} GiB memory" if n == "memory" else f"{x:g} {n}"
+        for n, x in ((name, amounts.get(name, 0.0)) for name in needs)
+    ]
+    return ", ".join(texts) or "no resources"
 
 
 def connect() -> Any:
@@ -144,27 +341,26 @@ def connect() -> Any:
     return ray
 
 
-def _say(descriptor: int, value: list[int]) -> None:
+def _say(descriptor: int, *value: Any) -> None:
     with contextlib.suppress(BrokenPipeError):  # then the commands end as well
         os.write(descriptor, json.dumps(value).encode() + b"\n")
 
 
-def main(cpus: str, gpus: str, *recipes: str) -> None:
-    """Execute commands from standard input until it ends."""
+def main(settings: str) -> None:
+    """Execute commands from standard input until it ends; see `RayEngine` for the settings."""
     request_signal_at_parent_death(signal.SIGCONT)
-    stdout = os.dup(1)
+    say = functools.partial(_say, os.dup(1))
     os.dup2(2, 1)  # Ray's output goes to the log
-    cluster, commands = Cluster(connect(), float(cpus), float(gpus), recipes), Lines(0)
+    cluster, commands = Cluster(connect(), json.loads(settings), say), Lines(0)
     last_beat = -math.inf
     while (lines := commands.read()) is not None:
         for verb, *arguments in lines:
             {"start": cluster.start, "stop": cluster.stop, "kill": cluster.kill}[verb](*arguments)
-        for token, code in cluster.poll().items():
-            _say(stdout, [token, code])
         if time.monotonic() - last_beat > 1.0:
-            cluster.beat()  # hangs, as any call of Ray may, when the cluster is gone
-            _say(stdout, [])
+            cluster.beat()
+            say()
             last_beat = time.monotonic()
+        cluster.poll()
         time.sleep(0.05)
     cluster.leave()
 

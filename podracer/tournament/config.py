@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -82,6 +83,15 @@ class Tournament:
     """CPUs that a pod reserves on a Ray cluster."""
     pod_gpus: float = 0.0
     """GPUs that a pod reserves on a Ray cluster; it sees no others. Below 1, pods share a GPU."""
+    pod_resources: str = ""
+    """Other resources that a pod reserves on a Ray cluster, such as TPU=4,memory=8GiB: memory, and
+    any that nodes declare."""
+    pod_placement: Literal["default", "spread"] = "default"
+    """Ray's strategy to place pods: `default` fills machines up to a half before the next one,
+    `spread` takes them in turn."""
+    node_seconds: float = 0.0
+    """Time in seconds to wait for a machine to join a Ray cluster that can hold a pod; 0 refuses
+    what no machine can hold."""
     retries: int = bounded(3, low=1)
     """Number of attempts without progress, one after another, after which a pod is quarantined."""
     stall_seconds: float = 1800.0
@@ -122,9 +132,10 @@ class Tournament:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be positive and finite, but it is {value}.")
-        for name in ("pod_cpus", "pod_gpus"):
+        parse_resources(self.pod_resources)
+        for name in ("pod_cpus", "pod_gpus", "node_seconds", "pod_resources", "pod_placement"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
+            if not isinstance(value, str) and not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be finite and not negative, but it is {value}.")
             if self.engine != "ray" and value != getattr(Tournament, name):
                 raise ConfigError(
@@ -213,12 +224,48 @@ class Tournament:
         agent = over_run(experiment.agent, self.rounds * num_steps)
         return with_pod_seeds(dataclasses.replace(experiment, agent=agent), self.seed, pod)
 
+    def ray_options(self) -> dict[str, Any]:
+        """Return Ray's options of a pod: what it reserves, and how it is placed."""
+        resources = parse_resources(self.pod_resources)
+        options: dict[str, Any] = {"num_cpus": self.pod_cpus, "num_gpus": self.pod_gpus}
+        if memory := resources.pop("memory", 0.0):
+            options["memory"] = int(memory)
+        if resources:
+            options["resources"] = resources
+        if self.pod_placement == "spread":
+            options["scheduling_strategy"] = "SPREAD"
+        return options
+
     def header(self) -> Header:
         """Return the first line of the log."""
         configuration = to_json(self)
         return Header(
             configuration, self.seed, self.pods, self.size, self.evaluation, self.episodes
         )
+
+
+def parse_resources(text: str) -> dict[str, float]:
+    """Return amounts by name from text such as TPU=4,memory=8GiB; memory is in bytes.
+
+    Raises `ConfigError` for anything else, and for what has a field of its own.
+    """
+    resources: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, amount = part.partition("=")
+        match = _AMOUNT.fullmatch(amount)
+        unit = match[2] if match else ""
+        if not match or not name or name in resources or (unit and name != "memory"):
+            raise ConfigError(
+                f"pod_resources must be amounts by name, such as TPU=4,memory=8GiB, not {part!r}."
+            )
+        if name.upper() in ("CPU", "GPU"):
+            raise ConfigError(f"{name} has a setting of its own: `pod_{name.lower()}s`.")
+        resources[name] = float(match[1]) * _UNITS[unit]
+    return resources
+
+
+_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(|KiB|MiB|GiB|TiB)")
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def experiment_of_round(experiment: Experiment, frames: int, parent_frames: int = 0) -> Experiment:

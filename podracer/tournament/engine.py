@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from podracer.errors import PodracerError
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.reading import LARGE_FILE, read_limited
+from podracer.io.run_directory import write_bytes
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
     from podracer.tournament.config import Tournament
+
+
+_LOG = logging.getLogger("podracer")
 
 
 class EngineLost(PodracerError):
@@ -43,6 +50,16 @@ class Engine(Protocol):
 
     Any method except `close` may raise `EngineLost`.
     """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether attempts may be started."""
+        ...
+
+    @property
+    def waiting(self) -> Set[int]:
+        """Tokens of attempts that wait for a machine, so that nothing has begun."""
+        ...
 
     def start(self, token: int, directory: Path) -> None:
         """Start an attempt; its output goes to `log.txt` in the directory."""
@@ -73,7 +90,8 @@ def make_engine(tournament: Tournament, directory: Path, recipes: Sequence[str])
         case "local":
             return LocalEngine(recipes, gpu_share=1 / tournament.pods)
         case "ray":
-            return RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus, recipes)
+            options = tournament.ray_options()
+            return RayEngine(directory, options, recipes, tournament.node_seconds)
 
 
 class InlineEngine:
@@ -85,6 +103,8 @@ class InlineEngine:
     `RoundStopped` for a round that was stopped in its training, or what `train` raises then; one
     that is scored or plays ends first.
     """
+
+    is_ready, waiting = True, frozenset[int]()
 
     def __init__(self, user_experiments: Sequence[Experiment] = ()) -> None:
         self._user_experiments = user_experiments
@@ -119,6 +139,8 @@ class LocalEngine:
     They import the `recipes` of the user's own, which are named `MODULE:FUNCTION`. Each may take
     the share `gpu_share` of a GPU's memory, above 0 and at most 1.
     """
+
+    is_ready, waiting = True, frozenset[int]()
 
     def __init__(self, recipes: Sequence[str] = (), gpu_share: float = 1.0) -> None:
         self._recipes = recipes
@@ -188,26 +210,41 @@ def _memory_variables(gpu_share: float) -> dict[str, str]:
 GPU_MEMORY = 0.9  # share of a GPU for all pods together: each also holds programs and libraries
 SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it reports every second
 START_SECONDS = 60.0  # for the first time
+NONCE = ".nonce"  # file by which a machine sees that it has this tournament's directory
 CLOSE_SECONDS = 5.0  # to disconnect from Ray
 
 
 class RayEngine:
-    """Engine of processes on the machines of a Ray cluster, which all share the directory.
+    """Engine that runs each attempt in a Ray actor, on any machine that shares the directory.
 
-    `cpus` and `gpus` are what each attempt reserves, `recipes` those of `LocalEngine`, which all
-    machines must be able to import. Ray retries nothing: only the orchestrator
-    decides. Ray itself is held by a separate process, `podracer.tournament.cluster`,
-    because Ray ends the process that holds it when the cluster is lost.
+    `options` are Ray's for an actor: what each attempt reserves and how it is placed. `recipes` are
+    those of `LocalEngine`, which all machines must be able to import. If no machine can hold an
+    attempt, it is refused, unless `node_seconds` allows time for one to join. Ray retries nothing:
+    only the orchestrator decides. Ray itself is held by a separate process,
+    `podracer.tournament.cluster`, because Ray ends the process that holds it when the cluster is
+    lost.
     """
 
     def __init__(
-        self, directory: Path, cpus: float = 1.0, gpus: float = 0.0, recipes: Sequence[str] = ()
+        self,
+        directory: Path,
+        options: Mapping[str, Any] = MappingProxyType({"num_cpus": 1.0}),
+        recipes: Sequence[str] = (),
+        node_seconds: float = 0.0,
     ) -> None:
         self._directory, self._log = directory, directory / "ray.txt"
-        self._recipes, arguments = recipes, (str(cpus), str(gpus), *recipes)
+        self._recipes, self._nodeless = recipes, ""
+        nonce = secrets.token_hex(16)
+        write_bytes(directory / NONCE, nonce.encode())
+        settings = {
+            "options": dict(options),
+            "recipes": list(recipes),
+            "node_seconds": node_seconds,
+            "nonce": nonce,
+        }
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "podracer.tournament.cluster", *arguments],
+                [sys.executable, "-m", "podracer.tournament.cluster", json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -218,10 +255,11 @@ class RayEngine:
         assert self._process.stdout is not None
         self._commands, self._replies = self._process.stdin, Lines(self._process.stdout.fileno())
         self._deadline = time.monotonic() + START_SECONDS
-        self._running: set[int] = set()
+        self._running, self.waiting, self.is_ready = set[int](), set[int](), False
 
     def start(self, token: int, directory: Path) -> None:
         self._running.add(token)
+        self.waiting.add(token)
         self._tell("start", token, str(directory.absolute()))
 
     def poll(self) -> dict[int, int]:
@@ -232,8 +270,23 @@ class RayEngine:
             self._deadline = time.monotonic() + SILENCE_SECONDS
         if time.monotonic() > self._deadline:
             raise self._lost("Ray does not answer")
-        finished = {token: code for token, code in filter(None, replies)}
+        finished: dict[int, int] = {}
+        for reply in replies:
+            match reply:
+                case ["ready"]:
+                    self.is_ready = True
+                case ["begun", token]:
+                    self.waiting.discard(token)
+                case ["ended", token, code]:
+                    finished[token] = code
+                case ["notice", text]:
+                    _LOG.warning("%s", text)
+                case ["refused", text]:
+                    raise ConfigError(text)
+                case ["lost", text]:
+                    raise self._lost(text)
         self._running -= finished.keys()
+        self.waiting -= finished.keys()
         return finished
 
     def stop(self, token: int) -> None:

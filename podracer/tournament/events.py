@@ -7,10 +7,13 @@ Times are recorded, but no decision depends on them.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.json_schema import anything, conforms
@@ -18,6 +21,7 @@ from podracer.tournament.ratings import Match, Rating, rate_players
 
 FORMAT = 1
 MAX_PODS = 10_000  # the seeds of a tournament count so far
+_ENTRY_ID = re.compile(r"p([0-9]{1,9})r([0-9]{1,18})")
 
 
 # --- events: the lines of the log -----------------------------------------------------------------
@@ -87,13 +91,17 @@ class Submitted:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """An attempt ended without a report; `frames` is the progress of the round."""
+    """An attempt ended without a report; `frames` is the progress of the round.
+
+    What a machine or the engine has lost is no fault of the pod, and does not count against it.
+    """
 
     pod: int
     round: int
     token: int
     reason: str
     frames: int = 0
+    fault: Literal["pod", "machine"] = "pod"
     time: float = 0.0
 
 
@@ -110,11 +118,19 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-    """A pod was retired, so it may start again, or quarantined, so it never does."""
+    """A pod was retired, so it may start again, or quarantined, until it is released."""
 
     pod: int
     status: Literal["retired", "quarantined"]
     reason: str
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Released:
+    """A quarantined pod may start again, with its last decision and all its attempts."""
+
+    pod: int
     time: float = 0.0
 
 
@@ -135,11 +151,8 @@ class Capacity:
     time: float = 0.0
 
 
-Event = Header | Started | Submitted | Failed | Rejected | Stopped | Absent | Capacity
-EVENTS: dict[str, Any] = {
-    kind.__name__.lower(): kind
-    for kind in (Header, Started, Submitted, Failed, Rejected, Stopped, Absent, Capacity)
-}
+Event = Header | Started | Submitted | Failed | Rejected | Stopped | Released | Absent | Capacity
+EVENTS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 _SETTINGS = {
@@ -209,6 +222,12 @@ class PodState:
         """Whether the pod is neither retired nor quarantined."""
         return self.status not in ("retired", "quarantined")
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Entries whose checkpoints are kept for the pod."""
+        newest = () if self.newest is None else (self.newest,)
+        return (*newest, *self.parents, *self.opponents)
+
 
 @dataclasses.dataclass(frozen=True)
 class TournamentState:
@@ -217,6 +236,8 @@ class TournamentState:
     header: Header
     board: tuple[Entry, ...]  # best first
     pods: Mapping[int, PodState]
+    population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
+    dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
     capacity: int | None = None
     rejected: int = 0  # rejected reports
     events: int = 1
@@ -224,13 +245,31 @@ class TournamentState:
     ratings: Mapping[str, Rating] = dataclasses.field(default_factory=dict)  # by player
 
 
-def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
-    """Rank entries: higher score first, then fewer frames, then pod and round; `size` at most.
+def rank(entry: Entry) -> tuple[float, int, int, int]:
+    """Return the key that sorts entries: higher score, then fewer frames, then pod and round.
 
-    This is a total order, so the order of arrival does not matter.
+    It is a total order, so the order of arrival does not matter.
     """
-    order = sorted(entries, key=lambda e: (-e.score, e.frames, e.pod, e.round))
-    return tuple(order[:size])
+    return -entry.score, entry.frames, entry.pod, entry.round
+
+
+def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
+    """Rank entries by `rank`; `size` at most."""
+    return tuple(sorted(entries, key=rank)[:size])
+
+
+def exchanged(
+    entries: tuple[Entry, ...], removed: Entry | None, added: Entry | None
+) -> tuple[Entry, ...]:
+    """Return ranked entries without one of them and with another one, without sorting again."""
+    if removed is added:
+        return entries
+    ranked = list(entries)
+    if removed is not None:
+        del ranked[bisect.bisect_left(ranked, rank(removed), key=rank)]
+    if added is not None:
+        bisect.insort(ranked, added, key=rank)
+    return tuple(ranked)
 
 
 def state_after(events: Iterable[Event]) -> TournamentState:
@@ -243,7 +282,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
     """Return the state after one more event."""
-    state = dataclasses.replace(state, events=state.events + 1)
+    state = dataclasses.replace(state, events=state.events + 1, dropped=())
     match event:
         case Capacity():
             return dataclasses.replace(state, capacity=event.pods)
@@ -267,24 +306,27 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
                 state = _with_matches(state, event.matches)
             entry = _rated(join_entry(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
-            board = ranking((*state.board, entry), state.header.size)
-            state = dataclasses.replace(state, board=board)
+            board, size = exchanged(state.board, None, entry), state.header.size
+            state = dataclasses.replace(state, board=board[:size], dropped=board[size:])
         case Failed():
             further = event.frames > pod.frames
             pod = dataclasses.replace(
                 pod,
                 status="failed",
                 reason=event.reason,
-                failures=0 if further else pod.failures + 1,
+                failures=0 if further else pod.failures + (event.fault == "pod"),
                 frames=max(event.frames, pod.frames),
             )
-        case Stopped(status="retired"):
-            pod = dataclasses.replace(pod, status="retired", reason=event.reason)
-        case Stopped():  # its checkpoints are no longer kept for it
-            pod = PodState(pod.round, event.status, event.reason)
+        case Stopped():
+            pod = dataclasses.replace(pod, status=event.status, reason=event.reason)
+        case Released():
+            pod = dataclasses.replace(pod, status="waiting", reason="", failures=0)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
-    return dataclasses.replace(state, pods={**state.pods, event.pod: pod})
+    before = state.pods.get(event.pod, PodState())
+    members = (x.newest if x.is_live else None for x in (before, pod))
+    population = exchanged(state.population, *members)
+    return dataclasses.replace(state, pods={**state.pods, event.pod: pod}, population=population)
 
 
 def entries_among(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
@@ -303,8 +345,14 @@ def _with_matches(state: TournamentState, matches: tuple[Match, ...]) -> Tournam
         number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
         for number, pod in state.pods.items()
     }
-    board = tuple(_rated(entry, ratings) for entry in state.board)
-    return dataclasses.replace(state, matches=matches, ratings=ratings, board=board, pods=pods)
+    return dataclasses.replace(
+        state,
+        matches=matches,
+        ratings=ratings,
+        board=ranking(_rated(entry, ratings) for entry in state.board),
+        pods=pods,
+        population=ranking(pod.newest for pod in pods.values() if pod.newest and pod.is_live),
+    )
 
 
 def _rated(entry: Entry, ratings: Mapping[str, Rating]) -> Entry:
@@ -320,19 +368,21 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     It is on the board, a pod's newest, or a parent or an opponent of the pod's attempt. Raises
     `ValueError` for any other, whose checkpoint may have been deleted.
     """
-    newest = [x.newest for x in state.pods.values() if x.newest is not None]
-    pod_state = state.pods.get(pod, PodState())
-    for entry in (*state.board, *newest, *pod_state.parents, *pod_state.opponents):
-        if entry.id == entry_id:
-            return entry
+    if match := _ENTRY_ID.fullmatch(entry_id):
+        owner, round = map(int, match.groups())
+        newest = state.pods.get(owner, PodState()).newest
+        pod_state = state.pods.get(pod, PodState())
+        if newest is not None and newest.round == round:
+            return newest
+        for entry in itertools.chain(state.board, pod_state.parents, pod_state.opponents):
+            if entry.round == round and entry.pod == owner:
+                return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 
 
 def referenced_checkpoints(state: TournamentState) -> frozenset[str]:
     """Return the checkpoints that a pod may need: those of all entries of `find_entry`."""
-    entries = list(state.board)
-    for pod in state.pods.values():
-        entries += (*pod.parents, *pod.opponents, *([pod.newest] if pod.newest else []))
+    entries = (*state.board, *(entry for pod in state.pods.values() for entry in pod.entries))
     return frozenset(entry.checkpoint for entry in entries)
 
 

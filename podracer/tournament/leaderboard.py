@@ -13,6 +13,7 @@ in `events.py`.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import errno
@@ -24,13 +25,14 @@ import re
 import shutil
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io.differences import differences
+from podracer.io.differences import differences, leaves
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
 from podracer.io.reading import read_lines
@@ -48,6 +50,7 @@ from podracer.tournament.events import (
     Header,
     PodState,
     Rejected,
+    Released,
     Started,
     Stopped,
     Submitted,
@@ -55,7 +58,6 @@ from podracer.tournament.events import (
     apply_event,
     entries_among,
     find_entry,
-    referenced_checkpoints,
     state_after,
 )
 from podracer.tournament.index import Index, check_length, read_length
@@ -111,7 +113,7 @@ def read_log(path: Path) -> tuple[list[Event], list[str], int]:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    return {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+    return {"event": type(event).__name__.lower(), **vars(event)}
 
 
 def encode_line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
@@ -177,13 +179,17 @@ class Leaderboard:
             if header is not None:
                 _check_same(self.state.header, header)
             entries = accepted_entries(events)
-            # Those of all entries ever that still exist.
-            self._checkpoints = {
+            # Checkpoints of all entries ever that still exist, sorted.
+            self._checkpoints = sorted(
                 entry.checkpoint
                 for entry in entries.values()
                 if os.path.lexists(self.directory / entry.checkpoint)
-            }
-            self._without_others = set[str]()
+            )
+            pods = self.state.pods.values()
+            kept = (*self.state.board, *(entry for pod in pods for entry in pod.entries))
+            self._references = Counter(entry.checkpoint for entry in kept)
+            self._unreferenced = set(self._checkpoints) - self._references.keys()
+            self._with_others = set(self._checkpoints)  # perhaps beside earlier steps
             self._index = self._make_index(entries.values())
             stack.callback(lambda: self._index.close())
             self._stack = stack.pop_all()
@@ -235,9 +241,6 @@ class Leaderboard:
             self._record(Rejected(report.pod, report.round, report.token, reason))
             return reason
         self._record(report)
-        entry = self.state.pods[report.pod].newest
-        assert entry is not None
-        self._checkpoints.add(entry.checkpoint)
         return None
 
     def fail(self, failure: Failed) -> str | None:
@@ -253,9 +256,24 @@ class Leaderboard:
         """Append an event that needs no check."""
         self._record(event)
 
+    def release(self, pod: int) -> None:
+        """Let a quarantined pod start again. Raises `ConfigError` if it is none, or cannot."""
+        pod_state = self.state.pods.get(pod)
+        if pod_state is None or pod_state.status != "quarantined":
+            quarantined = [n for n, x in self.state.pods.items() if x.status == "quarantined"]
+            names = ", ".join(map(str, quarantined)) or "there are none"
+            raise ConfigError(f"pod {pod} is not quarantined; quarantined pods: {names}.")
+        for entry in pod_state.entries:
+            if not os.path.lexists(self.directory / entry.checkpoint):
+                raise ConfigError(
+                    f"pod {pod} cannot be released: the checkpoint of {entry.id}, which it "
+                    "continues, is gone, as earlier versions deleted it with the quarantine."
+                )
+        self._record(Released(pod))
+
     def unreferenced_checkpoints(self) -> tuple[str, ...]:
         """Return the checkpoints of entries that no pod can start from any more."""
-        return tuple(sorted(self._checkpoints - referenced_checkpoints(self.state)))
+        return tuple(sorted(self._unreferenced))
 
     def collect_garbage(self) -> tuple[str, ...]:
         """Delete the `unreferenced_checkpoints` and return those that are gone.
@@ -264,15 +282,19 @@ class Leaderboard:
         They can never be referenced again, so an interrupted deletion is harmless and the next call
         completes it.
         """
-        for name in self.unreferenced_checkpoints():
+        for name in self._unreferenced:
             if _is_inside(self.directory, name):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
-        for name in self._checkpoints - self._without_others:
+        for name in self._with_others:
             self._delete_earlier_steps(self.directory / name)
-        self._without_others = set(self._checkpoints)
-        checkpoints = self._checkpoints
-        self._checkpoints = {n for n in checkpoints if os.path.lexists(self.directory / n)}
-        return tuple(sorted(checkpoints - self._checkpoints))
+        self._with_others.clear()
+        gone = [
+            n for n in self.unreferenced_checkpoints() if not os.path.lexists(self.directory / n)
+        ]
+        self._unreferenced.difference_update(gone)
+        for name in gone:
+            del self._checkpoints[bisect.bisect_left(self._checkpoints, name)]
+        return tuple(gone)
 
     def close(self) -> None:
         """Release the lock, so that another process may write."""
@@ -286,8 +308,17 @@ class Leaderboard:
 
     def _record(self, event: Event) -> None:
         # The written event is applied, so a replay cannot differ.
-        self.state = apply_event(self.state, self.append(event))
+        before, self.state = self.state, apply_event(self.state, self.append(event))
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
+        if entry is not None:
+            bisect.insort(self._checkpoints, entry.checkpoint)
+            self._with_others.add(entry.checkpoint)
+        if not isinstance(event, Header | Capacity):
+            pods = (
+                before.pods.get(event.pod, PodState()),
+                self.state.pods.get(event.pod, PodState()),
+            )
+            self._count_references(*pods, entry)
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
             self._index.add(new, self.state.events, self._checksum, ratings)
@@ -297,6 +328,20 @@ class Leaderboard:
             # The event is in the log: if this fails, too, the next one tries again.
             with contextlib.suppress(sqlite3.Error):
                 self._index = self._make_index(accepted_entries(events).values())
+
+    def _count_references(self, before: PodState, after: PodState, new: Entry | None) -> None:
+        """Update the references after an event of a pod, perhaps with a new entry on the board."""
+        added = [*after.entries, *([] if new is None else [new])]
+        changes = Counter(entry.checkpoint for entry in added)
+        changes.subtract(entry.checkpoint for entry in (*before.entries, *self.state.dropped))
+        for name, change in changes.items():
+            self._references[name] += change
+            if not self._references[name]:
+                del self._references[name]
+                if self._first_checkpoint(name) == name:
+                    self._unreferenced.add(name)
+            elif change:
+                self._unreferenced.discard(name)
 
     def append(self, event: Event) -> Event:
         """Write an event to the log, durably; return it with its time, as it is read back."""
@@ -327,11 +372,18 @@ class Leaderboard:
         if not _is_inside(self.directory, checkpoint):
             return f"the checkpoint {checkpoint[:200]!r} is not a directory inside the tournament's"
         # One entry, one directory: to delete or overwrite one must not touch another.
-        path = PurePosixPath(checkpoint)
-        for name in self._checkpoints:
-            if path.is_relative_to(name) or PurePosixPath(name).is_relative_to(path):
+        above = [str(path) for path in PurePosixPath(checkpoint).parents]
+        for name in (checkpoint, *above):
+            if self._first_checkpoint(name) == name:
                 return f"the checkpoint {checkpoint!r} is that of another entry, {name!r}"
+        if (name := self._first_checkpoint(f"{checkpoint}/")).startswith(f"{checkpoint}/"):
+            return f"the checkpoint {checkpoint!r} is that of another entry, {name!r}"
         return None
+
+    def _first_checkpoint(self, name: str) -> str:
+        """Return the first checkpoint that exists and sorts not before a name; "" if none does."""
+        place = bisect.bisect_left(self._checkpoints, name)
+        return "".join(self._checkpoints[place : place + 1])
 
     def _make_index(self, entries: Iterable[Entry]) -> Index:
         index = Index(self.directory, self.state.header.size)
@@ -341,10 +393,11 @@ class Leaderboard:
 
 def _check_same(saved: Header, header: Header) -> None:
     fields = json.loads(json.dumps(dataclasses.asdict(header)))
+    known = dict(leaves(dataclasses.asdict(saved)))
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(dataclasses.asdict(saved), fields).items()
-        if name != "time"
+        if name != "time" and name in known  # a later version has settings that this one lacked
     ]
     if changed:
         raise ConfigError(

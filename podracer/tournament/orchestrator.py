@@ -14,8 +14,9 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from podracer.tournament.config import (
     with_pod_seeds,
     with_values,
 )
-from podracer.tournament.engine import Engine, RoundStopped, make_engine
+from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_engine
 from podracer.tournament.events import (
     Absent,
     Capacity,
@@ -53,7 +54,12 @@ from podracer.tournament.pod import Opponent, Parent, Task, saved_updates, write
 from podracer.tournament.report import read_report, reason_of_failure
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
+LOOK_SECONDS = 1.0  # between two looks at files and clocks
 GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop
+BACK_OFF_SECONDS = 60.0  # at most, before a pod that a machine lost starts again
+LOSSES = 20  # of one pod in a row, without progress, after which the engine counts as lost
+# Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
+MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
 
 _LOG = logging.getLogger("podracer")
 
@@ -112,12 +118,17 @@ class Orchestrator:
         self.tournament, self.board, self.engine = tournament, board, engine
         self._signals, self._watch, self._clock = signals, watch, clock
         self._running: dict[int, int] = {}  # token to pod
+        self._idle: dict[int, float] = {}  # other pods with rounds left, and when they may start
+        self._losses: dict[int, int] = {}  # by pod: attempts that machines lost in a row
         self._heartbeats = Heartbeats(clock)
         self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
         self._stalled: set[int] = set()  # tokens that were killed, as they recorded nothing
         self._capacity_file = CapacityFile(board.directory)
-        self._shown, self._is_paused = -1, False
+        self._shown, self._decided, self._followed = -1, -1, -1  # numbers of events
+        self._next_look, self._is_paused = -math.inf, False
+        for pod in self.state.pods:
+            self._settle(pod)
 
     @property
     def state(self) -> TournamentState:
@@ -130,13 +141,17 @@ class Orchestrator:
             if self._signals.exit_code:
                 return self._leave()
             self._follow_capacity()
-            self._kill_stalled()
-            self._start_waiting()
+            if self._clock() >= self._next_look:
+                self._next_look = self._clock() + LOOK_SECONDS
+                self._decided = -1  # a pod may have waited long enough
+                self._kill_stalled()
+            if self.engine.is_ready and self.state.events != self._decided:
+                self._start_waiting()
             if self.state.events != self._shown:
                 self._shown = self.state.events
                 self.board.collect_garbage()
                 self._watch(self.state)
-            if not self._running and not list(self._waiting()):
+            if not self._running and not self._waiting():
                 if not any(map(self._is_unfinished, self.state.pods.values())):
                     self._check_all_finished()
                     return 0
@@ -179,24 +194,52 @@ class Orchestrator:
         for token, code in self.engine.poll().items():
             pod = self._running.pop(token)
             self._heartbeats.forget(token)
-            self._end(pod, token, code)
+            delay = self._end(pod, token, code)
             if reason := self._stopping.pop(token, ""):
                 self.board.record(Stopped(pod, "retired", reason))
+            self._stalled.discard(token)
+            self._settle(pod, delay)
 
-    def _end(self, pod: int, token: int, code: int) -> None:
+    def _end(self, pod: int, token: int, code: int) -> float:
+        """Record the end of an attempt; return the seconds until the pod may start again."""
         reason = self._accept(pod, token, code)
         # One that was stopped, perhaps by a signal to all processes, has not failed.
         if reason is None or token in self._stopping or self._signals.exit_code:
-            return
-        if token in self._stalled:
+            self._losses.pop(pod, None)
+            return 0.0
+        is_stalled = token in self._stalled
+        if is_stalled:
             reason = f"recorded nothing for {self.tournament.stall_seconds:g} s (stall_seconds)"
+        fault = "machine" if code in MACHINE_CODES and not is_stalled else "pod"
         pod_state = self.state.pods[pod]
         assert pod_state.attempt is not None
         steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update
         frames = saved_updates(self.directory(pod, pod_state.round)) * steps
-        self.board.fail(Failed(pod, pod_state.round, token, reason, frames))
+        self.board.fail(Failed(pod, pod_state.round, token, reason, frames, fault))
+        if fault == "machine":
+            return self._back_off(pod, reason, has_progress=frames > pod_state.frames)
         if self.state.pods[pod].failures >= self.tournament.retries:
             self.board.record(Stopped(pod, "quarantined", reason))
+        return 0.0
+
+    def _back_off(self, pod: int, reason: str, *, has_progress: bool) -> float:
+        """Return how long a pod waits after a loss; it doubles. Raises `EngineLost` at the last."""
+        self._losses[pod] = losses = 1 if has_progress else self._losses.get(pod, 0) + 1
+        if losses >= LOSSES:
+            self._leave()
+            raise EngineLost(
+                f"pod {pod} was lost {losses} times in a row, by no fault of its own ({reason}); "
+                "when its machines are sound, podracer resume continues the tournament"
+            )
+        return min(2.0 ** (losses - 1), BACK_OFF_SECONDS)
+
+    def _settle(self, pod: int, delay: float = 0.0) -> None:
+        """Note whether a pod that does not run has rounds left, and when it may start."""
+        pod_state = self.state.pods[pod]
+        if pod_state.is_live and self._is_unfinished(pod_state):
+            self._idle[pod] = self._clock() + delay
+        else:
+            self._idle.pop(pod, None)
 
     def _accept(self, pod: int, token: int, code: int) -> str | None:
         """Submit an attempt's report; return None if accepted, else why the attempt failed."""
@@ -215,54 +258,70 @@ class Orchestrator:
 
     # --- starts of rounds -------------------------------------------------------------------------
 
-    def _waiting(self) -> Iterator[tuple[int, int]]:
-        """Yield idle pods with their next rounds, the furthest behind first."""
-        running, pods = set(self._running.values()), self.state.pods
-        live = {number: pod.round for number, pod in pods.items() if pod.is_live}
-        begin = min(  # a new pod begins at the round of the slowest
-            (pod.round for pod in pods.values() if pod.status != "quarantined"), default=0
-        )
-        joining = {n: pods[n].round if n in pods else begin for n in self._joining()}
-        for number, round in sorted((live | joining).items(), key=lambda item: (item[1], item[0])):
-            if number not in running and round < self.tournament.rounds:
-                yield number, round
+    def _waiting(self) -> list[tuple[int, int]]:
+        """Return idle pods with their next rounds, the furthest behind first."""
+        pods = self.state.pods
+        rounds = {number: pods[number].round for number in self._idle}
+        if joining := self._joining():
+            begin = min(  # a new pod begins at the round of the slowest
+                (pod.round for pod in pods.values() if pod.status != "quarantined"), default=0
+            )
+            rounds |= {n: pods[n].round if n in pods else begin for n in joining}
+        waiting = ((n, round) for n, round in rounds.items() if round < self.tournament.rounds)
+        return sorted(waiting, key=lambda item: (item[1], item[0]))
 
     def _start_waiting(self) -> None:
         """Decide for all idle pods first, so that all see the same state, then start them."""
-        decisions = [(pod, round, self._decide(pod, round)) for pod, round in self._waiting()]
+        self._decided, time_of_pass = self.state.events, self._clock()
+        decisions: list[tuple[int, int, dict[str, Any]]] = []
+        waiting_rounds = set[int]()  # what one pod of a round waits for, all others wait for
+        for pod, round in self._waiting():
+            if self._idle.get(pod, time_of_pass) > time_of_pass:
+                continue
+            decision = self._earlier_decision(pod)
+            if decision is None and round not in waiting_rounds:
+                decision = self._decide(pod, round)
+            if decision is None:
+                waiting_rounds.add(round)
+            else:
+                decisions.append((pod, round, decision))
+        for round in waiting_rounds:
+            self._mark_stragglers(round)
         for pod, round, decision in decisions:
             if self._signals.exit_code:  # since an inline start, which is a whole round
                 break
-            if decision is not None:
-                self._start(pod, round, decision)
+            self._start(pod, round, decision)
+
+    def _earlier_decision(self, pod: int) -> dict[str, Any] | None:
+        """Return the decision of a pod's last attempt at its round, which stands."""
+        pod_state = self.state.pods.get(pod, PodState())
+        attempt = pod_state.attempt
+        if attempt is None:
+            return None
+        anchor = attempt.opponents[:1]
+        # An opponent that ends the process costs its match, not the pod.
+        is_last = 0 < pod_state.failures == self.tournament.retries - 1
+        return {
+            "parents": attempt.parents,
+            "hyperparameters": attempt.hyperparameters,
+            "experiment": self._restored(attempt.experiment),
+            "opponents": anchor if is_last else attempt.opponents,
+            "training": anchor if is_last and attempt.training else attempt.training,
+        }
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Return parents, hyperparameters and experiment of a round; None if it has to wait."""
-        pod_state = self.state.pods.get(pod)
-        if pod_state is not None and pod_state.attempt is not None:  # retry: the decision stands
-            attempt = pod_state.attempt
-            anchor = attempt.opponents[:1]
-            # An opponent that ends the process costs its match, not the pod.
-            is_last = 0 < pod_state.failures == self.tournament.retries - 1
-            return {
-                "parents": attempt.parents,
-                "hyperparameters": attempt.hyperparameters,
-                "experiment": attempt.experiment,
-                "opponents": anchor if is_last else attempt.opponents,
-                "training": anchor if is_last and attempt.training else attempt.training,
-            }
         rng = selection.generator(self.tournament.seed, pod, round)
         view = selection.selection_view(self.state, pod, round)
         start = selection.choose(self.tournament.selection, view, rng)
         if start is None:
-            self._mark_stragglers(round)
             return None
         experiment = self._experiment(pod, start)
         drawing = (self.tournament, self.state, pod, round, start.parents)
         return {
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
-            "experiment": to_json(experiment),
+            "experiment": experiment,
             "opponents": draw_opponents(*drawing),
             "training": draw_training(*drawing),
         }
@@ -282,7 +341,8 @@ class Orchestrator:
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
-        started = self.board.start(pod, round, **decision)
+        experiment = decision["experiment"]
+        started = self.board.start(pod, round, **{**decision, "experiment": to_json(experiment)})
 
         def checkpoint(entry_id: str) -> Parent:
             entry = find_entry(self.state, pod, entry_id)
@@ -296,7 +356,7 @@ class Orchestrator:
             pod,
             round,
             started.token,
-            self._restored(started.experiment),
+            experiment,
             tuple(map(checkpoint, started.parents)),
             self.tournament.round_frames,
             self.tournament.round_seconds,
@@ -308,6 +368,7 @@ class Orchestrator:
         directory = self.directory(pod, round)
         write_task(directory, task)
         self.engine.start(started.token, directory)
+        self._idle.pop(pod, None)
         self._running[started.token] = pod
         self._is_paused = False
         self._heartbeats.beat(started.token)
@@ -317,13 +378,16 @@ class Orchestrator:
 
     def directory(self, pod: int, round: int) -> Path:
         """Return the directory of a pod's round."""
-        return self.board.directory / "pods" / f"p{pod}r{round}"
+        return self.board.directory / _name(pod, round)
 
     # --- failures and capacity --------------------------------------------------------------------
 
     def _kill_stalled(self) -> None:
         for token, pod in self._running.items():
-            directory = self.directory(pod, self.state.pods[pod].round)
+            if token in self.engine.waiting:  # no machine has begun it
+                self._heartbeats.beat(token)
+                continue
+            directory = f"{self.board.directory}/{_name(pod, self.state.pods[pod].round)}"
             grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
             if self._heartbeats.silence(token, directory) > grace:
                 self._stalled.add(token)
@@ -348,8 +412,9 @@ class Orchestrator:
         capacity = self._capacity_file.read()
         if capacity is not None and capacity != self.state.capacity:
             self.board.record(Capacity(capacity))
-        if self.state.capacity is None:
+        if self.state.capacity is None or self.state.events == self._followed:
             return
+        self._followed = self.state.events
         tokens = {pod: token for token, pod in self._running.items()}
         leaving = {pod for pod, token in tokens.items() if token in self._stopping}
         busy = {n: pod for n, pod in self._busy().items() if n not in leaving}
@@ -359,6 +424,7 @@ class Orchestrator:
                 self._stop(tokens[number], reason)
             else:
                 self.board.record(Stopped(number, "retired", reason))
+                self._settle(number)
 
     def _busy(self) -> dict[int, PodState]:
         """Return the pods that take a place of the capacity: live ones with rounds left."""
@@ -392,3 +458,7 @@ class Orchestrator:
                 ", ".join(map(str, sorted(self._running.values()))),
             )
         return self._signals.exit_code or PREEMPTED
+
+
+def _name(pod: int, round: int) -> str:
+    return f"pods/p{pod}r{round}"

@@ -12,9 +12,10 @@ of a sweep: their settings are in `podracer.drivers.selection`.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -29,7 +30,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.errors import ConfigError
-from podracer.tournament.events import Entry, TournamentState, ranking
+from podracer.tournament.events import Entry, PodState, TournamentState, exchanged, rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,27 +49,35 @@ class SelectionView:
     pod: int
     round: int  # the one that the pod is about to start
     board: tuple[Entry, ...]  # best first
-    newest: Mapping[int, Entry]  # by each live pod that has submitted
-    rounds: Mapping[int, int]  # by each live pod that is not absent
+    population: tuple[Entry, ...]  # the newest entries of the pods that take part, best first
+    pods: Mapping[int, PodState]  # all pods
 
     @property
     def own_entry(self) -> Entry | None:
         """The pod's newest entry."""
-        return self.newest.get(self.pod)
+        return self.pods[self.pod].newest if self.pod in self.pods else None
+
+    @property
+    def newest(self) -> Mapping[int, Entry]:
+        """Newest entries, by each pod that takes part and has submitted."""
+        return {n: pod.newest for n, pod in self._members() if pod.newest is not None}
+
+    @property
+    def rounds(self) -> Mapping[int, int]:
+        """Rounds, by each pod that takes part and is not absent."""
+        return {n: pod.round for n, pod in self._members() if not pod.absent}
+
+    def _members(self) -> Iterator[tuple[int, PodState]]:
+        """Yield the pods that take part: the live ones and this one."""
+        return ((n, pod) for n, pod in self.pods.items() if pod.is_live or n == self.pod)
 
 
 def selection_view(state: TournamentState, pod: int, round: int) -> SelectionView:
     """Return the view of a pod that is about to start a round."""
-    live = {n: pod_state for n, pod_state in state.pods.items() if pod_state.is_live or n == pod}
-    return SelectionView(
-        pod,
-        round,
-        state.board,
-        newest={
-            n: pod_state.newest for n, pod_state in live.items() if pod_state.newest is not None
-        },
-        rounds={n: pod_state.round for n, pod_state in live.items() if not pod_state.absent},
-    )
+    pod_state = state.pods.get(pod, PodState())
+    returning = None if pod_state.is_live else pod_state.newest
+    population = exchanged(state.population, None, returning)
+    return SelectionView(pod, round, state.board, population, state.pods)
 
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:
@@ -215,14 +224,13 @@ def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
 
 def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
     """Return the entry that a pod at the bottom copies; None for any other pod."""
-    population = ranking(view.newest.values())
-    pods = [entry.pod for entry in population]
-    count = num_replaced(len(pods), fraction)
-    if view.pod not in pods or not count:
+    population, own_entry = view.population, view.own_entry
+    count = num_replaced(len(population), fraction)
+    if own_entry is None or not count:
         return None
-    rank = pods.index(view.pod)
-    parent = int(truncation(rank, len(pods), fraction, rng.integers(count)))
-    return None if parent == rank else population[parent]
+    place = bisect.bisect_left(population, rank(own_entry), key=rank)
+    parent = int(truncation(place, len(population), fraction, rng.integers(count)))
+    return None if parent == place else population[parent]
 
 
 def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
@@ -234,18 +242,19 @@ def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
     is no parent.
     """
     previous_round = view.round - 1
-    other_rounds = {pod: round for pod, round in view.rounds.items() if pod != view.pod}
+    rounds, newest = view.rounds, view.newest
+    other_rounds = {pod: round for pod, round in rounds.items() if pod != view.pod}
     if previous_round >= 0 and previous_round in other_rounds.values():
         return None
     groups: dict[int, list[Entry]] = {}
-    for pod, entry in sorted(view.newest.items()):
+    for pod, entry in sorted(newest.items()):
         if entry.round >= previous_round >= 0:
             groups.setdefault(pod // rule.group_size, []).append(entry)
     if not groups:
         return Start()
     best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
     best = best[: rule.parents]
-    pods = {view.pod, *view.rounds, *view.newest}
+    pods = {view.pod, *rounds, *newest}
     numbers = sorted({pod // rule.group_size for pod in pods})
     ranks = [best.index(n) if n in best else len(best) for n in numbers]
     parents = generation(np.asarray(ranks), len(best))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from podracer.tournament.events import Entry, ranking
+from podracer.tournament.events import Entry, PodState, ranking
 from podracer.tournament.selection import SelectionView
 
 
@@ -16,11 +15,22 @@ def entry(pod: int, score: float, round: int = 0, **hyperparameters: float) -> E
     )  # fmt: skip
 
 
-def stand(pod: int, newest: Sequence[Entry], *, round: int = 1, **other: Any) -> SelectionView:
+def stand(
+    pod: int,
+    newest: Sequence[Entry],
+    *,
+    round: int = 1,
+    board: Sequence[Entry] | None = None,
+    rounds: Mapping[int, int] | None = None,
+) -> SelectionView:
     """A view in which every pod has ended the round before, and all entries are listed."""
-    fields: dict[str, Any] = {
-        "board": ranking(newest),
-        "newest": {each.pod: each for each in newest},
-        "rounds": {each.pod: round for each in newest},
+    entries = {each.pod: each for each in newest}
+    rounds = dict.fromkeys(entries, round) if rounds is None else rounds
+    pods = {
+        number: PodState(
+            rounds.get(number, 0), newest=entries.get(number), absent=number not in rounds
+        )
+        for number in sorted({*entries, *rounds})
     }
-    return SelectionView(pod, round, **{**fields, **other})
+    listed = ranking(newest) if board is None else tuple(board)
+    return SelectionView(pod, round, listed, ranking(newest), pods)

@@ -83,11 +83,14 @@ def submit(board: Leaderboard, pod: int, score: float, *parents: str) -> Entry:
 
 def assert_nothing_dangles(board: Leaderboard, entries: dict[str, Entry]) -> None:
     """Of all that anybody may start from, or has started from, the checkpoint is whole."""
-    pods = [pod for pod in board.state.pods.values() if pod.status != "quarantined"]
+    pods = board.state.pods.values()
     started = [parent for pod in pods if pod.attempt for parent in pod.attempt.parents]
     kept = [*board.state.board, *(pod.newest for pod in pods if pod.newest)]
     names = {entry.checkpoint for entry in kept + [entries[parent] for parent in started]}
     assert names == referenced_checkpoints(board.state)
+    assert names.isdisjoint(board.unreferenced_checkpoints())
+    members = [pod.newest for pod in pods if pod.newest and pod.is_live]
+    assert board.state.population == ranking(members)
     assert [name for name in names if not (board.directory / name / "weights").is_file()] == []
 
 
@@ -350,7 +353,8 @@ def test_what_cannot_be_ranked_is_rejected(
 
 def random_operation(board: Leaderboard, rng: np.random.Generator) -> None:
     """Anything that an orchestrator may do."""
-    pod, kind = int(rng.integers(6)), rng.choice(7, p=[0.28, 0.36, 0.1, 0.03, 0.01, 0.02, 0.2])
+    chances = [0.28, 0.36, 0.1, 0.03, 0.01, 0.02, 0.19, 0.01]
+    pod, kind = int(rng.integers(6)), rng.choice(8, p=chances)
     now = board.state.pods.get(pod)
     running = now is not None and now.status == "running"
     if kind == 0 and (now is None or now.status != "quarantined"):
@@ -374,6 +378,8 @@ def random_operation(board: Leaderboard, rng: np.random.Generator) -> None:
         board.record(Absent(pod, now.round))
     elif kind == 6:
         board.collect_garbage()
+    elif kind == 7 and now is not None and now.status == "quarantined":
+        board.release(pod)
 
 
 def test_nothing_dangles_in_1000_random_operations(tmp_path: Path) -> None:
@@ -433,7 +439,7 @@ def test_a_deletion_that_was_interrupted_is_ended_later(
         assert_nothing_dangles(board, {})
 
 
-def test_what_is_started_from_stays_and_what_a_quarantined_pod_had_goes(tmp_path: Path) -> None:
+def test_what_is_started_from_stays_also_for_a_pod_that_may_be_released(tmp_path: Path) -> None:
     with Leaderboard(tmp_path, HEADER) as board:
         parent = submit(board, 0, 0.5)
         attempt = start(board, 1, parent.id)
@@ -444,13 +450,39 @@ def test_what_is_started_from_stays_and_what_a_quarantined_pod_had_goes(tmp_path
         assert parent.checkpoint not in board.unreferenced_checkpoints()
         start(board, 1, parent.id)  # a retry
         board.record(Stopped(1, "quarantined", "failures"))
-        assert parent.checkpoint in board.unreferenced_checkpoints()
+        board.collect_garbage()
+        assert (tmp_path / parent.checkpoint).is_dir()
         with pytest.raises(ValueError, match="p0r0"):
             start(board, 2, parent.id)
-        last = submit(board, 3, 0.0)
-        assert last.checkpoint not in board.unreferenced_checkpoints()
-        board.record(Stopped(3, "quarantined", "failures"))
-        assert last.checkpoint in board.unreferenced_checkpoints()
+        board.release(1)
+        again = start(board, 1, parent.id)
+        assert board.submit(report(tmp_path, again)) is None
+        assert parent.checkpoint in board.unreferenced_checkpoints()
+
+
+def test_a_released_pod_has_all_its_attempts_again(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        entry = submit(board, 0, 1.0)
+        for _ in range(3):
+            attempt = start(board, 0, entry.id)
+            board.fail(Failed(0, 1, attempt.token, "killed"))
+        with pytest.raises(ConfigError, match=r"pod 0 is not quarantined.*there are none"):
+            board.release(0)
+        board.record(Stopped(0, "quarantined", "killed"))
+        with pytest.raises(ConfigError, match="pod 7 is not quarantined; quarantined pods: 0"):
+            board.release(7)
+        assert board.state.population == ()
+        board.release(0)
+    with Leaderboard(tmp_path) as board:
+        pod = board.state.pods[0]
+        assert (pod.status, pod.failures, pod.round, pod.newest) == ("waiting", 0, 1, entry)
+        assert pod.attempt is not None
+        assert pod.attempt.parents == (entry.id,)
+        assert board.state.population == (entry,)
+        board.record(Stopped(0, "quarantined", "killed"))
+        shutil.rmtree(tmp_path / entry.checkpoint)
+        with pytest.raises(ConfigError, match="checkpoint of p0r0, which it continues, is gone"):
+            board.release(0)
 
 
 @pytest.mark.figure(16)

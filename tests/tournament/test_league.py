@@ -274,6 +274,8 @@ class Pretend:
         write_json(directory / pods.REPORT, report)
         self.codes[token] = 0
 
+    is_ready, waiting = True, frozenset[int]()
+
     def poll(self) -> dict[int, int]:
         codes, self.codes = self.codes, {}
         return codes

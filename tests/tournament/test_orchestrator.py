@@ -23,6 +23,7 @@ from killing import killed
 from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.cli import pods as command_line
+from podracer.cli.leaderboard import LeaderboardOptions, leaderboard
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.selection import Range, Selection, Truncation
 from podracer.envs.catch import Catch
@@ -39,7 +40,7 @@ from podracer.tournament.config import (
     read_tournament,
     with_pod_seeds,
 )
-from podracer.tournament.engine import open_log
+from podracer.tournament.engine import EngineLost, open_log
 from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
@@ -70,9 +71,11 @@ GENERATIONS_OF_200 = dataclasses.replace(
 class Pretence:
     """An engine whose processes live for a few polls and then end as `fate` says.
 
-    `fate(pod, round, attempt)` is "done", "crash", "killed", "hang" or "half" (killed after a
-    save); `polls(pod)` is for how long an attempt lives.
+    `fate(pod, round, attempt)` is "done", "crash", "killed", "hang", "half" (killed after a save)
+    or an exit code; `polls(pod)` is for how long an attempt lives.
     """
+
+    is_ready, waiting = True, frozenset[int]()
 
     def __init__(self, fate: Any = None, polls: Any = None) -> None:
         self.fate, self.polls = fate or (lambda *_: "done"), polls or (lambda pod: 1 + pod % 3)
@@ -114,6 +117,8 @@ class Pretence:
     def end(self, token: int, each: dict[str, Any]) -> int:
         pod, round = each["place"]
         directory = each["directory"]
+        if isinstance(each["fate"], int):
+            return each["fate"]
         if each["fate"] == "crash":
             write_json(directory / "crash.json", {"message": "a fault for the test"})
             return 70
@@ -243,6 +248,70 @@ def test_progress_earns_another_attempt(tmp_path):
     state, engine = play(tmp_path, engine=Pretence(fate))
     assert engine.attempts[1, 1] == 6
     assert state.pods[1].round == 4
+
+
+@pytest.mark.figure(13)
+@pytest.mark.parametrize("code", [73, 75, 77])
+def test_what_a_machine_loses_is_no_fault_of_the_pod(tmp_path, code):
+    """Four losses in a row, where three failures would be one too many."""
+    times = []
+
+    def fate(pod, round, attempt):
+        if (pod, round) != (1, 1):
+            return "done"
+        times.append(engine.time)
+        return code if attempt <= 4 else "done"
+
+    engine = Pretence(fate)
+    state, _ = play(tmp_path, engine=engine)
+    assert state.pods[1].round == 4
+    failed = [e for e in read_events(tmp_path) if isinstance(e, Failed)]
+    assert [(e.pod, e.fault) for e in failed] == [(1, "machine")] * 4
+    waits = np.diff(times)
+    assert (waits >= [1.0, 2.0, 4.0, 8.0]).all(), "it does not back off"
+    assert waits[-1] < 10.0
+
+
+@pytest.mark.figure(13)
+def test_losses_without_end_end_the_tournament_and_quarantine_nothing(tmp_path):
+    engine = Pretence(lambda pod, *_: 77 if pod == 2 else "done")
+    with pytest.raises(EngineLost, match="pod 2 was lost 20 times in a row, by no fault"):
+        play(tmp_path, engine=engine)
+    state, _ = play(tmp_path)
+    assert all(pod.status == "waiting" and pod.round == 4 for pod in state.pods.values())
+
+
+def test_a_released_pod_goes_on(tmp_path, capsys):
+    engine = Pretence(lambda pod, *_: "crash" if pod == 2 else "done")
+    with pytest.raises(PodracerError, match="1 of 4 pods failed"):
+        play(tmp_path, engine=engine)
+    with pytest.raises(PodracerError, match="1 of 4 pods failed"):
+        play(tmp_path)
+    assert leaderboard(LeaderboardOptions(tmp_path, release=2)) == 0
+    assert "podracer resume" in capsys.readouterr().out
+    play(tmp_path)
+    assert len(results(tmp_path)) == 16
+
+
+def test_a_pod_that_waits_for_a_machine_does_not_stall(tmp_path):
+    class Full(Pretence):
+        """A cluster that has room for pod 3 after an hour."""
+
+        def poll(self):
+            self.waiting = (
+                {token for token, each in self.alive.items() if each["place"][0] == 3}
+                if self.time < 3600.0
+                else frozenset()
+            )
+            self.time += 100.0
+            for token in self.waiting:
+                self.alive[token]["left"] = 2
+            return super().poll()
+
+    state, engine = play(tmp_path, engine=Full())
+    assert engine.time > 3600.0
+    assert state.pods[3].round == 4
+    assert not [e for e in read_events(tmp_path) if isinstance(e, Failed)]
 
 
 def test_when_every_pod_fails_it_says_why(tmp_path):

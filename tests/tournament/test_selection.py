@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -244,7 +243,7 @@ def test_a_generation_waits_for_all_but_the_absent() -> None:
     assert choose(rule, waiting, generator(0, 0, 2)) is None
     # Absent: its old score does not count, and the other pod stands for the group.
     del rounds[2]
-    start = choose(rule, dataclasses.replace(waiting, rounds=rounds), generator(0, 0, 2))
+    start = choose(rule, stand(0, old, round=2, rounds=rounds), generator(0, 0, 2))
     assert start == Start(("p3r1",), {})
     # A generation behind, it holds nobody, and starts when it has ended: from the same parents.
     rounds[2] = 1

@@ -1,0 +1,43 @@
+"""Digests of the code and the versions that this process runs, to compare two machines."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import podracer
+
+# Packages that decide the numbers of a run.
+_PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "ml_dtypes")
+
+
+def digest_of_code() -> str:
+    """Return the SHA-256 of all Python files of the package, in hex."""
+    root = Path(podracer.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def code_and_versions(recipes: Sequence[str] = ()) -> dict[str, str]:
+    """Return by name what two machines must have in common to train the same.
+
+    `recipes` are named `MODULE:FUNCTION`; the file of each module counts, which is not imported.
+    """
+    found = {"code of podracer": digest_of_code()[:16], "Python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "missing"
+    for name in sorted({recipe.partition(":")[0] for recipe in recipes}):
+        spec = importlib.util.find_spec(name)
+        path = Path(spec.origin) if spec and spec.origin else None
+        content = path.read_bytes() if path and path.is_file() else b""
+        found[f"code of {name}"] = hashlib.sha256(content).hexdigest()[:16]
+    return found
