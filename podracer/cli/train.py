@@ -34,9 +34,9 @@ class TrainOptions:
     of updates."""
     track: Trackers = ()
     debug: bool = False
-    """Whether to run operation by operation on one device, so that breakpoint() and print() work in
-    the agent and the environment, and the first NaN is an error at its line. It is a thousand times
-    slower: take few environments, such as --num-envs 2."""
+    """Whether to run operation by operation on one device: breakpoint() and print() work in the
+    agent and the environment, and the first NaN is an error at its line. It is a thousand times
+    slower, so take few environments."""
     profile: int = 0
     """Number of updates in a profile of the run, which shows what takes the time; 0 for none."""
 

@@ -190,9 +190,9 @@ def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
 def eagerly(program: Callable[..., Any]) -> Callable[..., Any]:
     """Return a program of one device that runs operation by operation, as Python does.
 
-    So `breakpoint` and `print` work in the agent and in the environment, with values instead of
-    tracers except for the rows that `vmap` maps over, and the first value that is not a number
-    raises `FloatingPointError` at its operation.
+    So `breakpoint` and `print` work in the agent and in the environment. Values are no tracers,
+    except for the rows that `vmap` maps over. The first value that is not a number raises
+    `FloatingPointError` at its operation.
     """
 
     @functools.wraps(program)

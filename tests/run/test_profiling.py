@@ -3,6 +3,8 @@
 import gzip
 import json
 
+import pytest
+
 import podracer
 
 
@@ -22,6 +24,7 @@ def test_a_profile_shows_the_stages_of_actors_and_learner(tmp_path, caplog):
     assert {"inference", "environment", "collect", "learn"} <= {x.get("name") for x in events}
 
 
+@pytest.mark.slow
 def test_a_run_too_short_for_its_profile_still_writes_it(tmp_path, caplog):
     podracer.train(
         "catch",
