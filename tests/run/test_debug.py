@@ -1,6 +1,7 @@
 """Debugging: a run whose operations are made one by one."""
 
 import dataclasses
+import inspect
 import sys
 import traceback
 from typing import Any
@@ -57,7 +58,7 @@ def rewards(monkeypatch):
     seen = []
 
     def stop():
-        seen.append(sys._getframe(1).f_locals["reward"])
+        seen.append(inspect.stack()[1].frame.f_locals["reward"])
 
     monkeypatch.setattr(sys, "breakpointhook", stop)
     return seen
