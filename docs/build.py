@@ -45,6 +45,7 @@ decisions/README
 :caption: Use
 coming-from
 troubleshooting
+debugging
 how-to
 plan
 scaling

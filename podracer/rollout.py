@@ -145,9 +145,11 @@ def interact(
     explore: bool = True,
 ) -> tuple[ActorState, Step]:
     """Act once in each environment, without statistics of episodes."""
-    action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
+    with jax.named_scope("inference"):
+        action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
     step = Step(actor.timestep, action, extras)
-    env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
+    with jax.named_scope("environment"):
+        env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
     return ActorState(env_state, timestep, carry, actor.episodes), step
 
 

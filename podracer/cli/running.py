@@ -33,6 +33,8 @@ def run(
     checkpoint: Choice = "newest",
     recipe: str | None = None,
     track: Trackers = (),
+    debug: bool = False,
+    profile: int = 0,
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
 ) -> int:
@@ -68,7 +70,9 @@ def run(
         weights=weights,
         checkpoint=checkpoint,
         sinks=trackers(track),
-        progress=True,
+        progress=not debug,  # whose table a debugger would break
+        debug=debug,
+        profile=profile,
     )
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:

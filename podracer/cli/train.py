@@ -33,6 +33,12 @@ class TrainOptions:
     """Checkpoint of --weights to take: the newest, that of the best evaluation, or by its number
     of updates."""
     track: Trackers = ()
+    debug: bool = False
+    """Whether to run operation by operation on one device: breakpoint() and print() work in the
+    agent and the environment, and the first NaN is an error at its line. It is a thousand times
+    slower, so take few environments."""
+    profile: int = 0
+    """Number of updates in a profile of the run, which shows what takes the time; 0 for none."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -58,4 +64,6 @@ def train(arguments: Sequence[str]) -> int:
         checkpoint=options.checkpoint,
         recipe=own_recipe(recipe, arguments),
         track=options.track,
+        debug=options.debug,
+        profile=options.profile,
     )

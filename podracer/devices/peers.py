@@ -11,8 +11,6 @@ import concurrent.futures
 import contextlib
 import ctypes
 import errno
-import functools
-import hashlib
 import json
 import math
 import os

@@ -92,7 +92,8 @@ def _grad_of_total(
     """
 
     def total(*args: Any) -> tuple[jax.Array, Any]:
-        value, aux = loss(*args)
+        with jax.named_scope("loss"):
+            value, aux = loss(*args)
         if isinstance(value, Mean) and not is_all:
             return value.total, (value.share, aux)
         return value.value if isinstance(value, Mean) else value, (None, aux)

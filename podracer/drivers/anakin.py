@@ -33,6 +33,8 @@ from podracer.drivers.common import (
     TrainState,
     abstract_request,
     apply_unless_fault,
+    breakpoints_off,
+    eagerly,
     learn_key,
     place_agent,
     reduce_metrics,
@@ -142,6 +144,14 @@ def lower_chunk(
     return lambda: partial(check_program_memory(lowered.compile(), mesh), blueprint)
 
 
+def eager_chunk(
+    blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
+) -> Callable[[], Program]:
+    """Return what `lower_chunk` does, for one device and without any compilation: to debug."""
+    program = eagerly(partial(chunk, place_agent(blueprint, mesh), env, config, None))
+    return lambda: program
+
+
 def make_chunk(
     env: Environment, mesh: Mesh, config: AnakinConfig, out_shardings: Any = None
 ) -> jax.stages.Wrapped:
@@ -181,7 +191,8 @@ def chunk(
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
     state = keep_on_host(state)
-    structure = jax.tree.structure(jax.eval_shape(update, state)[1])
+    with breakpoints_off():
+        structure = jax.tree.structure(jax.eval_shape(update, state)[1])
     zeros = jnp.int32(0), jnp.zeros(structure.num_leaves)
     state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
     metrics = {**unpack(sums, structure), "frames": frames}

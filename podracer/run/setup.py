@@ -25,7 +25,14 @@ from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes, free_host_bytes
 from podracer.devices.mesh import Device, find_devices, make_mesh
 from podracer.drivers import anakin, population, sebulba
-from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
+from podracer.drivers.common import (
+    Progress,
+    TrainState,
+    abstract_state,
+    breakpoints_off,
+    eagerly,
+    init_state,
+)
 from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
@@ -137,21 +144,34 @@ class RunSetup:
         return devices if processes == 1 else f"{devices} in {processes} processes"
 
 
-def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
+def make_run_setup(
+    experiment: Experiment, saved_devices: int = 0, *, debug: bool = False
+) -> RunSetup:
     """Choose devices and check everything, before any compile. Raises `ConfigError`.
 
     An experiment that names no number of devices gets the number that the run was saved with; if
-    that is 0, or more than this machine has, all devices.
+    that is 0, or more than this machine has, all devices. To `debug`, programs run eagerly on one
+    device, and nothing counts as stalled.
     """
     check_not_in_worker()
     blueprint, env = build(experiment)
-    devices = _find_devices(experiment.devices, saved_devices)
+    if debug and (experiment.pods or experiment.devices > 1):
+        raise ConfigError(
+            "operations run one by one on one device for one agent: debug a single run with "
+            "`devices=1`."
+        )
+    devices = _find_devices(1 if debug else experiment.devices, saved_devices)
     if experiment.pods:
         program = _population(experiment, blueprint, env, devices)
     elif isinstance(experiment.driver, anakin.AnakinConfig):
-        program = _anakin(experiment, blueprint, env, devices)
+        program = _anakin(experiment, blueprint, env, devices, debug)
     else:
-        program = _sebulba(experiment, blueprint, env, devices)
+        program = _sebulba(experiment, blueprint, env, devices, debug)
+    if debug:
+        program = program._replace(
+            init=eagerly(program.init),
+            lower_evaluation=breakpoints_off()(program.lower_evaluation),
+        )
     compiled = CompileInThread(program.lower)
     compiled_evaluation = CompileInThread(program.lower_evaluation)
 
@@ -168,7 +188,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         num_pods=len(experiment.pods),
         budget=Budget(experiment),
         save_seconds=experiment.save_seconds,
-        stall_seconds=experiment.stall_seconds,
+        stall_seconds=math.inf if debug else experiment.stall_seconds,
         abstract_state=program.abstract_state,
         state_bytes=checked_size(program.abstract_state, program.mesh),
         init=program.init,
@@ -180,7 +200,9 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     )
 
 
-def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+def _anakin(
+    experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any, debug: bool
+) -> Program:
     config, env = experiment.run_driver, _on_device(env)
     assert isinstance(config, anakin.AnakinConfig)
     anakin.check(blueprint, env, config, len(devices))
@@ -193,15 +215,19 @@ def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any
         split=None,
         abstract_state=abstract,
         init=lambda: init_state(*parts, jax.random.key(experiment.seed)),
-        lower=partial(anakin.lower_chunk, *parts, abstract),
+        lower=partial(anakin.eager_chunk if debug else anakin.lower_chunk, *parts, abstract),
         drive=partial(anakin.anakin, *parts),
         **_evaluator(experiment, blueprint, env),
     )
 
 
-def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+def _sebulba(
+    experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any, debug: bool
+) -> Program:
     config = experiment.run_driver
     assert isinstance(config, sebulba.SebulbaConfig)
+    if debug:
+        config = dataclasses.replace(config, env_timeout_seconds=1e6)
     checked_spec(env)
     host, split = to_host_environments(env), sebulba.split_devices(devices, config)
     sebulba.check(blueprint, host, config, split, experiment.num_updates)
@@ -214,8 +240,17 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
         init=lambda: init_state(
             blueprint, saved_env, split.mesh, config, jax.random.key(experiment.seed)
         ),
-        lower=partial(sebulba.lower_update, blueprint, host.spec, split, config, abstract),
-        drive=partial(sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed),
+        lower=partial(
+            sebulba.eager_update if debug else sebulba.lower_update,
+            blueprint,
+            host.spec,
+            split,
+            config,
+            abstract,
+        ),
+        drive=partial(
+            sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed, eager=debug
+        ),
         **_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )

@@ -19,7 +19,7 @@ from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
 from podracer.devices.mesh import any_process, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
-from podracer.drivers.common import Progress, Request, TrainState
+from podracer.drivers.common import Progress, Request, TrainState, breakpoints_off
 from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer
@@ -35,6 +35,7 @@ from podracer.io.text import redact_settings
 from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.errors import StallError, classify_error, tag_component
 from podracer.run.history import History
+from podracer.run.profiling import profiled
 from podracer.run.progress import with_progress
 from podracer.run.records import Recorder
 from podracer.run.result import Boundary, Callback, MakeSink, Result, RunInfo, check_functions
@@ -68,6 +69,8 @@ def train(
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    debug: bool = False,
+    profile: int = 0,
     **overrides: Any,
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
@@ -91,6 +94,13 @@ def train(
     saved and ends there if one returns True. With several processes, each calls its own, and the
     run ends if one returns True in any process.
 
+    To `debug`, the operations of `act`, `learn` and the environment run one by one on one device:
+    `breakpoint` and `print` work there, and the first value that is not a number raises
+    `FloatingPointError` at its line. It is a thousand times slower: take few environments.
+
+    A `profile` of so many updates, after the first report, is written to `profile/` in the run's
+    directory.
+
     Raises `ConfigError` before anything is compiled if the run is impossible; later
     `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
     reason in `crash.json`.
@@ -113,7 +123,8 @@ def train(
         num_saved = saved_devices(run_dir)
         name = recipe_name(run_dir) or experiment.recipe  # a run keeps its name
         experiment = dataclasses.replace(experiment, recipe=name)
-    setup = make_run_setup(experiment, num_saved)
+    with breakpoints_off() if debug else contextlib.nullcontext():
+        setup = make_run_setup(experiment, num_saved, debug=debug)
     config = run_metadata(experiment, setup)
     is_main = jax.process_index() == 0
     for sentence in run_warnings(experiment, setup.blueprint) if is_main else ():
@@ -129,7 +140,7 @@ def train(
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
     recorder, sinks = Recorder(experiment, setup.env), with_progress(sinks, progress)
-    run = Run(setup, config, recorder, info, sinks, callbacks, begin)
+    run = Run(setup, config, recorder, info, sinks, callbacks, begin, profile)
     lock = RunLock(directory, check, setup.saved_bytes) if is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
@@ -155,7 +166,9 @@ class Run:
         sinks: Sequence[Sink | MakeSink] = (),
         callbacks: Sequence[Callback] = (),
         begin: Begin | None = None,
+        profile: int = 0,
     ) -> None:
+        self.num_profiled = profile  # updates in a trace
         self.setup, self.recorder, self.begin = setup, recorder, begin
         self.config, self.settings = config, config["experiment"]
         self.agent, self.budget = setup.blueprint.build(), setup.budget
@@ -268,7 +281,10 @@ class Run:
                 with tag_component("evaluator"):
                     self.setup.start_evaluation(state)
             checkpointer.start()  # once all is traced, as both need Python's lock
-        with contextlib.closing(self._progress(state, signals, times)) as progresses:
+        reports = self._progress(state, signals, times)
+        if self.num_profiled and self.is_main:
+            reports = profiled(reports, self.num_profiled, self.directory / "profile")
+        with contextlib.closing(reports) as progresses:
             for progress in progresses:
                 watchdog.alive()
                 with tag_component("checkpointer"):

@@ -105,8 +105,9 @@ def take_step(
     learning_rate: float | jax.Array,
 ) -> tuple[Params, optax.OptState]:
     """Return parameters after one step of an unscaled optimizer, and the optimizer's new state."""
-    updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
-    updates = jax.tree.map(lambda update: -learning_rate * update, updates)
+    with jax.named_scope("optimizer"):
+        updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+        updates = jax.tree.map(lambda update: -learning_rate * update, updates)
     return optax.apply_updates(params, updates), optimizer_state
 
 

@@ -12,4 +12,5 @@ from podracer.drivers.sebulba.config import SebulbaConfig as SebulbaConfig
 from podracer.drivers.sebulba.config import split_devices as split_devices
 from podracer.drivers.sebulba.driver import check as check
 from podracer.drivers.sebulba.driver import sebulba as sebulba
+from podracer.drivers.sebulba.learner import eager_update as eager_update
 from podracer.drivers.sebulba.learner import lower_update as lower_update

@@ -14,7 +14,7 @@ import numpy as np
 from podracer.agent import Agent
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import SHARDED, on_one_device, shardings
-from podracer.drivers.common import TrainState, reset_episode_totals
+from podracer.drivers.common import TrainState, eagerly, reset_episode_totals
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
@@ -171,13 +171,17 @@ def make_actor_pool(
     seed: int,
     supervisor: Supervisor,
     stack: contextlib.ExitStack,
+    eager: bool = False,
 ) -> ActorPool:
     """Return the actors of this host, their programs compiled; `ActorPool.start` starts them.
 
+    If `eager` their programs run operation by operation.
     `stack` closes the environments as long as no threads own them.
     """
     params = _copy_actor_params(agent, state)
     programs = make_actor_programs(agent, len(split.learners))
+    if eager:
+        programs = ActorPrograms(eagerly(programs.infer), eagerly(programs.finish))
     make_buffer = partial(
         empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
     )

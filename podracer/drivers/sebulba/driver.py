@@ -97,6 +97,7 @@ def sebulba(
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], UpdateProgram] | None = None,
+    eager: bool = False,
 ) -> Generator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done, as `anakin` does.
 
@@ -105,8 +106,8 @@ def sebulba(
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
     `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
     update later). `compile` returns the update's program where a caller has begun to compile it;
-    else it is compiled here. Close the iterator to stop: when that returns, its threads and
-    processes have ended.
+    else it is compiled here. If `eager`, actors act operation by operation. Close the iterator to
+    stop: when that returns, its threads and processes have ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
@@ -115,7 +116,15 @@ def sebulba(
     with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
         agent = blueprint.build()
         actors = make_actor_pool(
-            agent, env, split, config, state, seed=seed, supervisor=supervisor, stack=stack
+            agent,
+            env,
+            split,
+            config,
+            state,
+            seed=seed,
+            supervisor=supervisor,
+            stack=stack,
+            eager=eager,
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         hosts = host_averaging(config, split)

@@ -20,6 +20,7 @@ from podracer.drivers.common import (
     Request,
     TrainState,
     abstract_request,
+    eagerly,
     place_agent,
     request_array,
     to_progress,
@@ -30,7 +31,12 @@ from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, ho
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
-from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
+from podracer.drivers.sebulba.update import (
+    abstract_on_mesh,
+    make_update,
+    on_mesh,
+    update_of_learner,
+)
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
 from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
@@ -74,6 +80,19 @@ def lower_update(
     request = abstract_request(split.mesh)
     lowered = update.lower(blueprint, state, [shard] * split.threads, request)
     return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
+
+
+def eager_update(
+    blueprint: Blueprint,
+    spec: EnvironmentSpec,
+    split: DeviceSplit,
+    config: SebulbaConfig,
+    state: TrainState,
+) -> Callable[[], UpdateProgram]:
+    """Return what `lower_update` does, for one device and without any compilation: to debug."""
+    update = partial(update_of_learner, config.updates_per_batch, None, None)
+    program = eagerly(partial(update, place_agent(blueprint, split.mesh)))
+    return lambda: program
 
 
 class Learner:

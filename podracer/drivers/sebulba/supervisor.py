@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+import jax
+
 from podracer.drivers.sebulba.queue import Closed
 from podracer.errors import EnvironmentFault
 from podracer.io.text import print_stderr
@@ -25,12 +27,16 @@ class Closable(Protocol):
 
 
 class StageTimer:
-    """Stage that a thread is in, since when, and the seconds spent in each stage."""
+    """Stage that a thread is in, since when, and the seconds spent in each stage.
+
+    A profile of the process shows the stages on the thread's line.
+    """
 
     def __init__(self, *stages: str) -> None:
         self._stages = stages
         self._seconds = dict.fromkeys(stages, 0.0)
         self.current = (stages[0], time.perf_counter())  # one value, as other threads read it
+        self._annotation = contextlib.ExitStack()
 
     def start(self, stage: str) -> None:
         """End the current stage and start another."""
@@ -38,6 +44,8 @@ class StageTimer:
         previous, since = self.current
         self._seconds[previous] += time_now - since
         self.current = (stage, time_now)
+        self._annotation.close()
+        self._annotation.enter_context(jax.profiler.TraceAnnotation(stage))
 
     def restart(self) -> None:
         """Start the current stage again, without counting the time that it took so far."""

@@ -48,11 +48,13 @@ def make_update(
     """
     if hosts is None:
         axis = DATA if mesh.size > 1 else None
-        program, rows = partial(_update, updates_per_batch, axis, axis), DATA
+        program, rows = partial(update_of_learner, updates_per_batch, axis, axis), DATA
         state_spec, params_spec = TRAIN_SPEC, REPLICATED
     else:
         mesh, rows = hosts.mesh, (HOST, DATA)
-        program = _update_of_host(partial(_update, updates_per_batch, hosts.axis, rows), hosts)
+        program = _update_of_host(
+            partial(update_of_learner, updates_per_batch, hosts.axis, rows), hosts
+        )
         state_spec, params_spec = BY_HOST_SPEC, BY_HOST
     shard_spec = jax.tree.map(partial(_partition_spec, rows=rows), ROW_AXES)
     update = jax.shard_map(
@@ -81,7 +83,7 @@ def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callabl
     return program
 
 
-def _update(
+def update_of_learner(
     num_parts: int,
     axis: str | None,
     all_axes: Axis,
