@@ -18,6 +18,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -32,6 +33,11 @@ V_TRACE: dict[str, Any] = {
 }
 
 
+@accelerator(
+    agent={"learning_rate": 2e-3, "num_minibatches": 16},
+    driver={"num_envs": 4096},
+    frames=16_384_000,
+)
 def cartpole_ppo() -> Experiment:
     """PPO on CartPole."""
     return Experiment(
@@ -45,6 +51,7 @@ def cartpole_ppo() -> Experiment:
     )
 
 
+@accelerator(driver={"num_envs": 1024}, frames=16_384_000, evaluations=20)
 def cartpole_impala() -> Experiment:
     """IMPALA on CartPole, with Adam instead of RMSProp."""
     return Experiment(
@@ -135,8 +142,16 @@ def cartpole_pqn() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"replay": {"capacity": 400_000, "batch_size": 1024, "warmup": 8_000}},
+    driver={"num_envs": 256},
+    frames=2_048_000,
+)
 def cartpole_muzero() -> Experiment:
-    """Gumbel MuZero on CartPole."""
+    """Gumbel MuZero on CartPole.
+
+    With `--size accelerator` eight times as large, and not trained at this size.
+    """
     return Experiment(
         environment="cartpole",
         agent=MuZero(
