@@ -122,6 +122,12 @@ def cartpole_rainbow() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"learning_rate": Linear(1e-3, 0.0), "epsilon": Linear(1.0, 0.2, frames=1_300_000)},
+    driver={"num_envs": 1024},
+    frames=6_553_600,
+    evaluations=10,
+)
 def cartpole_pqn() -> Experiment:
     """PQN on CartPole."""
     return Experiment(
