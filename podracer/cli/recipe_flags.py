@@ -33,7 +33,7 @@ _TORSO = (
 _SIZE = (
     "Size of the recipe: environments, batches and what follows from them, for a laptop or for one "
     "accelerator. By default train, plan and compile take the accelerator's on an accelerator, "
-    "unless --num-envs is given; some recipes have one size."
+    "unless --num-envs or few --frames are given; some recipes have one size."
 )
 _SETTINGS = (
     "Fields by their names in Python, such as agent.learning_rate=1e-3. They stand before the "
@@ -92,18 +92,14 @@ def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str
 
 
 def with_size_for(platform: str, arguments: Sequence[str], experiment: Experiment) -> Sequence[str]:
-    """Return the arguments with the size for devices of a platform, or as they are.
-
-    They stay where they choose a size or a number of environments, and where the architecture is
-    not the recipe's, whose environments would be as many processes of the host.
-    """
+    """Return the arguments with the size for devices of a platform, or as they are."""
     recipe, flags = leading_name(arguments, "catch")
     if platform == "cpu" or not recipes.accelerator_changes(recipe):
         return arguments
     chosen, remaining = take_flags(flags, "size", "environment", "arch")
     own = find_recipe(recipe, remaining)[0]
-    is_own = (own.arch, own.driver.num_envs) == (experiment.arch, experiment.driver.num_envs)
-    return [*arguments, "--size", "accelerator"] if is_own and "size" not in chosen else arguments
+    size = chosen.get("size") or recipes.fitting_size(recipe, platform, experiment, own)
+    return arguments if "size" in chosen or size == "laptop" else [*arguments, "--size", size]
 
 
 def find_modules_here(recipe: str | None, environment: str | None) -> None:

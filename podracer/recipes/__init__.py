@@ -38,8 +38,8 @@ from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
 
 __all__ = [
-    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "options_of", "with_size",
-    "with_update_rule",
+    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "fitting_size", "options_of",
+    "with_size", "with_update_rule",
 ]  # fmt: skip
 
 _FAMILIES = (
@@ -117,6 +117,19 @@ def with_size(experiment: Experiment, name: str, size: Size) -> Experiment:
         return experiment
     sized = experiment.with_fields(changes)
     return dataclasses.replace(sized, recipe=f"{experiment.recipe}{SUFFIX}")
+
+
+def fitting_size(name: str, platform: str, experiment: Experiment, own: Experiment) -> Size:
+    """Return the size for a platform of an experiment that the user made of a recipe's `own`.
+
+    It is the laptop's where the user chose the architecture or the number of environments, which
+    with the rest of a size would learn badly, or fewer frames than the accelerator's size takes.
+    """
+    chosen = (experiment.arch, experiment.driver.num_envs) != (own.arch, own.driver.num_envs)
+    frames = with_size(own, name, "accelerator").frames
+    if platform == "cpu" or chosen or own.frames != experiment.frames < frames:
+        return "laptop"
+    return "accelerator"
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:

@@ -31,6 +31,8 @@ V_TRACE: dict[str, Any] = {
     "max_gradient_norm": 40.0,
     "network": TorsoNetwork(MLP((64, 64), "tanh")),
 }
+# Replay of DQN and Rainbow at their sizes for an accelerator.
+MANY = {"capacity": 200_000, "batch_size": 512, "updates_per_rollout": 16, "warmup": 10_000}
 
 
 @accelerator(
@@ -51,7 +53,7 @@ def cartpole_ppo() -> Experiment:
     )
 
 
-@accelerator(driver={"num_envs": 1024}, frames=16_384_000, evaluations=20)
+@accelerator(driver={"num_envs": 1024}, frames=24_576_000, evaluations=30)
 def cartpole_impala() -> Experiment:
     """IMPALA on CartPole, with Adam instead of RMSProp."""
     return Experiment(
@@ -87,6 +89,11 @@ def cartpole_sebulba() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"epsilon": Linear(1.0, 0.05, frames=50_000), "replay": MANY},
+    driver={"num_envs": 128, "updates_per_chunk": 50},
+    frames=768_000,
+)
 def cartpole_dqn() -> Experiment:
     """Double DQN on CartPole."""
     return Experiment(
@@ -104,6 +111,11 @@ def cartpole_dqn() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"replay": {**MANY, "importance_exponent": Linear(0.4, 1.0, frames=768_000)}},
+    driver={"num_envs": 128, "updates_per_chunk": 50},
+    frames=768_000,
+)
 def cartpole_rainbow() -> Experiment:
     """Rainbow on CartPole: everything that DQN can be extended with, at once."""
     return dataclasses.replace(

@@ -74,7 +74,7 @@ def train(
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
     A recipe's name is at the size `laptop` or `accelerator`, by default the one for this device
-    unless `driver` is given; a resumed run keeps its own.
+    unless overrides choose the environments or few frames; a resumed run keeps its own.
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
     replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
@@ -159,10 +159,8 @@ def _find_recipe(
     if size is None and recorded is not None:
         size = "accelerator" if recorded.endswith(recipes.SUFFIX) else "laptop"
     elif size is None:
-        arch = experiment.with_environment(environment).arch
-        is_own = arch == experiment.arch and "driver" not in overrides
-        fits = is_own and find_devices()[0].platform != "cpu"
-        size = "accelerator" if fits else "laptop"
+        changed = experiment.with_environment(environment).with_fields(overrides)
+        size = recipes.fitting_size(name, find_devices()[0].platform, changed, experiment)
     return recipes.with_size(experiment, name, size).with_environment(environment)
 
 

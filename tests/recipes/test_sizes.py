@@ -76,8 +76,8 @@ def test_flags_win_over_the_size():
 
 
 def test_a_recipe_of_one_size_takes_either():
-    experiments = [parsed("cartpole_dqn", "--size", x) for x in ("laptop", "accelerator")]
-    assert experiments == [recipes.find("cartpole_dqn")] * 2
+    experiments = [parsed("pendulum_td3", "--size", x) for x in ("laptop", "accelerator")]
+    assert experiments == [recipes.find("pendulum_td3")] * 2
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,11 @@ def test_a_recipe_of_one_size_takes_either():
         ("gpu", "catch --size laptop", "laptop"),
         ("gpu", "catch driver.num_envs=64", "laptop"),
         ("gpu", "catch --num-envs 64", "laptop"),
+        ("gpu", "catch --frames 1e6", "laptop"),
+        ("gpu", "catch --frames 1e9", "accelerator"),
         ("gpu", "catch --arch sebulba", "laptop"),
         ("gpu", "cartpole_ppo --environment gymnasium:CartPole-v1", "laptop"),
-        ("gpu", "cartpole_dqn", "laptop"),
+        ("gpu", "pendulum_td3", "laptop"),
     ],
 )
 def test_the_size_is_the_one_for_the_devices(platform, arguments, size):
