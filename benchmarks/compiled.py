@@ -61,8 +61,8 @@ def page(records: dict[tuple[str, str], dict[str, Any]], commit: str) -> str:
         "",
         "`python benchmarks/compiled.py` writes this page with the accelerators' own compilers and "
         "no device. Each device has the recipe's number of environments for a laptop. Memory, "
-        "kernels and all-reduces are those of one device and one update. Nothing was run, so there are no "
-        f"times. Commit {commit}.",
+        "kernels and all-reduces are those of one device and one update. Nothing was run, so there "
+        f"are no times. Commit {commit}.",
         "",
         "| recipe | target | state | temporary | kernels | kernels of a step | all-reduces "
         "| largest | CPU s |",

@@ -64,8 +64,8 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
         find_modules_here(recipe, environment)
     options, remaining = take_flags(flags, *recipes.options_of(name))
     experiment = recipes.find(name, **options)
-    chosen = take_flags(remaining, "size", "torso")[0]
-    size, torso = chosen.get("size"), chosen.get("torso")
+    values = take_flags(remaining, "size", "torso")[0]
+    size, torso = values.get("size"), values.get("torso")
     if size in get_args(Size):
         experiment = recipes.with_size(experiment, name, cast(Size, size))
     if "environment" not in options and environment is not None:
@@ -96,10 +96,10 @@ def with_size_for(platform: str, arguments: Sequence[str], experiment: Experimen
     recipe, flags = leading_name(arguments, "catch")
     if platform == "cpu" or not recipes.accelerator_changes(recipe):
         return arguments
-    chosen, remaining = take_flags(flags, "size", "environment", "arch")
-    own = find_recipe(recipe, remaining)[0]
-    size = chosen.get("size") or recipes.fitting_size(recipe, platform, experiment, own)
-    return arguments if "size" in chosen or size == "laptop" else [*arguments, "--size", size]
+    values, remaining = take_flags(flags, "size", "environment", "arch")
+    default = find_recipe(recipe, remaining)[0]
+    size = recipes.fitting_size(recipe, platform, experiment, default)
+    return arguments if "size" in values or size == "laptop" else [*arguments, "--size", size]
 
 
 def find_modules_here(recipe: str | None, environment: str | None) -> None:

@@ -35,10 +35,10 @@ def scan(
     if not is_for_cpu():
         first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
         size = count_equations(jax.make_jaxpr(body)(carry, first).jaxpr)
-        most = min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1))
+        limit = min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1))
         length = len(jax.tree.leaves(xs)[0])
-        sizes = (n for n in range(most, most // 2, -1) if length % n <= _MOST_REMAINING)
-        steps = max(1, next(sizes, most))
+        sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
+        steps = max(1, next(sizes, limit))
     return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
 
 

@@ -52,7 +52,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
     if getattr(function, "__module__", "") == family.__name__ and not name.startswith("_")
 }
 
-SUFFIX = "_accelerator"  # of the name of an experiment at that size
+SUFFIX = "_accelerator"  # ends the name of an experiment at that size
 _CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
 _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
@@ -119,17 +119,16 @@ def with_size(experiment: Experiment, name: str, size: Size) -> Experiment:
     return dataclasses.replace(sized, recipe=f"{experiment.recipe}{SUFFIX}")
 
 
-def fitting_size(name: str, platform: str, experiment: Experiment, own: Experiment) -> Size:
-    """Return the size for a platform of an experiment that the user made of a recipe's `own`.
+def fitting_size(name: str, platform: str, experiment: Experiment, default: Experiment) -> Size:
+    """Return the size for a platform of an experiment that the user made of a recipe's `default`.
 
-    It is the laptop's where the user chose the architecture or the number of environments, which
-    with the rest of a size would learn badly, or fewer frames than the accelerator's size takes.
+    It is the laptop's where the user chose the architecture or the number of environments, or
+    fewer frames than the accelerator's size takes: a part of a size would learn badly.
     """
-    chosen = (experiment.arch, experiment.driver.num_envs) != (own.arch, own.driver.num_envs)
-    frames = with_size(own, name, "accelerator").frames
-    if platform == "cpu" or chosen or own.frames != experiment.frames < frames:
-        return "laptop"
-    return "accelerator"
+    drivers = {(x.arch, x.driver.num_envs) for x in (experiment, default)}
+    frames = with_size(default, name, "accelerator").frames
+    is_short = default.frames != experiment.frames < frames
+    return "laptop" if platform == "cpu" or len(drivers) > 1 or is_short else "accelerator"
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
