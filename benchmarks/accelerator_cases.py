@@ -130,6 +130,8 @@ def repeatability(plan: Plan) -> Iterator[Case]:
     runs["breakout_cnn_ppo"] = {"environment": CatchBoard()}
     for name, changes in runs.items():
         yield Case(f"repeat/{name}", partial(repeat, plan, name, changes), "equal of 2")
+        if plan.quick:
+            return
 
 
 def repeat(plan: Plan, name: str, changes: dict[str, Any]) -> dict[str, Any]:
