@@ -46,6 +46,7 @@ from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops import convolution as ops
 from podracer.recipes.atari import IMPALA_SHALLOW
 from podracer.run.setup import build
+from podracer.schedules import over_run
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 HERE = Path(__file__).parent
@@ -420,10 +421,10 @@ def atari() -> Any:
 
 def sebulba_speed(plan: Plan) -> Iterator[Case]:
     """Atari while learning: PPO at CleanRL's settings, then figure 4b of Hessel et al. 2021."""
-    ppo_agent = recipes.find("atari_ppo").agent
+    larger = recipes.with_size(recipes.find("atari_ppo"), "atari_ppo", "accelerator")
+    ppo_agent = over_run(larger.agent, larger.num_steps)
     cleanrl = SebulbaConfig(num_envs=8, rollout_length=128, threads_per_actor=1)
-    larger = recipes.with_size(recipes.find("atari_ppo"), "atari_ppo", "accelerator").driver
-    for name, config, goal in (("cleanrl", cleanrl, 25e3), ("size", larger, None)):
+    for name, config, goal in (("cleanrl", cleanrl, 25e3), ("size", larger.driver, None)):
         measure = partial(atari_speed, plan, ppo_agent, config)
         yield Case(f"sebulba/ppo-{name}", measure, "agent steps/s", goal)
         if plan.quick:

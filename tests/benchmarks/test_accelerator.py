@@ -27,7 +27,8 @@ def test_cases_are_measured_once_and_recorded_as_they_end(tmp_path):
     flags = ["--quick", "--out", str(tmp_path / "new" / "out.jsonl"), "--only", *words]
     records = accelerator.main(flags)
     assert all(record.get("value", 1) > 0 and "error" not in record for record in records)
-    assert len(records) >= 7
+    assert all("value" in x for x in records if not x["case"].startswith("transfer"))
+    assert len(records) >= 8
     assert records[0]["case"] == "catch/8"
     assert records[0]["goal"] == 50e6
     assert records[0]["temporary_bytes"] > 0
