@@ -160,6 +160,7 @@ def _find_recipe(
         size = "accelerator" if recorded.endswith(recipes.SUFFIX) else "laptop"
     elif size is None:
         changed = experiment.with_environment(environment).with_fields(overrides)
+        check_types(changed)
         size = recipes.fitting_size(name, find_devices()[0].platform, changed, experiment)
     return recipes.with_size(experiment, name, size).with_environment(environment)
 
