@@ -45,8 +45,8 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops import convolution as ops
 from podracer.recipes.atari import IMPALA_SHALLOW
-from podracer.recipes.minatar import MINATAR
 from podracer.run.setup import build
+from podracer.schedules import over_run
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 HERE = Path(__file__).parent
@@ -85,10 +85,11 @@ def all_cases(plan: Plan) -> Iterator[Case]:
     """Yield the cases, the most valuable ones first."""
     yield Case("doctor", doctor, "checks failed")
     yield from repeatability(plan)
-    yield from catch_batches(plan, exponents=(13, 15, 17, 11, 9, 7))
+    yield from catch_batches(plan, exponents=(14, 13, 15, 17, 11, 9, 7))
     yield from ppo_speed(plan)
+    yield Case("lpg/61440", partial(lpg, plan), goal=10e6)
     yield from sebulba_speed(plan)
-    yield Case("lpg/61440", partial(lpg, plan), goal=3e6)
+    yield from sizes(plan)
     yield from populations(plan)
     yield from convolution_gradients(plan)
     yield from muzero(plan)
@@ -97,7 +98,7 @@ def all_cases(plan: Plan) -> Iterator[Case]:
     yield from solved(plan)
     yield from other_settings(plan)
     if not plan.quick:
-        yield from catch_batches(plan, exponents=(16, 14, 12, 10, 8))
+        yield from catch_batches(plan, exponents=(16, 12, 10, 8))
 
 
 def speed(contender: Contender, plan: Plan, **about: Any) -> dict[str, Any]:
@@ -130,6 +131,8 @@ def repeatability(plan: Plan) -> Iterator[Case]:
     runs["breakout_cnn_ppo"] = {"environment": CatchBoard()}
     for name, changes in runs.items():
         yield Case(f"repeat/{name}", partial(repeat, plan, name, changes), "equal of 2")
+        if plan.quick:
+            return
 
 
 def repeat(plan: Plan, name: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -211,11 +214,9 @@ class CatchBoard(Catch):
 
 
 def ppo_speed(plan: Plan) -> Iterator[Case]:
-    networks = {"mlp": MLP((64, 64)), "cnn": MINATAR, "nature": CNN()}
+    networks = {"mlp": MLP((64, 64)), "nature": CNN()}
     for world, torso, num_envs, length, updates, dtype in (
         ("cartpole", "mlp", 8192, 32, 20, "float32"),
-        ("minatar", "mlp", 4096, 32, 20, "float32"),
-        ("minatar", "cnn", 4096, 32, 10, "float32"),
         ("pixels", "nature", 256, 32, 4, "float32"),
         ("pixels", "nature", 256, 32, 4, "bfloat16"),
     ):
@@ -232,19 +233,40 @@ def ppo_speed(plan: Plan) -> Iterator[Case]:
             return speed(anakin("ppo", agent, env, config), plan, **about)
 
         name = f"ppo/{world}-{torso}" + f"-{dtype}" * (dtype != "float32")
-        yield Case(name, measure, goal=None if torso == "nature" else 5e6)
+        yield Case(name, measure, goal=None if torso == "nature" else 20e6)
 
 
 def device_world(name: str) -> Any:
     """Return an environment on the device; Catch stands in for MinAtar where gymnax is missing."""
     if name == "pixels":
         return auto_reset(ppo.Pixels())
-    if name != "minatar":
-        return envs.make(name)
     try:
-        return envs.make("gymnax:Breakout-MinAtar")
+        return envs.make(name)
     except ConfigError:
         return CatchBoard()
+
+
+def sizes(plan: Plan) -> Iterator[Case]:
+    """Recipes at their sizes for an accelerator."""
+    names = (
+        "breakout_ppo", "breakout_cnn_ppo", "cartpole_ppo", "catch", "breakout_pqn", "pendulum_sac",
+        "memory_ppo", "cartpole_muzero",
+    )  # fmt: skip
+    for name in names[:2] if plan.quick else names:
+
+        def measure(name: str = name) -> dict[str, Any]:
+            experiment = recipes.with_size(recipes.find(name), name, "accelerator")
+            env = device_world(str(experiment.environment))
+            changes = {"num_envs": 16, "rollout_length": 4, "updates_per_chunk": 1}
+            experiment = experiment.with_fields(
+                {"environment": env} | ({"driver": changes} if plan.quick else {})
+            )
+            config = experiment.run_driver
+            agent, env = build(experiment)
+            about = {"environment": env.spec.name, **dataclasses.asdict(config)}
+            return speed(anakin(name, agent, env, config), plan, **about)
+
+        yield Case(f"size/{name}", measure, goal=20e6 if name == "breakout_ppo" else None)
 
 
 def lpg(plan: Plan) -> dict[str, Any]:
@@ -265,7 +287,7 @@ def lpg(plan: Plan) -> dict[str, Any]:
 
 
 def populations(plan: Plan) -> Iterator[Case]:
-    for pods, updates in ((8192, 2), (4096, 4), (512, 20), (64, 50)):
+    for pods, updates in ((16_384, 2), (8192, 2), (2048, 10), (64, 50)):
         count = plan.size(pods, 2)
         config = AnakinConfig(plan.size(32, 4), plan.size(32, 4), plan.size(updates, 1))
 
@@ -398,41 +420,47 @@ def atari() -> Any:
 
 
 def sebulba_speed(plan: Plan) -> Iterator[Case]:
-    """Figure 4b of Hessel et al. 2021: frames of the emulator, four a step, while learning."""
+    """Atari while learning: PPO at CleanRL's settings, then figure 4b of Hessel et al. 2021."""
+    larger = recipes.with_size(recipes.find("atari_ppo"), "atari_ppo", "accelerator")
+    ppo_agent = over_run(larger.agent, larger.num_steps)
+    cleanrl = SebulbaConfig(num_envs=8, rollout_length=128, threads_per_actor=1)
+    for name, config, goal in (("cleanrl", cleanrl, 25e3), ("size", larger.driver, None)):
+        measure = partial(atari_speed, plan, ppo_agent, config)
+        yield Case(f"sebulba/ppo-{name}", measure, "agent steps/s", goal)
+        if plan.quick:
+            break
     networks = {"shallow": IMPALA_SHALLOW, "deep": ResNet()}
     for torso, batch, threads in (
         ("shallow", 128, 4), ("shallow", 64, 4), ("shallow", 32, 4), ("deep", 128, 4),
         ("deep", 64, 4), ("deep", 32, 4), ("shallow", 128, 2), ("shallow", 128, 8),
     ):  # fmt: skip
-
-        def measure(
-            torso: Any = networks[torso], batch: int = batch, threads: int = threads
-        ) -> dict[str, Any]:
-            env = DrawnFrames() if plan.quick else atari()
-            threads = plan.size(threads, 1)
-            config = SebulbaConfig(
-                num_envs=threads * plan.size(batch, 2),
-                rollout_length=plan.size(60, 2),
-                threads_per_actor=threads,
-            )
-            torso = CNN((4,), (8,), (8,), (8,)) if plan.quick else torso
-            agent = Impala(network=TorsoNetwork(torso))
-            setup = sebulba.make_setup(agent, env, config, find_devices(1))
-            began = time.perf_counter()
-            rate, metrics = sebulba.measure_training(setup, seconds := plan.size(4, 0) or 0.1)
-            compile_seconds = time.perf_counter() - began - seconds
-            figures = {"value": 4 * rate, "environment": env.spec.name, "metrics": metrics}
-            return {
-                **figures,
-                **dataclasses.asdict(config),
-                "start_seconds": compile_seconds,
-                "acting": None if plan.quick else 4 * sebulba.measure_acting(setup, 2),
-            }
-
+        agent = Impala(network=TorsoNetwork(networks[torso]))
+        config = SebulbaConfig(threads * batch, 60, threads_per_actor=threads)
         goal = 100e3 if torso == "shallow" else None
+        measure = partial(atari_speed, plan, agent, config, frames=4)
         yield Case(f"sebulba/{torso}-{batch}-{threads}threads", measure, "emulator frames/s", goal)
         if plan.quick:
             return
+
+
+def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[str, Any]:
+    """Return the speed of training in Atari, of so many frames a step, and of acting alone."""
+    env = DrawnFrames() if plan.quick else atari()
+    if plan.quick:
+        config = SebulbaConfig(num_envs=4, rollout_length=4, threads_per_actor=1)
+        network = TorsoNetwork(CNN((4,), (8,), (8,), (8,)))
+        agent = dataclasses.replace(agent, network=network)
+    setup = sebulba.make_setup(agent, env, config, find_devices(1))
+    began = time.perf_counter()
+    rate, metrics = sebulba.measure_training(setup, seconds := plan.size(4, 0) or 0.1)
+    return {
+        "value": frames * rate,
+        "start_seconds": time.perf_counter() - began - seconds,
+        "environment": env.spec.name,
+        "metrics": metrics,
+        **dataclasses.asdict(config),
+        "acting": None if plan.quick else frames * sebulba.measure_acting(setup, 2),
+    }
 
 
 def transfers(plan: Plan) -> Iterator[Case]:
@@ -507,7 +535,7 @@ def other_settings(plan: Plan) -> Iterator[Case]:
     ):
         if all(os.environ.get(key) == value for key, value in variables.items()):
             continue  # this is that process
-        words = ["ppo/pixels", "ppo/minatar-cnn", "catch/8192", "repeat/cartpole_rainbow"]
+        words = ["ppo/pixels", "size/breakout_cnn", "catch/8192", "repeat/cartpole_rainbow"]
 
         def measure(
             words: list[str] = words, variables: dict[str, str] = variables

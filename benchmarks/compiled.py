@@ -28,7 +28,8 @@ SECONDS = 600
 
 def compile_one(recipe: str, target: str) -> dict[str, Any]:
     """Return the facts of `podracer compile`, or why there are none."""
-    command = [sys.executable, "-m", "podracer", "compile", recipe, "--target", target, "--json"]
+    flags = ["--size", "laptop", "--target", target, "--json"]
+    command = [sys.executable, "-m", "podracer", "compile", recipe, *flags]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
     except subprocess.TimeoutExpired:
@@ -59,9 +60,9 @@ def page(records: dict[tuple[str, str], dict[str, Any]], commit: str) -> str:
         "# Recipes on accelerators, compiled here",
         "",
         "`python benchmarks/compiled.py` writes this page with the accelerators' own compilers and "
-        "no device. Each device has the recipe's number of environments. Memory, kernels and "
-        "all-reduces are those of one device and one update. Nothing was run, so there are no "
-        f"times. Commit {commit}.",
+        "no device. Each device has the recipe's number of environments for a laptop. Memory, "
+        "kernels and all-reduces are those of one device and one update. Nothing was run, so there "
+        f"are no times. Commit {commit}.",
         "",
         "| recipe | target | state | temporary | kernels | kernels of a step | all-reduces "
         "| largest | CPU s |",

@@ -69,7 +69,7 @@ def flags_of_recipes() -> Words:
     table = {}
     for name in sorted(recipes.RECIPES):
         experiment = recipes.find(name)
-        names = (*recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
+        names = ("size", *recipes.options_of(name), *("torso",) * bool(torso_kind(experiment)))
         table[name] = [*_flags(experiment), *map(_flag, names)]
     return table
 
@@ -78,6 +78,7 @@ def values_of_flags() -> Words:
     """Return the values of the flags that are a choice between names."""
     values = {
         "arch": typing.get_args(Arch),
+        "size": typing.get_args(recipes.Size),
         "torso": typing.get_args(TorsoKind),
         "selection": SELECTION_RULES,
         "select": RULES,

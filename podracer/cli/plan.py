@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from podracer.cli.arguments import Arch, Limits, take_flags
-from podracer.cli.recipe_flags import find_experiment, parse_experiment
+from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
 from podracer.devices.startup import (
     Hosts,
     disable_async_dispatch,
@@ -30,7 +30,8 @@ class CompileOptions:
 
     target: str = "here"
     """Devices to compile for, such as h100, h100:8, tpu-v3:2x2 or tpu-v5e:16x16; `here` is this
-    machine. Unless `--num-envs` is given, each device has the recipe's number of environments."""
+    machine. Unless `--num-envs` is given, each device has the recipe's number of environments, at
+    the size for an accelerator."""
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments."""
     update_rule: Path | None = None
@@ -105,15 +106,7 @@ def _parse(
     command: str, arguments: Sequence[str], defaults: Options, summary: str
 ) -> tuple[Experiment, Target, Options]:
     """Return the experiment, its target and the command's options; start JAX for the target."""
-    recipe, experiment, flags = find_experiment(arguments)
-    options, experiment, _ = parse_experiment(
-        f"{command} {recipe}",
-        flags,
-        experiment,
-        dataclasses.replace(defaults, arch=experiment.arch),
-        {},
-        summary,
-    )
+    experiment, flags, options = _parse_flags(command, arguments, defaults, summary)
     experiment.check()
     if options.target != "here":
         prepare_compilers()
@@ -125,6 +118,24 @@ def _parse(
     from podracer.plan.targets import find_target
 
     target = find_target(options.target, experiment.devices)
+    sized = with_size_for(target.platform, arguments, experiment)
+    if sized is not arguments:
+        experiment = _parse_flags(command, sized, defaults, summary)[0]
     if options.target != "here" and not take_flags(flags, "num_envs")[0]:
         experiment = scaled(experiment, len(target.devices))
     return experiment, target, options
+
+
+def _parse_flags(
+    command: str, arguments: Sequence[str], defaults: Options, summary: str
+) -> tuple[Experiment, list[str], Options]:
+    recipe, experiment, flags = find_experiment(arguments)
+    options, experiment, _ = parse_experiment(
+        f"{command} {recipe}",
+        flags,
+        experiment,
+        dataclasses.replace(defaults, arch=experiment.arch),
+        {},
+        summary,
+    )
+    return experiment, flags, options

@@ -18,16 +18,22 @@ from podracer.config.experiment import Experiment
 from podracer.config.torso import TorsoKind, torso_kind, with_torso
 from podracer.envs.catalog import imported_module
 from podracer.errors import ConfigError
+from podracer.recipes import Size
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (
     "frames", "seed", "run_dir", "arch", "devices", "environment", "evaluations",
     "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
-    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds", "torso",
+    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds", "size", "torso",
 )  # fmt: skip
 _TORSO = (
     "Layers of the network before its outputs: fully connected ones (mlp) or convolutions (cnn, "
     "resnet), for images [H, W, C]. Their own flags are shown with this one before --help."
+)
+_SIZE = (
+    "Size of the recipe: environments, batches and what follows from them, for a laptop or for one "
+    "accelerator. By default train, plan and compile take the accelerator's on an accelerator, "
+    "unless --num-envs or few --frames are given; some recipes have one size."
 )
 _SETTINGS = (
     "Fields by their names in Python, such as agent.learning_rate=1e-3. They stand before the "
@@ -50,17 +56,20 @@ def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:
     """Return a recipe's experiment, made with the recipe's own flags, and the other flags.
 
-    It is in the environment that a flag names, under the architecture which that needs, and has
-    the torso that a flag names.
+    It has the size, the environment with the architecture which that needs, and the torso that
+    flags name.
     """
     environment = take_flags(flags, "environment")[0].get("environment")
     for recipe in (name, own_recipe(name, flags)):
         find_modules_here(recipe, environment)
     options, remaining = take_flags(flags, *recipes.options_of(name))
     experiment = recipes.find(name, **options)
+    values = take_flags(remaining, "size", "torso")[0]
+    size, torso = values.get("size"), values.get("torso")
+    if size in get_args(Size):
+        experiment = recipes.with_size(experiment, name, cast(Size, size))
     if "environment" not in options and environment is not None:
         experiment = experiment.with_environment(environment)
-    torso = take_flags(remaining, "torso")[0].get("torso")
     if torso in get_args(TorsoKind) and torso_kind(experiment):
         experiment = with_torso(experiment, cast(TorsoKind, torso))
     return experiment, remaining
@@ -80,6 +89,17 @@ def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str
     if arch in get_args(Arch):
         experiment = experiment.with_arch(arch)
     return recipe, experiment, flags
+
+
+def with_size_for(platform: str, arguments: Sequence[str], experiment: Experiment) -> Sequence[str]:
+    """Return the arguments with the size for devices of a platform, or as they are."""
+    recipe, flags = leading_name(arguments, "catch")
+    if platform == "cpu" or not recipes.accelerator_changes(recipe):
+        return arguments
+    values, remaining = take_flags(flags, "size", "environment", "arch")
+    default = find_recipe(recipe, remaining)[0]
+    size = recipes.fitting_size(recipe, platform, experiment, default)
+    return arguments if "size" in values or size == "laptop" else [*arguments, "--size", size]
 
 
 def find_modules_here(recipe: str | None, environment: str | None) -> None:
@@ -107,7 +127,8 @@ def parse_experiment(
     groups = {"run": run_group} | {title: group_of(part) for title, part in parts.items()}
     values = parse_parts(groups, command, arguments, description)
     run = values.pop("run")
-    run.pop("torso", None)  # `find_recipe` has read it
+    for name in ("size", "torso"):  # `find_recipe` has read them
+        run.pop(name, None)
     settings = run.pop("settings")
     option_values = {field.name: run.pop(field.name) for field in dataclasses.fields(options)}
     parts = {title: dataclasses.replace(part, **values[title]) for title, part in parts.items()}
@@ -133,6 +154,7 @@ def _run_fields(options: Any, experiment: Experiment) -> list[Field]:
         by_name["environment"] = by_name["environment"]._replace(hint=str)
     else:
         del by_name["environment"]
+    by_name["size"] = Field("size", Size | None, None, _SIZE)
     if torso := torso_kind(experiment):
         by_name["torso"] = Field("torso", TorsoKind, torso, _TORSO)
     order = {name: place for place, name in enumerate(RUN_FLAGS)}

@@ -37,12 +37,14 @@ def run(
     profile: int = 0,
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
+    for_platform: Callable[[str], Experiment] | None = None,
 ) -> int:
     """Train an experiment, shown on the terminal, and return the exit code.
 
     `recipe` names the user's own recipe, which commands on the run need. `num_devices` of a CPU are
     taken where the experiment leaves the number open. `finish` prints the outcome of a run that has
-    reached its end, in place of a summary.
+    reached its end, in place of a summary. `for_platform` returns the experiment for the devices
+    that are there.
     """
     experiment.check()
     if experiment.pods and hosts == Hosts():
@@ -60,6 +62,8 @@ def run(
     initialize_devices(hosts, devices)
     import jax
 
+    if for_platform is not None:
+        experiment = for_platform(jax.default_backend())
     from podracer.reports.tracking import trackers
     from podracer.run.training import train
 

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podracer.cli.arguments import Arch, Trackers
-from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment
+from podracer.cli.recipe_flags import (
+    find_experiment,
+    own_recipe,
+    parse_experiment,
+    with_size_for,
+)
 from podracer.cli.run_options import AtCheckpoint
 from podracer.cli.running import run
+from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
 from podracer.recipes import options_of
 
@@ -43,6 +49,29 @@ class TrainOptions:
 
 def train(arguments: Sequence[str]) -> int:
     """Run `podracer train`: train an agent."""
+    recipe, options, experiment, hosts = _parse(arguments)
+
+    def for_platform(platform: str) -> Experiment:
+        sized = with_size_for(platform, arguments, experiment)
+        return experiment if sized is arguments else _parse(sized)[2]
+
+    return run(
+        experiment,
+        options.run_dir,
+        hosts,
+        resume=False,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+        recipe=own_recipe(recipe, arguments),
+        track=options.track,
+        debug=options.debug,
+        profile=options.profile,
+        for_platform=for_platform,
+    )
+
+
+def _parse(arguments: Sequence[str]) -> tuple[str, TrainOptions, Experiment, Hosts]:
+    """Return the recipe's name, and the options, the experiment and the hosts of the flags."""
     recipe, experiment, flags = find_experiment(arguments)
     description = "Train an agent. `podracer list recipes` names the recipes."
     if names := [f"--{name.replace('_', '-')}" for name in options_of(recipe)]:
@@ -55,15 +84,4 @@ def train(arguments: Sequence[str]) -> int:
         {"hosts": Hosts()},
         description,
     )
-    return run(
-        experiment,
-        options.run_dir,
-        extra["hosts"],
-        resume=False,
-        weights=options.weights,
-        checkpoint=options.checkpoint,
-        recipe=own_recipe(recipe, arguments),
-        track=options.track,
-        debug=options.debug,
-        profile=options.profile,
-    )
+    return recipe, options, experiment, extra["hosts"]

@@ -18,6 +18,7 @@ from podracer.devices.reductions import is_for_cpu
 from podracer.types import PyTree
 
 _MOST_STEPS = 16
+_MOST_REMAINING = 4
 _MOST_EQUATIONS = 1024  # in the body of a loop
 
 
@@ -27,12 +28,17 @@ def scan(
     """Return what `jax.lax.scan` returns.
 
     On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
+    The few that remain are fused with the program around the loop: of many, XLA makes a kernel that
+    takes minutes to compile.
     """
     steps = 1
     if not is_for_cpu():
         first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
         size = count_equations(jax.make_jaxpr(body)(carry, first).jaxpr)
-        steps = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1)))
+        limit = min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1))
+        length = len(jax.tree.leaves(xs)[0])
+        sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
+        steps = max(1, next(sizes, limit))
     return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
 
 

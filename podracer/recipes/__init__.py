@@ -10,9 +10,9 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import experiment_of, read_config
@@ -34,9 +34,13 @@ from podracer.recipes import (
     mujoco,
     pendulum,
 )
+from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
 
-__all__ = ["RECIPES", "find", "options_of", "with_update_rule"]
+__all__ = [
+    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "fitting_size", "options_of",
+    "with_size", "with_update_rule",
+]  # fmt: skip
 
 _FAMILIES = (
     arcade, atari, board_games, cartpole, catch, disco, lpg, memory, minatar, mujoco, pendulum,
@@ -48,6 +52,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
     if getattr(function, "__module__", "") == family.__name__ and not name.startswith("_")
 }
 
+SUFFIX = "_accelerator"  # ends the name of an experiment at that size
 _CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
 _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
@@ -93,6 +98,37 @@ def options_of(name: str) -> tuple[str, ...]:
     if name.endswith(".json"):
         return ("environment", "recipe")
     return tuple(_parameters(name))
+
+
+def accelerator_changes(name: str) -> Mapping[str, Any]:
+    """Return the fields that differ at a recipe's accelerator size, {} where it has one size."""
+    return {} if name.endswith(".json") else getattr(_function(name), "accelerator", {})
+
+
+def with_size(experiment: Experiment, name: str, size: Size) -> Experiment:
+    """Return the experiment of a recipe at a size, which its name shows from then on.
+
+    A recipe of one size stays as it is. Raises `ConfigError` for another word.
+    """
+    if size not in get_args(Size):
+        raise ConfigError(f"`size` is {' or '.join(get_args(Size))}, not {size!r}.")
+    changes = accelerator_changes(name)
+    if size == "laptop" or not changes:
+        return experiment
+    sized = experiment.with_fields(changes)
+    return dataclasses.replace(sized, recipe=f"{experiment.recipe}{SUFFIX}")
+
+
+def fitting_size(name: str, platform: str, experiment: Experiment, default: Experiment) -> Size:
+    """Return the size for a platform of an experiment that the user made of a recipe's `default`.
+
+    It is the laptop's where the user chose the architecture or the number of environments, or
+    fewer frames than the accelerator's size takes: a part of a size would learn badly.
+    """
+    drivers = {(x.arch, x.driver.num_envs) for x in (experiment, default)}
+    frames = with_size(default, name, "accelerator").frames
+    is_short = default.frames != experiment.frames < frames
+    return "laptop" if platform == "cpu" or len(drivers) > 1 or is_short else "accelerator"
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:

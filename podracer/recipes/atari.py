@@ -13,6 +13,7 @@ from podracer.agents.pqn import PQN
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import CNN, ResNet, TorsoNetwork
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -20,10 +21,13 @@ from podracer.schedules import Linear
 IMPALA_SHALLOW = CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=(256,))
 
 
+@accelerator(driver={"num_envs": 128})
 def atari_impala(game: str = "pong") -> Experiment:
     """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol.
 
     The learning rate falls to 0 over the run, by default 50 M frames or 200 M of the emulator.
+    With `--size accelerator` as many environments as in Cleanba (Huang et al. 2023), and not
+    trained at this size.
     """
     return Experiment(
         environment=f"atari:{game}",
@@ -48,8 +52,12 @@ def pong_impala() -> Experiment:
     return atari_impala("pong")
 
 
+@accelerator(driver={"num_envs": 128})
 def atari_ppo(game: str = "pong") -> Experiment:
-    """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions."""
+    """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions.
+
+    With `--size accelerator` as `atari_impala`, and not trained at this size.
+    """
     return dataclasses.replace(
         atari_impala(game),
         environment=f"atari-sticky:{game}",

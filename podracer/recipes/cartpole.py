@@ -18,6 +18,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -30,8 +31,15 @@ V_TRACE: dict[str, Any] = {
     "max_gradient_norm": 40.0,
     "network": TorsoNetwork(MLP((64, 64), "tanh")),
 }
+# Replay of DQN and Rainbow at their sizes for an accelerator.
+MANY = {"capacity": 200_000, "batch_size": 512, "updates_per_rollout": 16, "warmup": 10_000}
 
 
+@accelerator(
+    agent={"learning_rate": 2e-3, "num_minibatches": 16},
+    driver={"num_envs": 4096},
+    frames=16_384_000,
+)
 def cartpole_ppo() -> Experiment:
     """PPO on CartPole."""
     return Experiment(
@@ -45,6 +53,7 @@ def cartpole_ppo() -> Experiment:
     )
 
 
+@accelerator(driver={"num_envs": 1024}, frames=24_576_000, evaluations=30)
 def cartpole_impala() -> Experiment:
     """IMPALA on CartPole, with Adam instead of RMSProp."""
     return Experiment(
@@ -80,6 +89,11 @@ def cartpole_sebulba() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"epsilon": Linear(1.0, 0.05, frames=50_000), "replay": MANY},
+    driver={"num_envs": 128, "updates_per_chunk": 50},
+    frames=768_000,
+)
 def cartpole_dqn() -> Experiment:
     """Double DQN on CartPole."""
     return Experiment(
@@ -97,6 +111,11 @@ def cartpole_dqn() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"replay": {**MANY, "importance_exponent": Linear(0.4, 1.0, frames=768_000)}},
+    driver={"num_envs": 128, "updates_per_chunk": 50},
+    frames=768_000,
+)
 def cartpole_rainbow() -> Experiment:
     """Rainbow on CartPole: everything that DQN can be extended with, at once."""
     return dataclasses.replace(
@@ -115,6 +134,12 @@ def cartpole_rainbow() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"learning_rate": Linear(1e-3, 0.0), "epsilon": Linear(1.0, 0.2, frames=1_300_000)},
+    driver={"num_envs": 1024},
+    frames=6_553_600,
+    evaluations=10,
+)
 def cartpole_pqn() -> Experiment:
     """PQN on CartPole."""
     return Experiment(
@@ -135,8 +160,16 @@ def cartpole_pqn() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"replay": {"capacity": 400_000, "batch_size": 1024, "warmup": 8_000}},
+    driver={"num_envs": 256},
+    frames=2_048_000,
+)
 def cartpole_muzero() -> Experiment:
-    """Gumbel MuZero on CartPole."""
+    """Gumbel MuZero on CartPole.
+
+    With `--size accelerator` eight times as large, and not trained at this size.
+    """
     return Experiment(
         environment="cartpole",
         agent=MuZero(

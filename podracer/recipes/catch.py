@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
@@ -17,11 +18,22 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 
 NETWORK = TorsoNetwork(MLP((256,)))
+MANY: dict[str, Any] = {
+    "agent": {"learning_rate": 5e-3},
+    "driver": {"num_envs": 8192, "updates_per_chunk": 10},
+    "frames": 13_107_200,
+}
 
 
+@accelerator(
+    agent={"learning_rate": 5e-4},
+    driver={"num_envs": 8192, "updates_per_chunk": 20},
+    frames=39_321_600,
+)
 def catch() -> Experiment:
     """Greedy Q(λ) on Catch: the experiment of the published Anakin notebook, fused under Anakin."""
     return Experiment(
@@ -32,6 +44,7 @@ def catch() -> Experiment:
     )
 
 
+@accelerator(**MANY)
 def catch_a2c() -> Experiment:
     """A2C on Catch, fused under Anakin."""
     return Experiment(
@@ -42,6 +55,7 @@ def catch_a2c() -> Experiment:
     )
 
 
+@accelerator(**MANY)
 def catch_impala() -> Experiment:
     """IMPALA on Catch, with Adam instead of RMSProp."""
     return Experiment(

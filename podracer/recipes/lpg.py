@@ -9,10 +9,15 @@ from podracer.agents.rules.lpg import LPG, UpdateRule
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import Table
+from podracer.recipes.sizes import accelerator
 
 
+@accelerator(driver={"num_envs": 8192}, frames=960_000_000)
 def lpg() -> Experiment:
-    """LPG: an update rule discovered in small grid worlds and chains, on a laptop."""
+    """LPG: an update rule discovered in small grid worlds and chains, on a laptop.
+
+    With `--size accelerator` sixteen times as large, and not trained at this size.
+    """
     return Experiment(
         environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
         agent=LPG(learning_rate=1e-3, lifetime_groups=4, rule=UpdateRule(units=32)),

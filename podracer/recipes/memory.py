@@ -11,10 +11,12 @@ from podracer.agents.r2d2 import R2D2
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
 
+@accelerator(agent={"learning_rate": 2e-3}, driver={"num_envs": 1024}, frames=1_310_720)
 def memory_ppo() -> Experiment:
     """Recurrent PPO on a task that needs memory."""
     return Experiment(

@@ -12,6 +12,7 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -19,8 +20,12 @@ from podracer.schedules import Linear
 MINATAR = CNN(channels=(16,), kernels=(3,), strides=(1,), hidden=(128,))
 
 
+@accelerator(driver={"num_envs": 2048}, frames=80_000_000)
 def breakout_ppo() -> Experiment:
-    """PPO on MinAtar Breakout (needs gymnax), fully connected as in the peers' benchmarks."""
+    """PPO on MinAtar Breakout (needs gymnax), fully connected as in the peers' benchmarks.
+
+    With `--size accelerator` sixteen times as large, and not trained at this size.
+    """
     return Experiment(
         environment="gymnax:Breakout-MinAtar",
         agent=PPO(
@@ -36,11 +41,13 @@ def breakout_ppo() -> Experiment:
     )
 
 
+@accelerator(driver={"num_envs": 1024}, frames=40_000_000)
 def breakout_cnn_ppo() -> Experiment:
     """PPO with a convolutional network on MinAtar Breakout (needs gymnax).
 
     Of five constant learning rates and three annealed, seeds 0 and 1, 4e-3 is the best after 1 M
-    frames: 36.8 constant and 35.9 annealed, where 1e-3 is at 20.9.
+    frames: 36.8 constant and 35.9 annealed, where 1e-3 is at 20.9. With `--size accelerator` eight
+    times as large, and not trained at this size.
     """
     return dataclasses.replace(
         breakout_ppo(),
@@ -81,8 +88,16 @@ def breakout_dqn() -> Experiment:
     )
 
 
+@accelerator(
+    agent={"epsilon": Linear(1.0, 0.05, frames=8e6)},
+    driver={"num_envs": 2048},
+    frames=80_000_000,
+)
 def breakout_pqn() -> Experiment:
-    """PQN on MinAtar Breakout (needs gymnax), with half the frames of its authors' settings."""
+    """PQN on MinAtar Breakout (needs gymnax), with half the frames of its authors' settings.
+
+    With `--size accelerator` sixteen times as large, and not trained at this size.
+    """
     return Experiment(
         environment="gymnax:Breakout-MinAtar",
         agent=PQN(

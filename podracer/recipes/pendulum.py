@@ -15,6 +15,7 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -23,6 +24,9 @@ REPLAY = Replay(capacity=100_000, updates_per_rollout=4, warmup=2_000)
 NETWORK = TorsoNetwork(MLP((64, 64)))
 
 
+@accelerator(
+    agent={"learning_rate": Linear(1e-3, 0.0)}, driver={"num_envs": 1024}, frames=6_553_600
+)
 def pendulum_ppo() -> Experiment:
     """PPO with continuous actions on Pendulum, observations and rewards normalized."""
     return Experiment(
@@ -41,6 +45,14 @@ def pendulum_ppo() -> Experiment:
     )
 
 
+@accelerator(
+    agent={
+        "random_frames": 16_000,
+        "replay": {"capacity": 500_000, "batch_size": 1024, "warmup": 16_000},
+    },
+    driver={"num_envs": 128},
+    frames=256_000,
+)
 def pendulum_sac() -> Experiment:
     """SAC on Pendulum."""
     return Experiment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
-from podracer.devices.mesh import any_process, wait_for_all_processes
+from podracer.devices.mesh import any_process, find_devices, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
 from podracer.drivers.common import Progress, Request, TrainState, breakpoints_off
 from podracer.errors import ConfigError
@@ -71,9 +71,13 @@ def train(
     progress: bool | None = None,
     debug: bool = False,
     profile: int = 0,
+    size: recipes.Size | None = None,
     **overrides: Any,
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
+
+    A recipe's name is at the size `laptop` or `accelerator`, by default the one for this device
+    unless overrides choose the environments or few frames; a resumed run keeps its own.
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
     replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
@@ -106,10 +110,10 @@ def train(
     reason in `crash.json`.
     """
     if isinstance(experiment, str):
-        experiment = recipes.find(experiment)
-        experiment = experiment.with_environment(
-            overrides.get("environment", experiment.environment)
-        )
+        recorded = recipe_name(user_path(run_dir)) if resume and run_dir is not None else None
+        experiment = _find_recipe(experiment, size, recorded, overrides)
+    elif size is not None:
+        raise ConfigError("a size is a recipe's: name the recipe as text, or leave `size` out.")
     experiment = experiment.with_fields(overrides)
     check_types(experiment)
     experiment.check()
@@ -152,6 +156,24 @@ def train(
             if not is_refusal and not isinstance(error, StallError):
                 run.report_fault(error)
             raise error from error.__cause__
+
+
+def _find_recipe(
+    name: str, size: recipes.Size | None, recorded: str | None, overrides: Mapping[str, Any]
+) -> Experiment:
+    """Return a recipe's experiment at a size, in the environment that overrides name.
+
+    `recorded` is the name of the experiment that is resumed.
+    """
+    experiment = recipes.find(name)
+    environment = overrides.get("environment", experiment.environment)
+    if size is None and recorded is not None:
+        size = "accelerator" if recorded.endswith(recipes.SUFFIX) else "laptop"
+    elif size is None:
+        changed = experiment.with_environment(environment).with_fields(overrides)
+        check_types(changed)
+        size = recipes.fitting_size(name, find_devices()[0].platform, changed, experiment)
+    return recipes.with_size(experiment, name, size).with_environment(environment)
 
 
 class Run:

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 import jax
 
+from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.config.torso import flattened_images
+from podracer.devices.mesh import Device
 from podracer.drivers.sebulba import SebulbaConfig
+
+MOSTLY_IDLE = 4  # times fewer environments than at the size for an accelerator
 
 
 def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
@@ -45,3 +49,19 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
         if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
             yield "`driver.average_every` does nothing without `driver.average_hosts`."
     yield from flattened_images(blueprint)
+    yield from idle_device(experiment, jax.devices()[0])
+
+
+def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:
+    """Yield a sentence where a library's recipe leaves most of an accelerator idle."""
+    recipe = recipes.RECIPES.get(experiment.recipe)
+    if device.platform == "cpu" or recipe is None:
+        return
+    larger = recipes.with_size(experiment, experiment.recipe, "accelerator").driver.num_envs
+    num_envs = experiment.driver.num_envs * max(1, len(experiment.pods))
+    devices = experiment.devices or jax.device_count()
+    if MOSTLY_IDLE * num_envs <= larger * devices:
+        yield (
+            f"{num_envs:,} environments leave {devices} x {device.device_kind} mostly idle; "
+            f'`size="accelerator"` uses {larger:,}.'
+        )

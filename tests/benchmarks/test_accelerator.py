@@ -27,7 +27,8 @@ def test_cases_are_measured_once_and_recorded_as_they_end(tmp_path):
     flags = ["--quick", "--out", str(tmp_path / "new" / "out.jsonl"), "--only", *words]
     records = accelerator.main(flags)
     assert all(record.get("value", 1) > 0 and "error" not in record for record in records)
-    assert len(records) >= 7
+    assert all("value" in x for x in records if not x["case"].startswith("transfer"))
+    assert len(records) >= 8
     assert records[0]["case"] == "catch/8"
     assert records[0]["goal"] == 50e6
     assert records[0]["temporary_bytes"] > 0
@@ -75,7 +76,15 @@ def test_names_are_unique_and_the_most_valuable_come_first(tmp_path):
     names = [case.name for case in all_cases(Plan(False, tmp_path, time.monotonic(), None))]
     assert len(names) == len(set(names))
     assert names[0] == "doctor"
-    assert names.index("catch/8192") < names.index("ppo/cartpole-mlp") < names.index("lpg/61440")
+    goals = [
+        "catch/16384",
+        "ppo/cartpole-mlp",
+        "lpg/61440",
+        "sebulba/ppo-cleanrl",
+        "population/16384",
+    ]
+    places = [names.index(name) for name in goals]
+    assert places == sorted(places)
 
 
 @pytest.mark.slow
