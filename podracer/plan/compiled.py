@@ -158,7 +158,13 @@ def compile_program(program: Program, target: Target) -> Compiled:
     start = time.process_time()
     with traced_for(target.platform):
         traced = program.trace()
-    compiled = _compile(traced.lower(), program, target)
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise PodracerError(
+            f"the compiler for {target.name} fails on the {program.role}: {reason}"
+        ) from error
     seconds = time.process_time() - start
     analysis = compiled.memory_analysis()
     text = Text(compiled.as_text())
@@ -169,23 +175,6 @@ def compile_program(program: Program, target: Target) -> Compiled:
         matrix_flops(traced.jaxpr.jaxpr),
         seconds,
     )
-
-
-def _compile(lowered: Any, program: Program, target: Target) -> Any:
-    try:
-        return lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if target.kind is None or target.kind.platform != "cuda":
-            raise _failure(program, target, error) from error
-    try:  # without autotuning the first choice for a product may be one that cannot be built
-        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
-    except jax.errors.JaxRuntimeError as error:
-        raise _failure(program, target, error) from error
-
-
-def _failure(program: Program, target: Target, error: Exception) -> PodracerError:
-    reason = next(iter(str(error).splitlines()), "")
-    return PodracerError(f"the compiler for {target.name} fails on the {program.role}: {reason}")
 
 
 def show(run: CompiledRun) -> str:
