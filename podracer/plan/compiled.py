@@ -6,7 +6,9 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -217,28 +219,38 @@ def _line(name: str, value: str) -> str:
     return f"  {name:42}{value:>14}"
 
 
-def matrix_flops(jaxpr: Any) -> int:
-    """Return the operations of the matrix products and convolutions of a program.
+def matrix_flops(jaxpr: Any, is_needed: Sequence[bool] = ()) -> int:
+    """Return the operations of the matrix products and convolutions that the results need.
 
     A product's multiplication and addition count as two. A loop of unknown length counts once, a
-    condition as its dearest branch.
+    condition as its dearest branch. `is_needed` tells which results are needed, all if it is empty.
     """
+    needed = {id(x) for x, keep in zip_longest(jaxpr.outvars, is_needed, fillvalue=True) if keep}
     total = 0
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name == "dot_general":
-            ((contracted, _), _) = params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += (
-                2 * equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
-            )
-        elif name == "conv_general_dilated":
-            numbers, kernel = params["dimension_numbers"], equation.invars[1].aval
-            per_output = kernel.size // kernel.shape[numbers.rhs_spec[0]]
-            total += 2 * equation.outvars[0].aval.size * per_output
-        elif name == "cond":
-            total += max(matrix_flops(branch.jaxpr) for branch in params["branches"])
-        else:
-            times = params["length"] if name == "scan" else 1
-            total += times * sum(map(matrix_flops, inner_programs(params)))
+    for equation in reversed(jaxpr.eqns):
+        outputs = [id(x) in needed for x in equation.outvars]
+        if any(outputs):
+            total += _flops(equation, outputs)
+            needed |= {id(x) for x in equation.invars}
     return total
+
+
+def _flops(equation: Any, is_needed: list[bool]) -> int:
+    name, params, result = equation.primitive.name, equation.params, equation.outvars[0].aval
+    if name == "dot_general":
+        ((contracted, _), _) = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        return 2 * result.size * math.prod(shape[axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        numbers, kernel = params["dimension_numbers"], equation.invars[1].aval
+        per_output = kernel.size // kernel.shape[numbers.rhs_spec[0]]
+        zeros = math.prod(params["lhs_dilation"])  # between the pixels, not multiplied
+        return 2 * result.size * per_output // zeros
+    if name == "cond":
+        return max(matrix_flops(branch.jaxpr, is_needed) for branch in params["branches"])
+    is_loop = name in ("scan", "while")  # another iteration may need what no result does
+    times = params["length"] if name == "scan" else 1
+    return times * sum(
+        matrix_flops(x, () if is_loop or len(x.outvars) != len(is_needed) else is_needed)
+        for x in inner_programs(params)
+    )

@@ -124,6 +124,11 @@ def test_loops_of_a_compiled_program_have_their_lengths():
             [(1, 3, 8, 8), (5, 3, 3, 3)],
             2 * 5 * 64 * 3 * 9,
         ),
+        (
+            jax.grad(lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID").sum()),
+            [(1, 3, 9, 9), (5, 3, 3, 3)],
+            2 * 3 * 81 * 5 * 9 // 4,  # of a stride of 2 only a quarter multiplies no zeros
+        ),
         (lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, None, 6)[0], [(4, 4)], 6 * 128),
         (
             lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x),
@@ -132,6 +137,7 @@ def test_loops_of_a_compiled_program_have_their_lengths():
         ),
         (jax.jit(lambda x: jax.vmap(jnp.dot)(x, x)), [(6, 7)], 2 * 42),
         (jnp.tanh, [(9, 9)], 0),
+        (lambda x: jax.jit(lambda x: (x + 1, x @ x))(x)[0], [(4, 4)], 0),  # no result needs it
     ],
 )
 def test_operations_of_matrix_products_are_exact(function, shapes, flops):
