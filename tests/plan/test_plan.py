@@ -3,9 +3,10 @@
 import dataclasses
 import importlib.util
 import json
-import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,10 @@ from podracer.plan.plan import cost_lines, format_seconds, largest_batch, make_p
 from podracer.plan.programs import programs_of
 from podracer.plan.targets import KINDS, find_target
 from podracer.run.setup import build
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
+
+from compiled import TARGETS, compile_one
 
 needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the compiler of TPUs is not installed"
@@ -249,19 +254,36 @@ def test_a_compiler_that_is_not_installed_is_named(name, extra, monkeypatch):
         find_target(name)
 
 
+def compiled_facts(recipe, target):
+    """Compile a recipe by the command; skip where a package of it or of the target is missing."""
+    facts = compile_one(recipe, target)
+    error = facts.get("error", "")
+    if re.search("not installed|needs .*(install|package)", error):
+        pytest.skip(error)
+    assert not error, error
+    assert facts["kernels_per_update"] > 0
+    assert facts["temporary_bytes"] > 0
+    return facts
+
+
 @needs_tpu_compiler
 @pytest.mark.parametrize("recipe", ["catch", "cartpole_ppo", "cartpole_sebulba"])
 def test_a_run_compiles_for_a_host_of_tpus(recipe):
-    command = [sys.executable, "-m", "podracer", "compile", recipe, "--target", "tpu-v3:2x2"]
-    settings = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # the tests' own, for a CPU
-    env = {name: value for name, value in os.environ.items() if name not in settings}
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, env=env)
-    facts = json.loads(done.stdout)
+    facts = compiled_facts(recipe, "tpu-v3:2x2")
     assert facts["devices"] == 8
     assert facts["fits"] is True
-    assert facts["kernels_per_update"] > 0
     kinds = {x["kind"] for x in facts["collectives_per_update"]}
     assert kinds == {"all-reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_every_recipe_compiles_for_every_target(recipe, target):
+    facts = compiled_facts(recipe, target)
+    kinds = {x["kind"] for x in facts["collectives_per_update"]}
+    assert kinds <= {"all-reduce"}
+    assert facts["target"] == target
 
 
 # --- the largest batch ----------------------------------------------------------------------------
