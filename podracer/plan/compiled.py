@@ -149,10 +149,17 @@ def compile_run(experiment: Experiment, target: Target) -> CompiledRun:
 
 
 def scaled(experiment: Experiment, devices: int) -> Experiment:
-    """Return an experiment with so many times the environments and the frames."""
-    driver = experiment.driver
-    driver = dataclasses.replace(driver, num_envs=driver.num_envs * devices)
-    return dataclasses.replace(experiment, driver=driver, frames=experiment.frames * devices)
+    """Return an experiment with so many times the environments, the frames and the replay."""
+
+    def times(config: Any, *names: str) -> Any:
+        return dataclasses.replace(config, **{x: devices * getattr(config, x) for x in names})
+
+    agent: Any = experiment.agent
+    if (replay := getattr(agent, "replay", None)) is not None:
+        replay = times(replay, "capacity", "batch_size", "warmup")
+        agent = dataclasses.replace(agent, replay=replay)
+    driver = times(experiment.driver, "num_envs")
+    return dataclasses.replace(times(experiment, "frames"), agent=agent, driver=driver)
 
 
 def compile_program(program: Program, target: Target) -> Compiled:

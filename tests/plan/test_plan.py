@@ -210,6 +210,13 @@ def test_collectives_of_an_update_do_not_grow_with_devices():
     assert experiment_gradients >= 4 * sum(x.size for x in params)
 
 
+def test_each_device_has_the_recipes_environments_and_replay():
+    experiment = recipes.find("cartpole_dqn")
+    alone, shared = (programs_of(scaled(experiment, count), here(count))[0] for count in (1, 4))
+    assert shared.state == alone.state
+    assert shared.steps == alone.steps
+
+
 def test_a_sebulba_run_has_a_program_for_learners_and_one_for_actors():
     experiment = recipes.find("catch_a2c").with_arch("sebulba")
     experiment = experiment.with_fields({"driver": {"num_envs": 96}})
