@@ -121,6 +121,10 @@ def page(records: Records) -> str:
         "",
         *_table(names, TARGETS, lambda recipe, target: _kernels(valid.get((recipe, target)))),
         "",
+        "## CPU seconds to trace and compile",
+        "",
+        *_times(valid),
+        "",
         "## Collectives by the number of devices",
         "",
         "First the number of an update's all-reduces, then their KiB together. Under Sebulba half "
@@ -143,6 +147,17 @@ def _table(
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
+def _times(records: Records) -> list[str]:
+    lines = ["| target | recipes | all | the slowest | its seconds |", "|---|---|---|---|---|"]
+    for name in TARGETS:
+        times = {recipe: x["compile_seconds"] for (recipe, y), x in records.items() if y == name}
+        if times:
+            slowest = max(times, key=lambda recipe: times[recipe])
+            total = f"{sum(times.values()):,.0f}"
+            lines.append(f"| {name} | {len(times)} | {total} | {slowest} | {times[slowest]} |")
+    return lines
+
+
 def _memory(x: dict[str, Any] | None) -> str:
     return f"{(x['state_bytes'] + x['temporary_bytes']) / 2**20:,.1f}" if x else ""
 
@@ -156,8 +171,8 @@ def _slices(records: Records) -> list[str]:
         target = next(target for target, name in SLICES.items() if name in title)
         collectives = records.get((recipe, target), {}).get("collectives_per_update", [])
         if not title.startswith("KiB"):
-            return str(sum(x["times"] for x in collectives) or "")
-        size = sum(x["times"] * x["bytes"] for x in collectives)
+            return str(sum(x.get("times", 1) for x in collectives) or "")
+        size = sum(x.get("times", 1) * x["bytes"] for x in collectives)
         return f"{size / 2**10:,.1f}" if size else ""
 
     titles = (*SLICES.values(), *(f"KiB, {title}" for title in SLICES.values()))
