@@ -168,7 +168,7 @@ def _kernels(x: dict[str, Any] | None) -> str:
 
 def _slices(records: Records) -> list[str]:
     def number(recipe: str, title: str) -> str:
-        target = next(target for target, name in SLICES.items() if name in title)
+        target = next(x for x, name in SLICES.items() if name == title.removeprefix("KiB, "))
         collectives = records.get((recipe, target), {}).get("collectives_per_update", [])
         if not title.startswith("KiB"):
             return str(sum(x.get("times", 1) for x in collectives) or "")
