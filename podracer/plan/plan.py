@@ -46,8 +46,8 @@ class Plan:
             {"role": role, "parts": parts, "total": sum(parts.values())}
             for role, parts in self.run.memory
         ]
-        own = {name: value for name, value in vars(self).items() if name != "run"}
-        return {**self.run.to_json(), "memory": memory, **own}
+        facts = {name: value for name, value in vars(self).items() if name != "run"}
+        return {**self.run.to_json(), "memory": memory, **facts}
 
 
 def make_plan(
