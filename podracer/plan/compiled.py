@@ -24,6 +24,7 @@ from podracer.plan.programs import Program, programs_of
 from podracer.plan.targets import LAUNCH_SECONDS, Target
 
 _TEMPORARY = "activations and temporaries"
+_BESIDE = "results, padding and code"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Compiled:
 
     program: Program
     temporary_bytes: int
+    bytes_beside: int  # of results that replace no argument, padding of arrays, and code
     update: Loop  # an update of Anakin, else one call
     flops: int  # matrix products and convolutions of an update
     compile_seconds: float  # CPU time, tracing included
@@ -44,7 +46,10 @@ class Compiled:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes by part, temporaries included."""
-        return self.program.state | {_TEMPORARY: self.program.copies * self.temporary_bytes}
+        return self.program.state | {
+            _TEMPORARY: self.program.copies * self.temporary_bytes,
+            _BESIDE: self.bytes_beside,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
@@ -56,6 +61,7 @@ class Compiled:
             "devices_of_host": self.program.devices,
             "state_bytes": sum(self.program.state.values()),
             "temporary_bytes": self.program.copies * self.temporary_bytes,
+            "bytes_beside": self.bytes_beside,
             "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
             "kernels_per_update": kernels.total(),
@@ -88,10 +94,10 @@ class CompiledRun:
         parts = [(x.program.role, x.memory) for x in self.programs]
         if len(parts) > 1 and len(self.target.devices) == self.target.num_hosts:
             (_, learner), (_, actor) = parts
-            actor = {
-                name.replace(_TEMPORARY, f"{_TEMPORARY} of actors"): n for name, n in actor.items()
+            shared = {
+                f"{name} of actors" if name in learner else name: actor[name] for name in actor
             }
-            return [("device", learner | actor)]
+            return [("device", learner | shared)]
         return parts
 
     @property
@@ -166,7 +172,7 @@ def compile_program(program: Program, target: Target) -> Compiled:
     """Compile one program for a target."""
     start = time.process_time()
     with traced_for(target.platform):
-        traced = program.trace()
+        traced = program.function.trace(*program.arguments)
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
@@ -175,12 +181,14 @@ def compile_program(program: Program, target: Target) -> Compiled:
             f"the compiler for {target.name} fails on the {program.role}: {reason}"
         ) from error
     seconds = time.process_time() - start
-    analysis = compiled.memory_analysis()
-    text = Text(compiled.as_text())
+    memory = compiled.memory_analysis()
+    arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    padding_and_results = arrays - memory.alias_size_in_bytes - program.argument_bytes
     return Compiled(
         program,
-        analysis.temp_size_in_bytes,
-        text.update,
+        memory.temp_size_in_bytes,
+        max(0, padding_and_results) + memory.generated_code_size_in_bytes,
+        Text(compiled.as_text()).update,
         matrix_flops(traced.jaxpr.jaxpr),
         seconds,
     )
