@@ -33,7 +33,7 @@ class Compiled:
 
     program: Program
     temporary_bytes: int
-    bytes_beside: int  # of results that replace no argument, padding of arrays, and code
+    bytes_beside: int  # results that replace no argument, padding of arrays, code
     update: Loop  # an update of Anakin, else one call
     flops: int  # matrix products and convolutions of an update
     compile_seconds: float  # CPU time, tracing included
