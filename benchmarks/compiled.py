@@ -1,11 +1,12 @@
 """Compile every recipe for accelerators that are not here: memory, kernels, collectives.
 
     python benchmarks/compiled.py                        compile what is missing, write the page
-    python benchmarks/compiled.py --recipes catch lpg    these recipes anew
+    python benchmarks/compiled.py --recipes catch lpg    these recipes only
     python benchmarks/compiled.py --against FILE         compare kernels with other records
 
 It needs the packages of the extras `compile-tpu` and `compile-cuda`. Records are kept in
-`results/compiled.jsonl`, one for each recipe and target, so an interrupted run goes on; the page is
+`results/compiled.jsonl`, one for each recipe and target with the commit of the package. What the
+file has of this commit is not compiled again, so an interrupted run goes on. The page is
 `docs/compiled.md`.
 """
 
@@ -13,83 +14,173 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from podracer import recipes
+from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
+
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "benchmarks/results/compiled.jsonl"
-PAGE = ROOT / "docs/compiled.md"
 TARGETS = ("tpu-v3:2x2", "tpu-v5e:4x4", "h100", "h100:8")
-PODS = {"tpu-v3:32x32": ("catch", "cartpole_ppo"), "tpu-v5e:16x16": ("catch", "cartpole_ppo")}
-SECONDS = 600
+SLICES = {
+    "tpu-v3:2x2": "8 cores of v3",
+    "tpu-v3:8x16": "256 cores of v3",
+    "tpu-v3:32x32": "2,048 cores of v3",
+    "tpu-v5e:16x16": "256 chips of v5e",
+}
+SCALED = ("cartpole_ppo", "catch", "lpg", "cartpole_dqn", "catch_muzero", "cartpole_sebulba")
+SECONDS = 900
+DISCO = {"predictions": 600, "units": 256, "lifetime_units": 128}  # sizes of Disco103
+SETTINGS = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # those of the tests, for a CPU
+
+Records = dict[tuple[str, str], dict[str, Any]]
 
 
 def compile_one(recipe: str, target: str) -> dict[str, Any]:
     """Return the facts of `podracer compile`, or why there are none."""
     flags = ["--size", "laptop", "--target", target, "--json"]
     command = [sys.executable, "-m", "podracer", "compile", recipe, *flags]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
-    except subprocess.TimeoutExpired:
-        return {"recipe": recipe, "target": target, "error": f"took over {SECONDS} s"}
+    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    with tempfile.TemporaryDirectory() as directory:
+        if recipe.endswith("_disco"):
+            command += ["--update-rule", write_rule(Path(directory))]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT, env=env
+            )
+        except subprocess.TimeoutExpired:
+            return {"recipe": recipe, "target": target, "error": f"took over {SECONDS} s"}
     if done.returncode:
-        said = [x for x in done.stderr.splitlines() if x.startswith("podracer: ")]
-        error = (said or done.stderr.splitlines() or ["no message"])[-1].removeprefix("podracer: ")
+        lines = [x for x in done.stderr.splitlines() if x.startswith("podracer: ")]
+        error = (lines or done.stderr.splitlines() or ["no message"])[-1].removeprefix("podracer: ")
         return {"recipe": recipe, "target": target, "error": error}
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]) | {"recipe": recipe}
 
 
-def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def write_rule(directory: Path) -> str:
+    """Write a rule with the shapes of Disco103, all zero, and return its file."""
+    arrays = {}
+    for name, shape in layer_shapes(**DISCO).items():
+        arrays[f"{name}/w"] = np.zeros(stored_shape(name, shape), np.float32)
+        arrays[f"{name}/b"] = np.zeros(shape[1:], np.float32)
+    np.savez(directory / "rule.npz", **arrays)
+    return str(directory / "rule.npz")
+
+
+def summary(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts as they are recorded: no loops, and equal collectives together."""
+    if "error" in facts:
+        return facts
+    programs = [summary(x) for x in facts.get("programs", [])[1:]]
+    counts = Counter((x["kind"], x["bytes"]) for x in facts["collectives_per_update"])
+    collectives = [
+        {"kind": kind, "bytes": size, "times": times} for (kind, size), times in counts.items()
+    ]
+    omitted = ("loops", "programs")
+    return {
+        **{name: value for name, value in facts.items() if name not in omitted},
+        "collectives_per_update": collectives,
+        **({"programs": programs} if programs else {}),
+    }
+
+
+def read(path: Path) -> Records:
     """Return the records of a file by recipe and target."""
     lines = path.read_text().splitlines() if path.exists() else []
     records = [json.loads(line) for line in lines]
     return {(record["recipe"], record["target"]): record for record in records}
 
 
-def write(records: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """Write the records in the order of their keys."""
-    lines = [json.dumps(records[key], sort_keys=True) for key in sorted(records)]
-    RECORDS.write_text("".join(f"{line}\n" for line in lines))
-
-
-def page(records: dict[tuple[str, str], dict[str, Any]], commit: str) -> str:
-    """Return the page with a row for each recipe and target."""
+def page(records: Records) -> str:
+    """Return the page: what each recipe takes, and collectives by the number of devices."""
+    commits = sorted({x.get("commit", "unknown") for x in records.values()})
+    errors = {key: x["error"] for key, x in sorted(records.items()) if "error" in x}
+    valid = {key: x for key, x in records.items() if key not in errors}
+    names = sorted({recipe for (recipe, target) in valid if target in TARGETS})
     lines = [
         "# Recipes on accelerators, compiled here",
         "",
         "`python benchmarks/compiled.py` writes this page with the accelerators' own compilers and "
-        "no device. Each device has the recipe's number of environments for a laptop. Memory, "
-        "kernels and all-reduces are those of one device and one update. Nothing was run, so there "
-        f"are no times. Commit {commit}.",
+        "no device. Each device has the recipe's number of environments for a laptop. Numbers are "
+        "those of one device, and of one update of it, or of one call of Sebulba's learner. "
+        "Nothing was run, so there are no times. `benchmarks/results/compiled.jsonl` has all figures. "
+        f"Commit {', '.join(commits)}.",
         "",
-        "| recipe | target | state | temporary | kernels | kernels of a step | all-reduces "
-        "| largest | CPU s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "## Memory, in MiB",
+        "",
+        *_table(names, TARGETS, lambda recipe, target: _memory(valid.get((recipe, target)))),
+        "",
+        "## Kernels of an update",
+        "",
+        *_table(names, TARGETS, lambda recipe, target: _kernels(valid.get((recipe, target)))),
+        "",
+        "## CPU seconds to trace and compile",
+        "",
+        *_times(valid),
+        "",
+        "## Collectives by the number of devices",
+        "",
+        "First the number of an update's all-reduces, then their KiB together. Under Sebulba half "
+        "of the devices are learners.",
+        "",
+        *_slices(valid),
     ]
-    for (recipe, target), x in sorted(records.items()):
-        if "error" in x:
-            lines.append(f"| {recipe} | {target} | {x['error']} | | | | | | |")
-            continue
-        reductions = [y["bytes"] for y in x["collectives_per_update"]]
-        lines.append(
-            f"| {recipe} | {target} | {_mib(x['state_bytes'])} | {_mib(x['temporary_bytes'])} "
-            f"| {x['kernels_per_update']:,} | {x['kernels_per_step']} | {len(reductions)} "
-            f"| {_kib(max(reductions, default=0))} | {x['compile_seconds']} |"
-        )
+    if errors:
+        lines += ["", "## What does not compile", ""]
+        lines += [f"- `{recipe}` for {target}: {text}" for (recipe, target), text in errors.items()]
     return "\n".join([*lines, ""])
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _table(
+    names: Sequence[str], titles: Sequence[str], cell: Callable[[str, str], str]
+) -> list[str]:
+    """Return a table with a row for each recipe; `cell` takes the recipe and a column's title."""
+    head = ["recipe", *titles]
+    rows = [[name, *(cell(name, title) for title in titles)] for name in names]
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
-def _kib(size: int) -> str:
-    return f"{size / 2**10:,.1f} KiB" if size else ""
+def _times(records: Records) -> list[str]:
+    lines = ["| target | recipes | all | the slowest | its seconds |", "|---|---|---|---|---|"]
+    for name in TARGETS:
+        times = {recipe: x["compile_seconds"] for (recipe, y), x in records.items() if y == name}
+        if times:
+            slowest = max(times, key=lambda recipe: times[recipe])
+            total = f"{sum(times.values()):,.0f}"
+            lines.append(f"| {name} | {len(times)} | {total} | {slowest} | {times[slowest]} |")
+    return lines
 
 
-def compare(records: dict[tuple[str, str], dict[str, Any]], others: Path) -> int:
+def _memory(x: dict[str, Any] | None) -> str:
+    return f"{(x['state_bytes'] + x['temporary_bytes']) / 2**20:,.1f}" if x else ""
+
+
+def _kernels(x: dict[str, Any] | None) -> str:
+    return f"{x['kernels_per_update']:,}" if x else ""
+
+
+def _slices(records: Records) -> list[str]:
+    def number(recipe: str, title: str) -> str:
+        target = next(x for x, name in SLICES.items() if name == title.removeprefix("KiB, "))
+        collectives = records.get((recipe, target), {}).get("collectives_per_update", [])
+        if not title.startswith("KiB"):
+            return str(sum(x.get("times", 1) for x in collectives) or "")
+        size = sum(x.get("times", 1) * x["bytes"] for x in collectives)
+        return f"{size / 2**10:,.1f}" if size else ""
+
+    titles = (*SLICES.values(), *(f"KiB, {title}" for title in SLICES.values()))
+    return _table(SCALED, titles, number)
+
+
+def compare(records: Records, others: Path) -> int:
     """Print changes of kernels and temporaries; return 1 where one grew by more than 2 %."""
     worse = False
     for key, old in sorted(read(others).items()):
@@ -103,27 +194,28 @@ def compare(records: dict[tuple[str, str], dict[str, Any]], others: Path) -> int
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipes", nargs="*", default=[])
-    parser.add_argument("--targets", nargs="*", default=TARGETS)
+    parser.add_argument("--recipes", nargs="*", default=list(recipes.RECIPES))
+    parser.add_argument("--targets", nargs="*", default=[*TARGETS, *SLICES])
+    parser.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/compiled.jsonl")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/compiled.md")
     parser.add_argument("--against", type=Path)
     options = parser.parse_args()
-    from podracer import recipes
-
-    records = read(RECORDS)
-    names = options.recipes or list(recipes.RECIPES)
-    wanted = [(name, target) for target in options.targets for name in names]
-    wanted += [(name, target) for target, mains in PODS.items() for name in mains if name in names]
-    for key in wanted:
-        if options.recipes or "error" in records.get(key, {"error": ""}):
-            records[key] = compile_one(*key)
-            write(records)
-            print(
-                *key, records[key].get("error", records[key].get("kernels_per_update")), flush=True
-            )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
-    PAGE.write_text(page(records, commit))
+    command = ["git", "log", "-1", "--format=%h", "--", "podracer"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    commit, records = done.stdout.strip(), read(options.records)
+    for target in dict.fromkeys(options.targets):
+        for recipe in options.recipes if target in TARGETS else SCALED:
+            record = records.get((recipe, target), {})
+            if recipe not in options.recipes:
+                continue
+            if record.get("commit") == commit and "error" not in record:
+                continue
+            record = summary(compile_one(recipe, target)) | {"commit": commit}
+            records[recipe, target] = record
+            texts = [json.dumps(records[key], sort_keys=True) for key in sorted(records)]
+            options.records.write_text("".join(f"{text}\n" for text in texts))
+            print(recipe, target, record.get("error", record.get("kernels_per_update")), flush=True)
+    options.page.write_text(page(records))
     return compare(records, options.against) if options.against else 0
 
 

@@ -30,8 +30,8 @@ class CompileOptions:
 
     target: str = "here"
     """Devices to compile for, such as h100, h100:8, tpu-v3:2x2 or tpu-v5e:16x16; `here` is this
-    machine. Unless `--num-envs` is given, each device has the recipe's number of environments, at
-    the size for an accelerator."""
+    machine. Unless `--num-envs` is given, each device has the recipe's number of environments and
+    timesteps of replay, at its size for an accelerator."""
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments."""
     update_rule: Path | None = None

@@ -24,6 +24,12 @@ _LAUNCHERS = (
     ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "slurm", "SLURM_STEP_NODELIST"),
     ("MPI", "PMI_SIZE", "PMI_RANK", None, ""),
 )
+_GPU_FLAGS = {
+    "--xla_gpu_deterministic_ops": "true",
+    # The pass joins a softmax with its neighbors. In some programs it takes minutes, or takes a
+    # kernel that cannot be built; without it there are as many kernels, or fewer.
+    "--xla_disable_hlo_passes": "triton-softmax-rewriter",
+}
 MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX takes no infinity
 
 
@@ -124,7 +130,7 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     from podracer.devices.machine import check_machine
 
     check_machine()
-    require_deterministic_kernels()
+    choose_gpu_kernels()
     hosts, job = hosts.with_environment(), visible_job()
     settings = (hosts.coordinator, hosts.num_processes, hosts.process_id)
     is_multi_process = settings not in ((None, None, None), (None, 1, None))
@@ -170,15 +176,21 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
         peers.join(*settings, hosts.join_seconds, method)
 
 
-def require_deterministic_kernels() -> None:
-    """Have XLA use only GPU kernels that sum in a fixed order, unless XLA_FLAGS says which.
+def choose_gpu_kernels() -> None:
+    """Have XLA use only GPU kernels that sum in a fixed order, and no fused softmax.
 
-    Call it before anything touches a device. Without a GPU plugin of JAX it does nothing.
+    Flags that XLA_FLAGS has are left as they are. Call it before anything touches a device. Without
+    a GPU plugin of JAX it does nothing.
     """
-    flags, name = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops"
     plugins = importlib.metadata.entry_points(group="jax_plugins")
-    if name not in flags and any(re.search("cuda|rocm", plugin.name) for plugin in plugins):
-        os.environ["XLA_FLAGS"] = f"{flags} {name}=true".strip()
+    if any(re.search("cuda|rocm", plugin.name) for plugin in plugins):
+        _add_xla_flags(_GPU_FLAGS)
+
+
+def _add_xla_flags(flags: dict[str, str]) -> None:
+    present = os.environ.get("XLA_FLAGS", "")
+    missing = [f"{name}={value}" for name, value in flags.items() if name not in present]
+    os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
 
 
 def disable_async_dispatch() -> None:
@@ -250,9 +262,8 @@ def prepare_compilers() -> None:
         "TPU_ACCELERATOR_TYPE": "v3-8",
         "CUDA_VISIBLE_DEVICES": "-1",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # checks driver and cuDNN
-        # Autotuning would run kernels.
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
     }
+    _add_xla_flags(_GPU_FLAGS | {"--xla_gpu_autotune_level": "0"})  # autotuning would run kernels
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
         os.environ.setdefault(name, "3")
     import jax

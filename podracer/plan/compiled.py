@@ -6,7 +6,9 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from podracer.plan.programs import Program, programs_of
 from podracer.plan.targets import LAUNCH_SECONDS, Target
 
 _TEMPORARY = "activations and temporaries"
+_BESIDE = "results, padding and code"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Compiled:
 
     program: Program
     temporary_bytes: int
+    bytes_beside: int  # results that replace no argument, padding of arrays, code
     update: Loop  # an update of Anakin, else one call
     flops: int  # matrix products and convolutions of an update
     compile_seconds: float  # CPU time, tracing included
@@ -42,7 +46,10 @@ class Compiled:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes by part, temporaries included."""
-        return self.program.state | {_TEMPORARY: self.program.copies * self.temporary_bytes}
+        return self.program.state | {
+            _TEMPORARY: self.program.copies * self.temporary_bytes,
+            _BESIDE: self.bytes_beside,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
@@ -54,6 +61,7 @@ class Compiled:
             "devices_of_host": self.program.devices,
             "state_bytes": sum(self.program.state.values()),
             "temporary_bytes": self.program.copies * self.temporary_bytes,
+            "bytes_beside": self.bytes_beside,
             "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
             "kernels_per_update": kernels.total(),
@@ -86,10 +94,10 @@ class CompiledRun:
         parts = [(x.program.role, x.memory) for x in self.programs]
         if len(parts) > 1 and len(self.target.devices) == self.target.num_hosts:
             (_, learner), (_, actor) = parts
-            actor = {
-                name.replace(_TEMPORARY, f"{_TEMPORARY} of actors"): n for name, n in actor.items()
+            shared = {
+                f"{name} of actors" if name in learner else name: actor[name] for name in actor
             }
-            return [("device", learner | actor)]
+            return [("device", learner | shared)]
         return parts
 
     @property
@@ -147,45 +155,43 @@ def compile_run(experiment: Experiment, target: Target) -> CompiledRun:
 
 
 def scaled(experiment: Experiment, devices: int) -> Experiment:
-    """Return an experiment with so many times the environments and the frames."""
-    driver = experiment.driver
-    driver = dataclasses.replace(driver, num_envs=driver.num_envs * devices)
-    return dataclasses.replace(experiment, driver=driver, frames=experiment.frames * devices)
+    """Return an experiment with so many times the environments, the frames and the replay."""
+
+    def times(config: Any, *names: str) -> Any:
+        return dataclasses.replace(config, **{x: devices * getattr(config, x) for x in names})
+
+    agent: Any = experiment.agent
+    if (replay := getattr(agent, "replay", None)) is not None:
+        replay = times(replay, "capacity", "batch_size", "warmup")
+        agent = dataclasses.replace(agent, replay=replay)
+    driver = times(experiment.driver, "num_envs")
+    return dataclasses.replace(times(experiment, "frames"), agent=agent, driver=driver)
 
 
 def compile_program(program: Program, target: Target) -> Compiled:
     """Compile one program for a target."""
     start = time.process_time()
     with traced_for(target.platform):
-        traced = program.trace()
-    compiled = _compile(traced.lower(), program, target)
+        traced = program.function.trace(*program.arguments)
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise PodracerError(
+            f"the compiler for {target.name} fails on the {program.role}: {reason}"
+        ) from error
     seconds = time.process_time() - start
-    analysis = compiled.memory_analysis()
-    text = Text(compiled.as_text())
+    memory = compiled.memory_analysis()
+    arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    padding_and_results = arrays - memory.alias_size_in_bytes - program.argument_bytes
     return Compiled(
         program,
-        analysis.temp_size_in_bytes,
-        text.update,
+        memory.temp_size_in_bytes,
+        max(0, padding_and_results) + memory.generated_code_size_in_bytes,
+        Text(compiled.as_text()).update,
         matrix_flops(traced.jaxpr.jaxpr),
         seconds,
     )
-
-
-def _compile(lowered: Any, program: Program, target: Target) -> Any:
-    try:
-        return lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if target.kind is None or target.kind.platform != "cuda":
-            raise _failure(program, target, error) from error
-    try:  # without autotuning the first choice for a product may be one that cannot be built
-        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
-    except jax.errors.JaxRuntimeError as error:
-        raise _failure(program, target, error) from error
-
-
-def _failure(program: Program, target: Target, error: Exception) -> PodracerError:
-    reason = next(iter(str(error).splitlines()), "")
-    return PodracerError(f"the compiler for {target.name} fails on the {program.role}: {reason}")
 
 
 def show(run: CompiledRun) -> str:
@@ -228,28 +234,38 @@ def _line(name: str, value: str) -> str:
     return f"  {name:42}{value:>14}"
 
 
-def matrix_flops(jaxpr: Any) -> int:
-    """Return the operations of the matrix products and convolutions of a program.
+def matrix_flops(jaxpr: Any, is_needed: Sequence[bool] = ()) -> int:
+    """Return the operations of the matrix products and convolutions that the results need.
 
     A product's multiplication and addition count as two. A loop of unknown length counts once, a
-    condition as its dearest branch.
+    condition as its dearest branch. `is_needed` tells which results are needed, all if it is empty.
     """
+    needed = {id(x) for x, keep in zip_longest(jaxpr.outvars, is_needed, fillvalue=True) if keep}
     total = 0
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name == "dot_general":
-            ((contracted, _), _) = params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += (
-                2 * equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
-            )
-        elif name == "conv_general_dilated":
-            numbers, kernel = params["dimension_numbers"], equation.invars[1].aval
-            per_output = kernel.size // kernel.shape[numbers.rhs_spec[0]]
-            total += 2 * equation.outvars[0].aval.size * per_output
-        elif name == "cond":
-            total += max(matrix_flops(branch.jaxpr) for branch in params["branches"])
-        else:
-            times = params["length"] if name == "scan" else 1
-            total += times * sum(map(matrix_flops, inner_programs(params)))
+    for equation in reversed(jaxpr.eqns):
+        outputs = [id(x) in needed for x in equation.outvars]
+        if any(outputs):
+            total += _flops(equation, outputs)
+            needed |= {id(x) for x in equation.invars}
     return total
+
+
+def _flops(equation: Any, is_needed: list[bool]) -> int:
+    name, params, result = equation.primitive.name, equation.params, equation.outvars[0].aval
+    if name == "dot_general":
+        ((contracted, _), _) = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        return 2 * result.size * math.prod(shape[axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        numbers, kernel = params["dimension_numbers"], equation.invars[1].aval
+        per_output = kernel.size // kernel.shape[numbers.rhs_spec[0]]
+        zeros = math.prod(params["lhs_dilation"])  # between the pixels, not multiplied
+        return 2 * result.size * per_output // zeros
+    if name == "cond":
+        return max(matrix_flops(branch.jaxpr, is_needed) for branch in params["branches"])
+    is_loop = name in ("scan", "while")  # another iteration may need what no result does
+    times = params["length"] if name == "scan" else 1
+    return times * sum(
+        matrix_flops(x, () if is_loop or len(x.outvars) != len(is_needed) else is_needed)
+        for x in inner_programs(params)
+    )

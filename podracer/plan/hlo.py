@@ -16,25 +16,16 @@ from functools import cached_property
 
 SCOPES = ("rollout", "minibatches")
 """Names of `jax.named_scope` that kernels are counted by."""
-_FREE = frozenset(
-    [
-        "parameter",
-        "get-tuple-element",
-        "tuple",
-        "bitcast",
-        "constant",
-        "iota",
-        "after-all",
-        "opt-barrier",
-        "partition-id",
-        "replica-id",
-        "add-dependency",
-    ]
-)
+_FREE = {
+    *("parameter", "get-tuple-element", "tuple", "bitcast", "constant", "iota", "after-all"),
+    *("opt-barrier", "partition-id", "replica-id", "add-dependency"),
+}
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _SLICES = ("dynamic-slice", "gather", "dynamic-update-slice")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 _LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)")
+_CALL = re.compile(r"(.*?) ([\w\-]+)\((.*)")  # the shape, which may be a tuple, opcode, operands
+_COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+\w*|c64|c128)\[([\d,]*)\]")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"?(\d+)')
 
@@ -209,25 +200,9 @@ def _size(computation: dict[str, Instruction], name: str) -> int:
 
 
 def _parse(name: str, text: str, *, is_root: bool) -> Instruction:
-    text = re.sub(r"/\*.*?\*/", "", text)
-    if text.startswith("("):  # the shape is a tuple
-        end = _closing(text, 0)
-        shape, call = text[: end + 1], text[end + 1 :].lstrip()
-    else:
-        shape, _, call = text.partition(" ")
-    opcode, parenthesis, _ = call.partition("(")
-    arguments = call[len(opcode) : _closing(call, len(opcode)) + 1] if parenthesis else ""
-    operands = tuple(re.findall(r"%([\w.\-]+)", arguments))
-    return Instruction(name, opcode.strip(), _bytes(shape), operands, call, is_root)
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
-        if depth == 0:
-            return place
-    return len(text) - 1
+    shape, opcode, call = _CALL.match(_COMMENT.sub("", text)).groups()  # type: ignore[union-attr]
+    operands = tuple(re.findall(r"%([\w.\-]+)", call.partition("), ")[0]))
+    return Instruction(name, opcode, _bytes(shape), operands, f"{opcode}({call}", is_root)
 
 
 def _bytes(shape: str) -> int:

@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 from podracer.bench import sebulba as bench
@@ -41,12 +42,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         memory = [
             {"role": role, "parts": parts, "total": sum(parts.values())}
             for role, parts in self.run.memory
         ]
-        return {**fields.pop("run").to_json(), "memory": memory, **fields}
+        facts = {name: value for name, value in vars(self).items() if name != "run"}
+        return {**self.run.to_json(), "memory": memory, **facts}
 
 
 def make_plan(
@@ -163,6 +164,7 @@ def cost_lines(plan: Plan) -> list[str]:
     limit = plan.steps_per_second_at_most
     bound = "" if limit is None else f"; at most {limit:,.0f} steps a second by launches and FLOPs"
     fitted = ", if it fitted" if plan.run.fits is False else ""
+    lines = [""]
     if plan.largest_num_envs:
         lines = [f"The largest batch that fits: --num-envs {plan.largest_num_envs}.", ""]
     elif plan.largest_num_envs == 0:
@@ -171,29 +173,14 @@ def cost_lines(plan: Plan) -> list[str]:
             "(--capacity), a shorter rollout or more devices.",
             "",
         ]
-    else:
-        lines = [""]
     if plan.steps_per_second is None or plan.hours is None:
         return [*lines, f"Speed, hours and price are not known: {plan.speed_source}{bound}."]
+    duration = timedelta(seconds=math.ceil(3600 * plan.hours))
     lines += [
         f"Speed: {plan.steps_per_second:,.0f} steps a second ({plan.speed_source}{bound})",
-        f"Time: {format_seconds(3600 * plan.hours)} for {plan.frames:,} steps{fitted}",
+        f"Time: {duration} for {plan.frames:,} steps{fitted}",
     ]
     if plan.dollars is None:
         return [*lines, "Price: not known: --price gives that of a host for an hour"]
     price = f"${plan.dollars:,.2f}" if plan.dollars >= 0.01 else "less than $0.01"
     return [*lines, f"Price: {price}{fitted}"]
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time as text in the unit that suits it."""
-    units = (
-        ("days", 172_800, 86_400),
-        ("hours", 3600, 3600),
-        ("min", 60, 60),
-        ("s", 0, 1),
-    )
-    rounded = float(f"{seconds:.3g}")
-    unit, least, size = next(entry for entry in units if rounded >= entry[1])
-    number = max(seconds, least) / size
-    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,12 +34,18 @@ class Program:
 
     role: str  # `learner`, `actor`, or `device` for everything
     devices: int  # number on each host that run it
-    trace: Callable[[], Any]  # returns the traced program, `jax.stages.Traced`
+    function: Any  # jitted
+    arguments: tuple[Any, ...]  # shapes with their sharding
     steps: int  # environment steps on one device in one call, of Anakin in one update
     length: int  # steps of the rollout within it
     state: dict[str, int]  # bytes on one device by part
     host_bytes: int = 0  # bytes of the host's memory that one device uses
     copies: int = 1  # number of them that run at once on a device
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of the arguments on one device by their shapes, without padding."""
+        return _device_bytes(self.arguments) - self.host_bytes
 
 
 def programs_of(experiment: Experiment, target: Target) -> list[Program]:
@@ -69,7 +74,8 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
     return Program(
         "device",
         len(mesh.local_devices),
-        lambda: chunk.trace(agent, state, request),
+        chunk,
+        (agent, state, request),
         config.steps_per_update // mesh.size,
         config.rollout_length,
         state_parts(state, target.platform),
@@ -91,7 +97,8 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: 
     return Program(
         "device",
         len(mesh.local_devices),
-        lambda: chunk.trace(agents, states, abstract_request(mesh)),
+        chunk,
+        (agents, states, abstract_request(mesh)),
         config.steps_per_update * len(pods) // mesh.size,
         config.rollout_length,
         state_parts(states, target.platform),
@@ -142,7 +149,8 @@ def _sebulba(
         Program(
             "learner",
             num_learners,
-            lambda: update.trace(*arguments),
+            update,
+            arguments,
             steps // num_learners,
             1,
             learner,
@@ -151,7 +159,8 @@ def _sebulba(
         Program(
             "actor",
             len(split.actors),
-            lambda: act.trace(*inputs),
+            act,
+            inputs,
             split.num_envs,
             1,
             actor,

@@ -36,46 +36,29 @@ class Kind:
 
 # NVIDIA, "H100 Tensor Core GPU Architecture", "A100 Tensor Core GPU Architecture", and the CUDA
 # programming guide's table of compute capabilities 9.0 and 8.0.
-_HOPPER = {
-    "cuda_compute_capability": "{ major: 9 }",
-    "core_count": 132,
-    "fpus_per_core": 128,
-    "clock_rate_ghz": 1.98,
-    "l2_cache_size": 52428800,
-    "shared_memory_per_core": 233472,
-    "shared_memory_per_block_optin": 232448,
-}
-_AMPERE = {
-    "cuda_compute_capability": "{ major: 8 }",
-    "core_count": 108,
-    "fpus_per_core": 64,
-    "clock_rate_ghz": 1.41,
-    "l2_cache_size": 41943040,
-    "shared_memory_per_core": 167936,
-    "shared_memory_per_block_optin": 166912,
-}
-_EVERY_GPU = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "threads_per_core_limit": 2048,
-    "shared_memory_per_block": 49152,
-    "registers_per_core_limit": 65536,
-    "registers_per_block_limit": 65536,
-    "block_dim_limit_x": 2147483647,
-    "block_dim_limit_y": 65535,
-    "block_dim_limit_z": 65535,
-}
+_HOPPER = (
+    "cuda_compute_capability { major: 9 } core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 "
+    "l2_cache_size: 52428800 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448"
+)
+_AMPERE = (
+    "cuda_compute_capability { major: 8 } core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 "
+    "l2_cache_size: 41943040 shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912"
+)
+_EVERY_GPU = (
+    "threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 "
+    "shared_memory_per_block: 49152 registers_per_core_limit: 65536 registers_per_block_limit: "
+    "65536 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535"
+)
 
 
-def _describe(name: str, memory: float, bandwidth: float, chip: dict[str, Any]) -> str:
+def _describe(name: str, memory: float, bandwidth: float, chip: str) -> str:
     """Return XLA's description of a GPU, with bytes of memory and bytes a second."""
-    sizes = {"device_memory_size": int(memory), "memory_bandwidth": int(bandwidth)}
-    fields = (_EVERY_GPU | chip | sizes).items()
-    info = " ".join(f"{key}{' ' if str(value)[0] == '{' else ': '}{value}" for key, value in fields)
-    versions = "runtime_version { major: 12 minor: 9 } dnn_version_info { major: 9 minor: 12 }"
+    sizes = f"device_memory_size: {memory:.0f} memory_bandwidth: {bandwidth:.0f}"
     return (
-        f"gpu_device_info {{ {info} }} {versions} "
-        f'platform_name: "CUDA" device_description_str: "{name}"'
+        f"gpu_device_info {{ {_EVERY_GPU} {chip} {sizes} }} "
+        "runtime_version { major: 12 minor: 9 } dnn_version_info { major: 9 minor: 12 } "
+        'platform_name: "CUDA" '
+        f'device_description_str: "{name}"'
     )
 
 
@@ -152,7 +135,7 @@ def find_target(name: str, num_devices: int = 0) -> Target:
         )
     kind = KINDS[base]
     package, extra = _PACKAGES[kind.platform]
-    if importlib.util.find_spec(package.partition(".")[0]) is None or not _has(package):
+    if not _is_installed(package):
         raise ConfigError(
             f'the compiler for {name} is not installed: pip install -e ".[{extra}]" in the clone.'
         )
@@ -160,7 +143,7 @@ def find_target(name: str, num_devices: int = 0) -> Target:
     return Target(name, kind.title, _topology(name, kind, shape), usable, kind)
 
 
-def _has(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:

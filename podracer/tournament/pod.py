@@ -31,8 +31,8 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import KINDS, from_json, read_config, recipe_name, to_json
 from podracer.devices.mesh import fetch
 from podracer.devices.startup import (
+    choose_gpu_kernels,
     disable_async_dispatch,
-    require_deterministic_kernels,
     use_compilation_cache,
 )
 from podracer.drivers import population
@@ -380,7 +380,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
     """
     try:
         user_experiments = tuple(recipes.find(name) for name in names)
-        require_deterministic_kernels()
+        choose_gpu_kernels()
         experiment = read_task(directory, user_experiments).experiment
         if experiment.arch == "sebulba" and experiment.devices <= 1:
             disable_async_dispatch()

@@ -14,7 +14,7 @@ from agents import AGENTS, blueprint, environment_for
 
 from podracer import recipes
 from podracer.devices.mesh import find_devices, make_mesh
-from podracer.devices.startup import require_deterministic_kernels
+from podracer.devices.startup import choose_gpu_kernels
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import abstract_state
@@ -109,9 +109,13 @@ def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(
 @pytest.mark.parametrize(
     ("plugin", "flags", "expected"),
     [
-        ("xla_cuda13", None, "--xla_gpu_deterministic_ops=true"),
-        ("xla_cuda13", "--xla_dump_to=x", "--xla_dump_to=x --xla_gpu_deterministic_ops=true"),
-        ("xla_cuda13", "--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
+        ("xla_cuda13", None, "FIXED NO_SOFTMAX"),
+        ("xla_cuda13", "--xla_dump_to=x", "--xla_dump_to=x FIXED NO_SOFTMAX"),
+        (
+            "xla_cuda13",
+            "--xla_gpu_deterministic_ops=false",
+            "--xla_gpu_deterministic_ops=false NO_SOFTMAX",
+        ),
         ("libtpu", None, None),
     ],
 )
@@ -123,7 +127,13 @@ def test_kernels_of_a_gpu_sum_in_a_fixed_order_unless_the_user_says_otherwise(
         monkeypatch.setenv("XLA_FLAGS", flags)
     plugins = [SimpleNamespace(name=plugin)]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: plugins)
-    require_deterministic_kernels()
+    choose_gpu_kernels()
+    settings = {
+        "NO_SOFTMAX": "--xla_disable_hlo_passes=triton-softmax-rewriter",
+        "FIXED": "--xla_gpu_deterministic_ops=true",
+    }
+    for name, setting in settings.items():
+        expected = expected and expected.replace(name, setting)
     assert os.environ.get("XLA_FLAGS") == expected
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # also what was set without monkeypatch
 

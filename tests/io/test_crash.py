@@ -204,7 +204,7 @@ def test_a_pod_explains_an_error_as_the_command_line_does(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(pod, "require_deterministic_kernels", fail)
+    monkeypatch.setattr(pod, "choose_gpu_kernels", fail)
     assert pod.run_alone(tmp_path) == code
     text = capsys.readouterr().err
     assert words in text

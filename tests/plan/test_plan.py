@@ -3,9 +3,10 @@
 import dataclasses
 import importlib.util
 import json
-import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +25,14 @@ from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
 from podracer.plan.compiled import compile_run, matrix_flops, scaled, show
 from podracer.plan.hlo import Collective, Program
-from podracer.plan.plan import cost_lines, format_seconds, largest_batch, make_plan
+from podracer.plan.plan import cost_lines, largest_batch, make_plan
 from podracer.plan.programs import programs_of
 from podracer.plan.targets import KINDS, find_target
 from podracer.run.setup import build
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
+
+from compiled import TARGETS, compile_one
 
 needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the compiler of TPUs is not installed"
@@ -124,6 +129,11 @@ def test_loops_of_a_compiled_program_have_their_lengths():
             [(1, 3, 8, 8), (5, 3, 3, 3)],
             2 * 5 * 64 * 3 * 9,
         ),
+        (
+            jax.grad(lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID").sum()),
+            [(1, 3, 9, 9), (5, 3, 3, 3)],
+            2 * 3 * 81 * 5 * 9 // 4,  # of a stride of 2 only a quarter multiplies no zeros
+        ),
         (lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, None, 6)[0], [(4, 4)], 6 * 128),
         (
             lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x),
@@ -132,6 +142,7 @@ def test_loops_of_a_compiled_program_have_their_lengths():
         ),
         (jax.jit(lambda x: jax.vmap(jnp.dot)(x, x)), [(6, 7)], 2 * 42),
         (jnp.tanh, [(9, 9)], 0),
+        (lambda x: jax.jit(lambda x: (x + 1, x @ x))(x)[0], [(4, 4)], 0),  # no result needs it
     ],
 )
 def test_operations_of_matrix_products_are_exact(function, shapes, flops):
@@ -209,6 +220,13 @@ def test_collectives_of_an_update_do_not_grow_with_devices():
     assert experiment_gradients >= 4 * sum(x.size for x in params)
 
 
+def test_each_device_has_the_recipes_environments_and_replay():
+    experiment = recipes.find("cartpole_dqn")
+    alone, shared = (programs_of(scaled(experiment, count), here(count))[0] for count in (1, 4))
+    assert shared.state == alone.state
+    assert shared.steps == alone.steps
+
+
 def test_a_sebulba_run_has_a_program_for_learners_and_one_for_actors():
     experiment = recipes.find("catch_a2c").with_arch("sebulba")
     experiment = experiment.with_fields({"driver": {"num_envs": 96}})
@@ -253,19 +271,36 @@ def test_a_compiler_that_is_not_installed_is_named(name, extra, monkeypatch):
         find_target(name)
 
 
+def compiled_facts(recipe, target):
+    """Compile a recipe by the command; skip where a package of it or of the target is missing."""
+    facts = compile_one(recipe, target)
+    error = facts.get("error", "")
+    if re.search("not installed|needs .*(install|package)", error):
+        pytest.skip(error)
+    assert not error, error
+    assert facts["kernels_per_update"] > 0
+    assert facts["temporary_bytes"] > 0
+    return facts
+
+
 @needs_tpu_compiler
 @pytest.mark.parametrize("recipe", ["catch", "cartpole_ppo", "cartpole_sebulba"])
 def test_a_run_compiles_for_a_host_of_tpus(recipe):
-    command = [sys.executable, "-m", "podracer", "compile", recipe, "--target", "tpu-v3:2x2"]
-    settings = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # the tests' own, for a CPU
-    env = {name: value for name, value in os.environ.items() if name not in settings}
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, env=env)
-    facts = json.loads(done.stdout)
+    facts = compiled_facts(recipe, "tpu-v3:2x2")
     assert facts["devices"] == 8
     assert facts["fits"] is True
-    assert facts["kernels_per_update"] > 0
     kinds = {x["kind"] for x in facts["collectives_per_update"]}
     assert kinds == {"all-reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_every_recipe_compiles_for_every_target(recipe, target):
+    facts = compiled_facts(recipe, target)
+    kinds = {x["kind"] for x in facts["collectives_per_update"]}
+    assert kinds <= {"all-reduce"}
+    assert facts["target"] == target
 
 
 # --- the largest batch ----------------------------------------------------------------------------
@@ -342,6 +377,8 @@ def test_hours_are_frames_by_speed(catch, run, monkeypatch):
     plan = plan_of(catch, run, monkeypatch, steps_per_second=1e6, price=3.0)
     assert plan.hours == pytest.approx(plan.frames / 1e6 / 3600)
     assert plan.dollars == pytest.approx(3.0 * plan.hours)
+    week = dataclasses.replace(plan, hours=7 * 24.0)
+    assert "Time: 7 days, 0:00:00 for" in "\n".join(cost_lines(week))
 
 
 def test_launches_bound_the_speed_of_a_gpu(catch, run, monkeypatch):
@@ -434,13 +471,6 @@ def test_this_machine_is_measured(arch):
     assert plan["speed_source"] == "measured here"
     assert plan["steps_per_second"] > 0
     assert plan["dollars"] is None
-
-
-def test_times_are_written_in_the_unit_that_suits_them():
-    texts = {0: "0 s", 0.5: "0.5 s", 90: "1.5 min", 7200: "2 hours", 200_000: "2.31 days"}
-    texts |= {0.9996: "1 s", 59.97: "1 min", 3599: "1 hours"}
-    texts |= {172_000: "47.8 hours", 172_700: "2 days", 1157 * 86_400: "1,157 days"}
-    assert {seconds: format_seconds(seconds) for seconds in texts} == texts
 
 
 def test_the_text_has_a_line_for_each_fact(run):
