@@ -51,8 +51,8 @@ def interrupt(process, run, signals):
         steps = (run / "checkpoints").glob("[0-9]*")
         mid_save += any(not (step / "manifest.json").exists() for step in steps)
         process = start("resume", run)
-    wait_for_lines(process, run, 1)
-    time.sleep(1)
+    lines = (run / "metrics.jsonl").read_bytes().count(b"\n")
+    wait_for_lines(process, run, lines + 1)  # a signal to one that imports would end it
     process.terminate()
     code, _, error = finish(process)
     assert code == 75, error
