@@ -5,7 +5,9 @@ Launching a kernel on an accelerator takes longer than the work of a small one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +21,8 @@ from podracer.types import PyTree
 
 _MOST_STEPS = 16
 _MOST_EQUATIONS = 1024  # in the body of a loop
+_SHORT = 8  # items of an axis
+_LARGE = 1 << 17  # elements of an array whose own kernel works longer than it takes to launch
 
 
 def scan(
@@ -26,14 +30,91 @@ def scan(
 ) -> tuple[Any, PyTree]:
     """Return what `jax.lax.scan` returns.
 
-    On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
+    On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile,
+    and writes the small arrays of its results together.
     """
-    steps = 1
-    if not is_for_cpu():
-        first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
-        size = count_equations(jax.make_jaxpr(body)(carry, first).jaxpr)
-        steps = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1)))
-    return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
+    if is_for_cpu():
+        return jax.lax.scan(body, carry, xs, reverse=reverse)
+    first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
+    program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
+    steps = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1)))
+
+    def packed_body(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry, y = body(carry, x)
+        return carry, pack(y)
+
+    carry, ys = jax.lax.scan(packed_body, carry, xs, reverse=reverse, unroll=steps)
+    return carry, jax.vmap(lambda y: unpack(y, shapes))(ys) if ys else shapes
+
+
+def pack(tree: PyTree) -> PyTree:
+    """Return the arrays of a tree with all small ones of a dtype as one vector.
+
+    A loop copies and writes it with one kernel, and its elementwise operations are one, too. On a
+    CPU this is the tree itself.
+    """
+    if is_for_cpu():
+        return tree
+    leaves = jax.tree.leaves(tree)
+    return {
+        kind: jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
+        if len(group) > 1
+        else leaves[group[0]]
+        for kind, group in _groups(leaves).items()
+    }
+
+
+def unpack(packed: PyTree, shapes: PyTree) -> PyTree:
+    """Return the tree that was packed; `shapes` is one with the same arrays, or their shapes."""
+    if is_for_cpu():
+        return packed
+    leaves, structure = jax.tree.flatten(shapes)
+    for kind, group in _groups(leaves).items():
+        ends = list(itertools.accumulate(leaves[i].size for i in group))[:-1]
+        parts = jnp.split(packed[kind], ends) if ends else [packed[kind]]
+        for i, part in zip(group, parts, strict=True):
+            leaves[i] = part.reshape(leaves[i].shape)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _groups(leaves: Sequence[Any]) -> dict[str, list[int]]:
+    """Return the places of the arrays that are packed together."""
+    groups: dict[str, list[int]] = {}
+    for i, x in enumerate(leaves):
+        groups.setdefault(str(x.dtype) if x.size < _LARGE else str(i), []).append(i)
+    return groups
+
+
+def select(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Return one of two trees with the same shapes."""
+    packed = jax.tree.map(lambda n, o: jnp.where(condition, n, o), pack(new), pack(old))
+    return unpack(packed, new)
+
+
+def periodic_update(new: PyTree, old: PyTree, steps: jax.Array, period: int) -> PyTree:
+    """Return what `optax.periodic_update` returns, whose branches are copies on an accelerator."""
+    if is_for_cpu():
+        return optax.periodic_update(new, old, steps, period)
+    return select(steps % period == 0, new, old)
+
+
+def all_finite(trees: Sequence[PyTree]) -> list[jax.Array]:
+    """Return of each tree whether its floats are finite.
+
+    An accelerator finds the first tree that is not finite, and no later one.
+    """
+    floats = [
+        [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+        for tree in trees
+    ]
+    if is_for_cpu():
+        checks = [[jnp.all(jnp.isfinite(x)) for x in arrays] for arrays in floats]
+        return [functools.reduce(jnp.logical_and, x, jnp.bool_(True)) for x in checks]
+    flat = ravel_pytree(floats)[0]
+    places = jnp.where(jnp.isfinite(flat), flat.size, jnp.arange(flat.size))
+    first = jnp.min(places, initial=flat.size)
+    ends = [0, *itertools.accumulate(sum(x.size for x in arrays) for arrays in floats)]
+    return [(first < start) | (first >= end) for start, end in itertools.pairwise(ends)]
 
 
 def global_norm(tree: PyTree) -> jax.Array:
@@ -41,6 +122,46 @@ def global_norm(tree: PyTree) -> jax.Array:
     if is_for_cpu():
         return optax.tree.norm(tree)
     return jnp.linalg.norm(ravel_pytree(tree)[0])
+
+
+def fold(function: jnp.ufunc, x: jax.Array) -> jax.Array:
+    """Return the reduction of the last axis; of a short one XLA fuses it into what comes after."""
+    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+        return function.reduce(x, axis=-1)
+    return functools.reduce(function, _columns(x))
+
+
+def cumulative_sum(x: jax.Array) -> jax.Array:
+    """Return the sums up to each item of the last axis."""
+    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+        return jnp.cumsum(x, axis=-1)
+    return jnp.stack([*itertools.accumulate(_columns(x))], axis=-1)
+
+
+def log_softmax(x: jax.Array) -> jax.Array:
+    """Return what `jax.nn.log_softmax` returns."""
+    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+        return jax.nn.log_softmax(x)
+    x = x - jax.lax.stop_gradient(fold(jnp.maximum, x))[..., None]
+    return x - jnp.log(fold(jnp.add, jnp.exp(x)))[..., None]
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    """Return what `jax.nn.softmax` returns."""
+    return jax.nn.softmax(x) if is_for_cpu() else jnp.exp(log_softmax(x))
+
+
+def argmax(x: jax.Array) -> jax.Array:
+    """Return the index of the first largest item of the last axis, i32."""
+    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+        return jnp.argmax(x, axis=-1).astype(jnp.int32)
+    largest = fold(jnp.maximum, x)[..., None]
+    places = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    return fold(jnp.minimum, jnp.where(x == largest, places, x.shape[-1] - 1))
+
+
+def _columns(x: jax.Array) -> list[jax.Array]:
+    return [x[..., i] for i in range(x.shape[-1])]
 
 
 def count_equations(jaxpr: Any) -> int:
