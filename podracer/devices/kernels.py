@@ -124,8 +124,8 @@ def global_norm(tree: PyTree) -> jax.Array:
     return jnp.linalg.norm(ravel_pytree(tree)[0])
 
 
-def fold(function: jnp.ufunc, x: jax.Array) -> jax.Array:
-    """Return the reduction of the last axis; of a short one XLA fuses it into what comes after."""
+def fold(function: Any, x: jax.Array) -> jax.Array:
+    """Return the reduction of the last axis by a ufunc; of a short one XLA fuses it with others."""
     if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
         return function.reduce(x, axis=-1)
     return functools.reduce(function, _columns(x))

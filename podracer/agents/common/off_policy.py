@@ -20,7 +20,7 @@ from podracer.means import Mean, as_mean
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Sample
-from podracer.types import Carry, LearnerState, Metrics, Params, TimeStep, Trajectory
+from podracer.types import Carry, LearnerState, Metrics, Params, PyTree, TimeStep, Trajectory
 
 
 @struct
@@ -73,33 +73,33 @@ def learn_from_replay(
     check_divisible("replay.batch_size", config.batch_size, shards)
     replay = buffer.add(state.local, trajectory.steps, carry)
 
-    loop = state.shared, replay.priorities
-
-    def step(packed: Any, key: jax.Array) -> tuple[Any, Metrics]:
-        shared, priorities = unpack(packed, loop)
+    def step(loop: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:
+        packed, priorities = loop
+        shared = unpack(packed, state.shared)
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
         sample = buffer.sample(current, sample_key, config.batch_size // shards, frames, axis)
         shared, metrics, new_priorities = update(shared, sample, update_key)
         metrics = {name: as_mean(metric) for name, metric in metrics.items()}
         priorities = buffer.update_priorities(priorities, sample, new_priorities)
-        return pack((shared, priorities)), metrics
+        return (pack(shared), priorities), metrics
 
-    def run_updates(packed: Any) -> tuple[Any, Any]:
+    def run_updates(loop: tuple[PyTree, Any]) -> tuple[tuple[PyTree, Any], PyTree]:
         keys = jax.random.split(key, config.updates_per_rollout)
         with jax.named_scope("minibatches"):
-            packed, metrics = scan(step, packed, keys)
-        return packed, pack(jax.tree.map(jnp.mean, metrics))
+            loop, metrics = scan(step, loop, keys)
+        return loop, pack(jax.tree.map(jnp.mean, metrics))
 
-    packed = pack(loop)
-    shapes = jax.eval_shape(lambda packed, key: step(packed, key)[1], packed, key)
+    loop = pack(state.shared), replay.priorities
+    shapes = jax.eval_shape(step, loop, key)[1]
     no_metrics = pack(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     # Frames of the run, as this replay may be that of a part of its environments.
     new_frames = schedules.add_frames(frames, schedules.count_frames(trajectory, axis))
     ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
-    packed, metrics = jax.lax.cond(ready, run_updates, lambda packed: (packed, no_metrics), packed)
-    shared, priorities = unpack(packed, loop)
-    shared = dataclasses.replace(shared, frames=new_frames)
+    (packed, priorities), metrics = jax.lax.cond(
+        ready, run_updates, lambda loop: (loop, no_metrics), loop
+    )
+    shared = dataclasses.replace(unpack(packed, state.shared), frames=new_frames)
     replay = dataclasses.replace(replay, priorities=priorities)
     return LearnerState(shared, replay), unpack(metrics, shapes)
 
