@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from podracer.devices.reductions import is_for_cpu
+from podracer.devices.reductions import is_for_cpu, is_for_gpu
 from podracer.types import PyTree
 
 _MOST_STEPS = 16
@@ -30,14 +30,16 @@ def scan(
 ) -> tuple[Any, PyTree]:
     """Return what `jax.lax.scan` returns.
 
-    On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile,
-    and writes the small arrays of its results together.
+    On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
+    On a GPU it writes the small arrays of its results together.
     """
     if is_for_cpu():
         return jax.lax.scan(body, carry, xs, reverse=reverse)
     first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
     program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
     steps = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1)))
+    if not is_for_gpu():
+        return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
 
     def packed_body(carry: Any, x: Any) -> tuple[Any, Any]:
         carry, y = body(carry, x)
@@ -50,10 +52,10 @@ def scan(
 def pack(tree: PyTree) -> PyTree:
     """Return the arrays of a tree with all small ones of a dtype as one vector.
 
-    A loop copies and writes it with one kernel, and its elementwise operations are one, too. On a
-    CPU this is the tree itself.
+    A loop copies and writes it with one kernel, and its elementwise operations are one, too. A TPU
+    would rearrange matrices for it, so elsewhere than on a GPU this is the tree itself.
     """
-    if is_for_cpu():
+    if not is_for_gpu():
         return tree
     leaves = jax.tree.leaves(tree)
     return {
@@ -66,7 +68,7 @@ def pack(tree: PyTree) -> PyTree:
 
 def unpack(packed: PyTree, shapes: PyTree) -> PyTree:
     """Return the tree that was packed; `shapes` is one with the same arrays, or their shapes."""
-    if is_for_cpu():
+    if not is_for_gpu():
         return packed
     leaves, structure = jax.tree.flatten(shapes)
     for kind, group in _groups(leaves).items():
@@ -92,8 +94,8 @@ def select(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def periodic_update(new: PyTree, old: PyTree, steps: jax.Array, period: int) -> PyTree:
-    """Return what `optax.periodic_update` returns, whose branches are copies on an accelerator."""
-    if is_for_cpu():
+    """Return what `optax.periodic_update` returns, whose branches are copies on a GPU."""
+    if not is_for_gpu():
         return optax.periodic_update(new, old, steps, period)
     return select(steps % period == 0, new, old)
 
@@ -101,14 +103,14 @@ def periodic_update(new: PyTree, old: PyTree, steps: jax.Array, period: int) -> 
 def all_finite(trees: Sequence[PyTree]) -> list[jax.Array]:
     """Return of each tree whether its floats are finite.
 
-    An accelerator finds the first tree that is not finite, and no later one.
+    A GPU finds the first tree that is not finite, and no later one.
     """
     floats = [
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         for tree in trees
     ]
-    if is_for_cpu():
-        checks = [[jnp.all(jnp.isfinite(x)) for x in arrays] for arrays in floats]
+    if not is_for_gpu():
+        checks = ((jnp.all(jnp.isfinite(x)) for x in arrays) for arrays in floats)
         return [functools.reduce(jnp.logical_and, x, jnp.bool_(True)) for x in checks]
     flat = ravel_pytree(floats)[0]
     places = jnp.where(jnp.isfinite(flat), flat.size, jnp.arange(flat.size))
@@ -124,40 +126,44 @@ def global_norm(tree: PyTree) -> jax.Array:
     return jnp.linalg.norm(ravel_pytree(tree)[0])
 
 
-def fold(function: Any, x: jax.Array) -> jax.Array:
-    """Return the reduction of the last axis by a ufunc; of a short one XLA fuses it with others."""
-    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
-        return function.reduce(x, axis=-1)
-    return functools.reduce(function, _columns(x))
+_PAIRWISE = {jnp.sum: jnp.add, jnp.max: jnp.maximum, jnp.min: jnp.minimum}
+
+
+def fold(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """Return the `jnp.sum`, `max` or `min` of the last axis; a GPU fuses that of a short one."""
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+        return reduction(x, axis=-1)
+    return functools.reduce(_PAIRWISE[reduction], _columns(x))
 
 
 def cumulative_sum(x: jax.Array) -> jax.Array:
     """Return the sums up to each item of the last axis."""
-    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
         return jnp.cumsum(x, axis=-1)
+    x = x.astype(jnp.int32) if x.dtype == bool else x
     return jnp.stack([*itertools.accumulate(_columns(x))], axis=-1)
 
 
 def log_softmax(x: jax.Array) -> jax.Array:
     """Return what `jax.nn.log_softmax` returns."""
-    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
         return jax.nn.log_softmax(x)
-    x = x - jax.lax.stop_gradient(fold(jnp.maximum, x))[..., None]
-    return x - jnp.log(fold(jnp.add, jnp.exp(x)))[..., None]
+    x = x - jax.lax.stop_gradient(fold(jnp.max, x))[..., None]
+    return x - jnp.log(fold(jnp.sum, jnp.exp(x)))[..., None]
 
 
 def softmax(x: jax.Array) -> jax.Array:
     """Return what `jax.nn.softmax` returns."""
-    return jax.nn.softmax(x) if is_for_cpu() else jnp.exp(log_softmax(x))
+    return jnp.exp(log_softmax(x)) if is_for_gpu() else jax.nn.softmax(x)
 
 
 def argmax(x: jax.Array) -> jax.Array:
     """Return the index of the first largest item of the last axis, i32."""
-    if is_for_cpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    largest = fold(jnp.maximum, x)[..., None]
+    largest = fold(jnp.max, x)[..., None]
     places = jnp.arange(x.shape[-1], dtype=jnp.int32)
-    return fold(jnp.minimum, jnp.where(x == largest, places, x.shape[-1] - 1))
+    return fold(jnp.min, jnp.where(x == largest, places, x.shape[-1] - 1))
 
 
 def _columns(x: jax.Array) -> list[jax.Array]:

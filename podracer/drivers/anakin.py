@@ -27,7 +27,7 @@ from podracer.devices.host_memory import keep_on_host
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, check_divisible, fetch
 from podracer.devices.ordering import in_order
-from podracer.devices.reductions import is_for_cpu
+from podracer.devices.reductions import is_for_gpu
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Progress,
@@ -67,8 +67,8 @@ class AnakinConfig:
     overhead, shorter chunks report and stop sooner."""
     fused: bool = False
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
-    agents that support it, on a CPU: an accelerator launches fewer kernels for a second forward
-    pass. Sebulba has no such form, so its runs then differ by rounding."""
+    agents that support it. A GPU makes a second forward pass all the same, which takes fewer
+    kernels. Sebulba has no such form, so its runs then differ by rounding."""
 
     @property
     def steps_per_update(self) -> int:
@@ -213,7 +213,7 @@ def _update(
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         return trajectory, actor
 
-    if config.fused and is_for_cpu():
+    if config.fused and not is_for_gpu():
         step = cast(Fused, agent.learn).step(state.learner, play, axis, reuse=True)
         learner, metrics, (trajectory, actor) = step
     else:

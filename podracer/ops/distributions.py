@@ -49,10 +49,10 @@ class Categorical:
         probs = softmax(self.logits)
         # Where sums of many terms round, only possible actions may be chosen, and one always is.
         cumulative = jnp.where(probs > 0, cumulative_sum(probs), 0.0)
-        threshold = uniform * fold(jnp.maximum, cumulative)
+        threshold = uniform * fold(jnp.max, cumulative)
         actions = jnp.arange(probs.shape[-1], dtype=jnp.int32)
         candidates = jnp.where(cumulative > threshold[..., None], actions, probs.shape[-1])
-        return fold(jnp.minimum, candidates)
+        return fold(jnp.min, candidates)
 
     def mode(self) -> jax.Array:
         return argmax(self.logits)
@@ -61,11 +61,11 @@ class Categorical:
         log_probs = log_softmax(self.logits)
         # A one-hot product: its gradient is a product too, where a gather's is a slow scatter.
         one_hot = jax.nn.one_hot(action, self.logits.shape[-1], dtype=log_probs.dtype)
-        return fold(jnp.add, jnp.where(one_hot > 0, log_probs, 0.0))
+        return fold(jnp.sum, jnp.where(one_hot > 0, log_probs, 0.0))
 
     def entropy(self) -> Float[Array, "*b"]:
         log_probs = log_softmax(self.logits)
-        return -fold(jnp.add, jnp.exp(log_probs) * log_probs)
+        return -fold(jnp.sum, jnp.exp(log_probs) * log_probs)
 
     def divergence(self, reference: Categorical) -> Float[Array, "*b"]:
         """Compute the Kullback-Leibler divergence KL(self || reference)."""
@@ -73,7 +73,7 @@ class Categorical:
             log_softmax(self.logits),
             log_softmax(reference.logits),
         )
-        return fold(jnp.add, jnp.exp(log_probs) * (log_probs - other_log_probs))
+        return fold(jnp.sum, jnp.exp(log_probs) * (log_probs - other_log_probs))
 
 
 @struct

@@ -1,4 +1,4 @@
-"""Operations in forms that take few kernels on an accelerator, run here in that form."""
+"""Operations in forms that take few kernels on a GPU, run here in that form."""
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from podracer.ops.distributions import Categorical
 from podracer.types import Step, TimeStep, Trajectory
 
 
-def on_accelerator(function, *args):
-    """The result of a program as it is for an accelerator."""
+def on_gpu(function, *args):
+    """The result of a program as it is for a GPU."""
     with traced_for("gpu"):
         return jax.jit(function)(*args)
 
@@ -44,9 +44,7 @@ def test_a_scan_computes_the_same(length, reverse):
 
     xs = {"a": jnp.arange(length, dtype=jnp.float32)}
     expected = jax.lax.scan(body, jnp.ones(3), xs, reverse=reverse)
-    assert_close(
-        on_accelerator(lambda: kernels.scan(body, jnp.ones(3), xs, reverse=reverse)), expected
-    )
+    assert_close(on_gpu(lambda: kernels.scan(body, jnp.ones(3), xs, reverse=reverse)), expected)
     with traced_for("gpu"):
         text = jax.jit(lambda: kernels.scan(body, jnp.ones(3), xs)).lower().as_text()
     assert text.count("stablehlo.while") == (length > 16)
@@ -56,7 +54,7 @@ def test_a_scan_without_results_computes_the_same():
     def body(carry, x):
         return carry + x, None
 
-    assert on_accelerator(lambda: kernels.scan(body, 1.0, jnp.arange(3.0))) == (4.0, None)
+    assert on_gpu(lambda: kernels.scan(body, 1.0, jnp.arange(3.0))) == (4.0, None)
 
 
 # --- trees ----------------------------------------------------------------------------------------
@@ -76,10 +74,10 @@ TREE = {
 
 
 def test_a_packed_tree_is_a_vector_for_each_dtype_and_comes_back():
-    packed = on_accelerator(kernels.pack, TREE)
+    packed = on_gpu(kernels.pack, TREE)
     shapes = sorted(x.shape for x in jax.tree.leaves(packed))
     assert shapes == [(), (), (2, 1 << 16), (3,), (4,), (7,)]  # of a large array its own
-    actual = on_accelerator(lambda packed: kernels.unpack(packed, TREE), packed)
+    actual = on_gpu(lambda packed: kernels.unpack(packed, TREE), packed)
     assert_close(actual, TREE, rtol=0, atol=0)
     assert actual["key"] == TREE["key"]
     assert kernels.unpack(kernels.pack(TREE), TREE) is TREE  # on a CPU
@@ -89,13 +87,13 @@ def test_a_packed_tree_is_a_vector_for_each_dtype_and_comes_back():
 def test_parameters_are_copied_after_each_period(steps):
     new = {"a": jnp.ones(2), "b": jnp.ones(())}
     old = jax.tree.map(jnp.zeros_like, new)
-    actual = on_accelerator(lambda: kernels.periodic_update(new, old, jnp.int32(steps), 4))
+    actual = on_gpu(lambda: kernels.periodic_update(new, old, jnp.int32(steps), 4))
     assert_close(actual, optax.periodic_update(new, old, jnp.int32(steps), 4), rtol=0)
 
 
 def test_a_norm_is_the_norm():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4)}
-    assert_close(on_accelerator(kernels.global_norm, tree), kernels.global_norm(tree))
+    assert_close(on_gpu(kernels.global_norm, tree), kernels.global_norm(tree))
 
 
 @pytest.mark.parametrize("place", [None, "observation", "reward", "loss", "norm", "a", "b", "c"])
@@ -118,7 +116,7 @@ def test_a_fault_has_the_same_bits(place):
 
     expected = bits()
     assert (expected == 0) == (place is None)
-    assert on_accelerator(bits) == expected
+    assert on_gpu(bits) == expected
 
 
 # --- short axes -----------------------------------------------------------------------------------
@@ -138,14 +136,14 @@ def test_a_categorical_distribution_is_the_same(num_actions):
             lambda p, uniform=uniform: p.at(uniform),
             lambda p: p.mode(),
         ):
-            assert_close(on_accelerator(function, policy), function(policy), 1e-5, 1e-5)
+            assert_close(on_gpu(function, policy), function(policy), 1e-5, 1e-5)
     for function in (
         lambda x: jnp.sum(Categorical(x).entropy()),
         lambda x: jnp.sum(Categorical(x).divergence(Categorical(x[::-1]))),
         lambda x: jnp.sum(Categorical(x).log_prob(jnp.zeros(50, jnp.int32))),
     ):
         gradient = jax.value_and_grad(function)
-        assert_close(on_accelerator(gradient, rows), gradient(rows), 1e-5, 1e-5)
+        assert_close(on_gpu(gradient, rows), gradient(rows), 1e-5, 1e-5)
 
 
 def test_epsilon_greedy_actions_are_the_same():
@@ -156,7 +154,7 @@ def test_epsilon_greedy_actions_are_the_same():
         args = values, allowed, keys, jnp.float32(0.5)
         expected = epsilon_greedy(*args)
         assert len(set(expected.tolist())) == 4
-        assert_close(on_accelerator(epsilon_greedy, *args), expected, 0, 0)
+        assert_close(on_gpu(epsilon_greedy, *args), expected, 0, 0)
 
 
 # --- runs -----------------------------------------------------------------------------------------
