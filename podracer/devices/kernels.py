@@ -130,7 +130,7 @@ _PAIRWISE = {jnp.sum: jnp.add, jnp.max: jnp.maximum, jnp.min: jnp.minimum}
 
 
 def fold(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """Return the `jnp.sum`, `max` or `min` of the last axis; a GPU fuses that of a short one."""
+    """Return the `jnp.sum`, `max` or `min` of the last axis; a GPU fuses a short one."""
     if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
         return reduction(x, axis=-1)
     return functools.reduce(_PAIRWISE[reduction], _columns(x))
