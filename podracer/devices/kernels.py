@@ -5,7 +5,9 @@ Launching a kernel on an accelerator takes longer than the work of a small one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +16,14 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from podracer.devices.reductions import is_for_cpu
+from podracer.devices.reductions import is_for_cpu, is_for_gpu
 from podracer.types import PyTree
 
 _MOST_STEPS = 16
 _MOST_REMAINING = 4
 _MOST_EQUATIONS = 1024  # in the body of a loop
+_SHORT = 8  # items of an axis
+_LARGE = 1 << 17  # elements of an array whose own kernel works longer than it takes to launch
 
 
 def scan(
@@ -29,17 +33,95 @@ def scan(
 
     On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
     The few that remain are fused with the program around the loop: of many, XLA makes a kernel that
-    takes minutes to compile.
+    takes minutes to compile. On a GPU a step writes the small arrays of its results together.
     """
-    steps = 1
-    if not is_for_cpu():
-        first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
-        size = count_equations(jax.make_jaxpr(body)(carry, first).jaxpr)
-        limit = min(_MOST_STEPS, _MOST_EQUATIONS // max(size, 1))
-        length = len(jax.tree.leaves(xs)[0])
-        sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
-        steps = max(1, next(sizes, limit))
-    return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
+    if is_for_cpu() or jax.config.jax_disable_jit:
+        return jax.lax.scan(body, carry, xs, reverse=reverse)
+    first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
+    program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
+    limit = min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1))
+    length = len(jax.tree.leaves(xs)[0])
+    sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
+    steps = max(1, next(sizes, limit))
+    if not is_for_gpu():
+        return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
+
+    def packed_body(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry, y = body(carry, x)
+        return carry, pack(y)
+
+    carry, ys = jax.lax.scan(packed_body, carry, xs, reverse=reverse, unroll=steps)
+    return carry, jax.vmap(lambda y: unpack(y, shapes))(ys) if ys else shapes
+
+
+def pack(tree: PyTree) -> PyTree:
+    """Return the arrays of a tree with all small ones of a dtype as one vector.
+
+    A loop copies and writes it with one kernel, and its elementwise operations are one, too. A TPU
+    would rearrange matrices for it, so elsewhere than on a GPU this is the tree itself.
+    """
+    if not is_for_gpu():
+        return tree
+    leaves = jax.tree.leaves(tree)
+    return {
+        kind: jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
+        if len(group) > 1
+        else leaves[group[0]]
+        for kind, group in _groups(leaves).items()
+    }
+
+
+def unpack(packed: PyTree, shapes: PyTree) -> PyTree:
+    """Return the tree that was packed; `shapes` is one with the same arrays, or their shapes."""
+    if not is_for_gpu():
+        return packed
+    leaves, structure = jax.tree.flatten(shapes)
+    for kind, group in _groups(leaves).items():
+        ends = list(itertools.accumulate(leaves[i].size for i in group))[:-1]
+        parts = jnp.split(packed[kind], ends) if ends else [packed[kind]]
+        for i, part in zip(group, parts, strict=True):
+            leaves[i] = part.reshape(leaves[i].shape)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _groups(leaves: Sequence[Any]) -> dict[str, list[int]]:
+    """Return the places of the arrays that are packed together."""
+    groups: dict[str, list[int]] = {}
+    for i, x in enumerate(leaves):
+        groups.setdefault(str(x.dtype) if x.size < _LARGE else str(i), []).append(i)
+    return groups
+
+
+def select(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Return one of two trees with the same shapes."""
+    packed = jax.tree.map(lambda n, o: jnp.where(condition, n, o), pack(new), pack(old))
+    return unpack(packed, new)
+
+
+def periodic_update(new: PyTree, old: PyTree, steps: jax.Array, period: int) -> PyTree:
+    """Return what `optax.periodic_update` returns, whose branches are copies on a GPU."""
+    if not is_for_gpu():
+        return optax.periodic_update(new, old, steps, period)
+    return select(steps % period == 0, new, old)
+
+
+def all_finite(trees: Sequence[PyTree]) -> list[jax.Array]:
+    """Return of each tree whether its floats are finite.
+
+    A GPU finds the first tree that is not finite, and no later one.
+    """
+    floats = [
+        [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+        for tree in trees
+    ]
+    if not is_for_gpu():
+        checks = ((jnp.all(jnp.isfinite(x)) for x in arrays) for arrays in floats)
+        return [functools.reduce(jnp.logical_and, x, jnp.bool_(True)) for x in checks]
+    flat = ravel_pytree(floats)[0]
+    places = jnp.where(jnp.isfinite(flat), flat.size, jnp.arange(flat.size))
+    first = jnp.min(places, initial=flat.size)
+    ends = [0, *itertools.accumulate(sum(x.size for x in arrays) for arrays in floats)]
+    return [(first < start) | (first >= end) for start, end in itertools.pairwise(ends)]
 
 
 def global_norm(tree: PyTree) -> jax.Array:
@@ -47,6 +129,50 @@ def global_norm(tree: PyTree) -> jax.Array:
     if is_for_cpu():
         return optax.tree.norm(tree)
     return jnp.linalg.norm(ravel_pytree(tree)[0])
+
+
+_PAIRWISE = {jnp.sum: jnp.add, jnp.max: jnp.maximum, jnp.min: jnp.minimum}
+
+
+def fold(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """Return the `jnp.sum`, `max` or `min` of the last axis; a GPU fuses a short one."""
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+        return reduction(x, axis=-1)
+    return functools.reduce(_PAIRWISE[reduction], _columns(x))
+
+
+def cumulative_sum(x: jax.Array) -> jax.Array:
+    """Return the sums up to each item of the last axis."""
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+        return jnp.cumsum(x, axis=-1)
+    x = x.astype(jnp.int32) if x.dtype == bool else x
+    return jnp.stack([*itertools.accumulate(_columns(x))], axis=-1)
+
+
+def log_softmax(x: jax.Array) -> jax.Array:
+    """Return what `jax.nn.log_softmax` returns."""
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+        return jax.nn.log_softmax(x)
+    x = x - jax.lax.stop_gradient(fold(jnp.max, x))[..., None]
+    return x - jnp.log(fold(jnp.sum, jnp.exp(x)))[..., None]
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    """Return what `jax.nn.softmax` returns."""
+    return jnp.exp(log_softmax(x)) if is_for_gpu() else jax.nn.softmax(x)
+
+
+def argmax(x: jax.Array) -> jax.Array:
+    """Return the index of the first largest item of the last axis, i32."""
+    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+        return jnp.argmax(x, axis=-1).astype(jnp.int32)
+    largest = fold(jnp.max, x)[..., None]
+    places = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    return fold(jnp.min, jnp.where(x == largest, places, x.shape[-1] - 1))
+
+
+def _columns(x: jax.Array) -> list[jax.Array]:
+    return [x[..., i] for i in range(x.shape[-1])]
 
 
 def count_equations(jaxpr: Any) -> int:

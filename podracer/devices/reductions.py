@@ -175,3 +175,8 @@ def platform_of(mesh: Mesh) -> str:
 def is_for_cpu() -> bool:
     """Return whether the program that is traced is for a CPU, see `traced_for`."""
     return (_TRACED_FOR.get() or jax.default_backend()) == "cpu"
+
+
+def is_for_gpu() -> bool:
+    """Return whether the program that is traced is for a GPU, see `traced_for`."""
+    return (_TRACED_FOR.get() or jax.default_backend()) == "gpu"

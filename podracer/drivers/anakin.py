@@ -22,10 +22,12 @@ from jax.sharding import Mesh
 
 from podracer.agent import Agent, Blueprint, Fused
 from podracer.checks import check_agent, check_environment
+from podracer.devices import kernels
 from podracer.devices.host_memory import keep_on_host
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, check_divisible, fetch
 from podracer.devices.ordering import in_order
+from podracer.devices.reductions import is_for_gpu
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Progress,
@@ -48,7 +50,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
 from podracer.means import pack, unpack
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
-from podracer.types import Metrics, Params, Trajectory
+from podracer.types import Metrics, Params, PyTree, Trajectory
 
 Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
 """Compiled chunk `(state, request) -> (state, metrics)`, see `lower_chunk`."""
@@ -67,7 +69,8 @@ class AnakinConfig:
     overhead, shorter chunks report and stop sooner."""
     fused: bool = False
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
-    agents that support it. Sebulba has no such form, so its runs then differ by rounding."""
+    agents that support it. A GPU makes a second forward pass all the same, which takes fewer
+    kernels. Sebulba has no such form, so its runs then differ by rounding."""
 
     @property
     def steps_per_update(self) -> int:
@@ -187,19 +190,28 @@ def chunk(
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, (frames, sums) = loop
-        state, metrics = update(state)
+        state, metrics = update(_with_shared(state, kernels.unpack(state.learner.shared, shapes)))
+        state = _with_shared(state, kernels.pack(state.learner.shared))
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
     state = keep_on_host(state)
+    shapes = state.learner.shared
     with breakpoints_off():
         structure = jax.tree.structure(jax.eval_shape(update, state)[1])
     zeros = jnp.int32(0), jnp.zeros(structure.num_leaves)
-    state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
+    loop = _with_shared(state, kernels.pack(state.learner.shared)), zeros
+    state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, loop)
+    state = _with_shared(state, kernels.unpack(state.learner.shared, shapes))
     metrics = {**unpack(sums, structure), "frames": frames}
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
     return dataclasses.replace(state, actor=actor), metrics
+
+
+def _with_shared(state: TrainState, shared: PyTree) -> TrainState:
+    learner = dataclasses.replace(state.learner, shared=shared)
+    return dataclasses.replace(state, learner=learner)
 
 
 def _update(
@@ -212,7 +224,7 @@ def _update(
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         return trajectory, actor
 
-    if config.fused:
+    if config.fused and not is_for_gpu():
         step = cast(Fused, agent.learn).step(state.learner, play, axis, reuse=True)
         learner, metrics, (trajectory, actor) = step
     else:

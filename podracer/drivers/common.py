@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
 from podracer.devices.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
+from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.devices.reductions import Axis, num_shards
 from podracer.environment import Environment
@@ -270,9 +272,7 @@ def apply_unless_fault(
     bits = fault_bits(agent, trajectory, learner, metrics, axis)
     no_earlier_fault = state.fault[0] == 0
     is_applied = (bits == 0) & no_earlier_fault
-    shared = jax.tree.map(
-        lambda new, old: jnp.where(is_applied, new, old), learner.shared, state.learner.shared
-    )
+    shared = select(is_applied, learner.shared, state.learner.shared)
     is_first_fault = (bits != 0) & no_earlier_fault
     new_state = dataclasses.replace(
         state,
@@ -295,7 +295,11 @@ def fault_bits(
     observations, rewards = (steps.observation, final.observation), (steps.reward, final.reward)
     leaves = _checked_leaves(observations, rewards, metrics, learner.shared)
     restarts = jnp.all(trajectory.next_timesteps().first | trajectory.valid())
-    passed = [(flag, _all_finite(leaf)) for flag, _, leaf in leaves]
+    passed = [
+        (flag, is_finite)
+        for flag, group in itertools.groupby(leaves, lambda leaf: leaf[0])
+        for is_finite in all_finite([leaf for _, _, leaf in group])
+    ]
     passed.append((Fault.RESTART, restarts))
     if (mask := action_mask(steps.observation)) is not None:
         allowed = allows_action(agent.spec.action, mask)
@@ -330,13 +334,6 @@ def _checked_leaves(
         *((Fault.GRADIENT, name, metrics[name]) for name in norms),
         *leaves(Fault.GRADIENT, "shared", shared),
     ]
-
-
-def _all_finite(tree: PyTree) -> jax.Array:
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return functools.reduce(
-        jnp.logical_and, (jnp.all(jnp.isfinite(x)) for x in floats), jnp.bool_(True)
-    )
 
 
 def reduce_metrics(

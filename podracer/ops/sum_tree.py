@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from podracer.devices.reductions import is_for_gpu
+
 BRANCHES = 32
 
 # From the items `[B, S]` to the top level `[B, m]`, m at most `BRANCHES`.
@@ -66,7 +68,9 @@ def sample(
     uniform = jax.random.uniform(key, (len(tree) + 1, num))
     cumulative = jnp.cumsum(tree[-1].sum(-1))
     strata = (jnp.arange(num) + uniform[0]) / num
-    rows = jnp.searchsorted(cumulative, _threshold(cumulative[-1], strata), side="right")
+    search = "compare_all" if is_for_gpu() else "scan"  # one kernel, not a loop
+    threshold = _threshold(cumulative[-1], strata)
+    rows = jnp.searchsorted(cumulative, threshold, side="right", method=search)
     items = jnp.zeros(num, jnp.int32)
     for level, random in zip(reversed(tree), uniform[1:], strict=True):
         blocks = level.reshape(level.shape[0], -1, min(BRANCHES, level.shape[1]))

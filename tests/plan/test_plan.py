@@ -10,15 +10,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from podracer import recipes
 from podracer.bench.anakin import prepare, training
 from podracer.cli.main import main
-from podracer.devices.kernels import global_norm, scan
 from podracer.devices.mesh import make_mesh
-from podracer.devices.reductions import traced_for
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
@@ -148,43 +145,6 @@ def test_loops_of_a_compiled_program_have_their_lengths():
 def test_operations_of_matrix_products_are_exact(function, shapes, flops):
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     assert matrix_flops(jax.make_jaxpr(function)(*arguments).jaxpr) == flops
-
-
-# --- few kernels on an accelerator ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 5, 16, 33])
-def test_a_scan_for_an_accelerator_computes_the_same(length, reverse):
-    def body(carry, x):
-        carry = 0.5 * carry + jnp.sin(x["a"])
-        return carry, {"b": carry**2}
-
-    xs = {"a": jnp.arange(length, dtype=jnp.float32)}
-    expected = jax.lax.scan(body, jnp.float32(1), xs, reverse=reverse)
-    with traced_for("gpu"):
-        program = jax.jit(lambda: scan(body, jnp.float32(1), xs, reverse=reverse))
-        actual = program()
-        loops = program.lower().as_text().count("stablehlo.while")
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), actual, expected)
-    assert loops == (length > 16)
-
-
-@pytest.mark.parametrize("length", [20, 29, 30, 60, 127])
-def test_few_steps_remain_beside_the_loop_on_an_accelerator(length):
-    """XLA fuses them with the program around it; twelve of a rollout of 60 took minutes."""
-    xs = jnp.zeros((length, 2))
-    with traced_for("gpu"):
-        program = jax.make_jaxpr(lambda: scan(lambda c, x: (c + x, c), xs[0], xs))()
-    (loop,) = (x for x in program.eqns if x.primitive.name == "scan")
-    assert length % loop.params["unroll"] <= 4
-
-
-def test_a_norm_for_an_accelerator_is_the_norm():
-    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4)}
-    expected = global_norm(tree)
-    with traced_for("gpu"):
-        np.testing.assert_allclose(global_norm(tree), expected, rtol=1e-6)
 
 
 # --- programs of a run ----------------------------------------------------------------------------

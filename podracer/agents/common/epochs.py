@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
+from podracer.devices import kernels
 from podracer.devices.reductions import global_grad_in_blocks
 from podracer.errors import ConfigError
 from podracer.means import Mean, pack, unpack
@@ -106,14 +107,15 @@ def fit(
         return _scan_until(1.5 * target_kl, step, learner, minibatches)
     structures = []
 
-    def packed_step(learner: State, minibatch: PyTree) -> tuple[State, jax.Array]:
-        learner, metrics = step(learner, minibatch)
+    def packed_step(packed: PyTree, minibatch: PyTree) -> tuple[PyTree, jax.Array]:
+        new_learner, metrics = step(kernels.unpack(packed, learner), minibatch)
         structures.append(jax.tree.structure(metrics))
-        return learner, pack(metrics)
+        return kernels.pack(new_learner), pack(metrics)
 
     with jax.named_scope("minibatches"):
-        learner, packed = jax.lax.scan(packed_step, learner, minibatches)
-    return learner, unpack(jnp.mean(packed, axis=0), structures[0])
+        packed, means = kernels.scan(packed_step, kernels.pack(learner), minibatches)
+    means = unpack(jnp.mean(means, axis=0), structures[0])
+    return kernels.unpack(packed, learner), means
 
 
 def _scan_until(

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import schedules
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
+from podracer.devices.kernels import pack, periodic_update, scan, unpack
 from podracer.devices.mesh import check_divisible
 from podracer.devices.reductions import global_grad, num_shards
 from podracer.errors import ConfigError
@@ -20,7 +20,7 @@ from podracer.means import Mean, as_mean
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Sample
-from podracer.types import Carry, LearnerState, Metrics, Params, TimeStep, Trajectory
+from podracer.types import Carry, LearnerState, Metrics, Params, PyTree, TimeStep, Trajectory
 
 
 @struct
@@ -73,32 +73,35 @@ def learn_from_replay(
     check_divisible("replay.batch_size", config.batch_size, shards)
     replay = buffer.add(state.local, trajectory.steps, carry)
 
-    def step(loop: tuple[State, Any], key: jax.Array) -> tuple[tuple[State, Any], Metrics]:
-        shared, priorities = loop
+    def step(loop: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:
+        packed, priorities = loop
+        shared = unpack(packed, state.shared)
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
         sample = buffer.sample(current, sample_key, config.batch_size // shards, frames, axis)
         shared, metrics, new_priorities = update(shared, sample, update_key)
         metrics = {name: as_mean(metric) for name, metric in metrics.items()}
-        return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
+        priorities = buffer.update_priorities(priorities, sample, new_priorities)
+        return (pack(shared), priorities), metrics
 
-    def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
+    def run_updates(loop: tuple[PyTree, Any]) -> tuple[tuple[PyTree, Any], PyTree]:
         keys = jax.random.split(key, config.updates_per_rollout)
         with jax.named_scope("minibatches"):
-            loop, metrics = jax.lax.scan(step, loop, keys)
-        return loop, jax.tree.map(jnp.mean, metrics)
+            loop, metrics = scan(step, loop, keys)
+        return loop, pack(jax.tree.map(jnp.mean, metrics))
 
-    loop = (state.shared, replay.priorities)
-    metric_shapes = jax.eval_shape(run_updates, loop)[1]
-    no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
+    loop = pack(state.shared), replay.priorities
+    shapes = jax.eval_shape(step, loop, key)[1]
+    no_metrics = pack(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     # Frames of the run, as this replay may be that of a part of its environments.
     new_frames = schedules.add_frames(frames, schedules.count_frames(trajectory, axis))
     ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
-    (shared, priorities), metrics = jax.lax.cond(
+    (packed, priorities), metrics = jax.lax.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
     )
-    shared = dataclasses.replace(shared, frames=new_frames)
-    return LearnerState(shared, dataclasses.replace(replay, priorities=priorities)), metrics
+    shared = dataclasses.replace(unpack(packed, state.shared), frames=new_frames)
+    replay = dataclasses.replace(replay, priorities=priorities)
+    return LearnerState(shared, replay), unpack(metrics, shapes)
 
 
 # --- parameters with a target network ------------------------------------------------------------
@@ -146,9 +149,7 @@ class TargetNetworkOptimizer:
             state, grads, self.optimizer.rate(state.frames)
         )
         updates = state.updates + 1
-        target_params = optax.periodic_update(
-            state.params, state.target_params, updates, self.period
-        )
+        target_params = periodic_update(state.params, state.target_params, updates, self.period)
         state = dataclasses.replace(state, target_params=target_params, updates=updates)
         return state, {**metrics, **gradient_metrics}, priorities
 

@@ -1,0 +1,188 @@
+"""Operations in forms that take few kernels on a GPU, run here in that form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from agents import AGENTS, environment_for
+from runs import anakin_setup, train_anakin
+
+from podracer.agent import LearnerState
+from podracer.devices import kernels
+from podracer.devices.reductions import traced_for
+from podracer.drivers.common import fault_bits
+from podracer.ops.action_masks import epsilon_greedy
+from podracer.ops.distributions import Categorical
+from podracer.types import Step, TimeStep, Trajectory
+
+
+def on_gpu(function, *args):
+    """The result of a program as it is for a GPU."""
+    with traced_for("gpu"):
+        return jax.jit(function)(*args)
+
+
+def assert_close(actual, expected, rtol=1e-6, atol=1e-6):
+    def compare(x, y):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(np.float64(x), np.float64(y), rtol=rtol, atol=atol)
+
+    jax.tree.map(compare, actual, expected)
+
+
+# --- loops ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [20, 29, 30, 60, 127])
+def test_few_steps_remain_beside_the_loop_on_an_accelerator(length):
+    """XLA fuses them with the program around it; twelve of a rollout of 60 took minutes."""
+    xs = jnp.zeros((length, 2))
+    with traced_for("gpu"):
+        program = jax.make_jaxpr(lambda: kernels.scan(lambda c, x: (c + x, c), xs[0], xs))()
+    (loop,) = (x for x in program.eqns if x.primitive.name == "scan")
+    assert length % loop.params["unroll"] <= 4
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 5, 16, 33])
+def test_a_scan_computes_the_same(length, reverse):
+    def body(carry, x):
+        carry = 0.5 * carry + jnp.sin(x["a"])
+        return carry, {"b": carry**2, "c": carry[:2] > 0, "d": carry[:0], "e": (carry[1], None)}
+
+    xs = {"a": jnp.arange(length, dtype=jnp.float32)}
+    expected = jax.lax.scan(body, jnp.ones(3), xs, reverse=reverse)
+    assert_close(on_gpu(lambda: kernels.scan(body, jnp.ones(3), xs, reverse=reverse)), expected)
+    with traced_for("gpu"):
+        text = jax.jit(lambda: kernels.scan(body, jnp.ones(3), xs)).lower().as_text()
+    assert text.count("stablehlo.while") == (length > 16)
+
+
+def test_a_scan_without_results_computes_the_same():
+    def body(carry, x):
+        return carry + x, None
+
+    assert on_gpu(lambda: kernels.scan(body, 1.0, jnp.arange(3.0))) == (4.0, None)
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+TREE = {
+    "matrix": jnp.arange(6.0).reshape(2, 3),
+    "scalar": jnp.float32(7),
+    "empty": jnp.zeros((0, 3)),
+    "integer": jnp.int32(8),
+    "integers": jnp.arange(3),
+    "flag": jnp.bool_(True),
+    "half": jnp.ones(3, jnp.bfloat16),
+    "key": jax.random.key(0),
+    "large": jnp.arange(float(1 << 17)).reshape(2, -1),
+    "nothing": (),
+}
+
+
+def test_a_packed_tree_is_a_vector_for_each_dtype_and_comes_back():
+    packed = on_gpu(kernels.pack, TREE)
+    shapes = sorted(x.shape for x in jax.tree.leaves(packed))
+    assert shapes == [(), (), (2, 1 << 16), (3,), (4,), (7,)]  # of a large array its own
+    actual = on_gpu(lambda packed: kernels.unpack(packed, TREE), packed)
+    assert_close(actual, TREE, rtol=0, atol=0)
+    assert actual["key"] == TREE["key"]
+    assert kernels.unpack(kernels.pack(TREE), TREE) is TREE  # on a CPU
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_parameters_are_copied_after_each_period(steps):
+    new = {"a": jnp.ones(2), "b": jnp.ones(())}
+    old = jax.tree.map(jnp.zeros_like, new)
+    actual = on_gpu(lambda: kernels.periodic_update(new, old, jnp.int32(steps), 4))
+    assert_close(actual, optax.periodic_update(new, old, jnp.int32(steps), 4), rtol=0)
+
+
+def test_a_norm_is_the_norm():
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4)}
+    assert_close(on_gpu(kernels.global_norm, tree), kernels.global_norm(tree))
+
+
+@pytest.mark.parametrize("place", [None, "observation", "reward", "loss", "norm", "a", "b", "c"])
+def test_a_fault_has_the_same_bits(place):
+    def value(name, shape=()):
+        return jnp.full(shape, jnp.nan if name == place else 1.0)
+
+    def timestep(shape):
+        ends = jnp.zeros(shape, bool)
+        observation = value("observation", (*shape, 3))
+        return TimeStep(observation, value("reward", shape), jnp.ones(shape), ends, ends)
+
+    steps = Step(timestep((4, 2)), jnp.zeros((4, 2), jnp.int32), ())
+    trajectory = Trajectory(steps, timestep((2,)), (), ())
+    metrics = {"loss": value("loss"), "gradient_norm": value("norm")}
+    shared = {"a": value("a", (2, 3)), "b": (value("b"), jnp.int32(1)), "c": value("c", (3,))}
+
+    def bits():
+        return fault_bits(None, trajectory, LearnerState(shared), metrics, None)
+
+    expected = bits()
+    assert (expected == 0) == (place is None)
+    assert on_gpu(bits) == expected
+
+
+# --- short axes -----------------------------------------------------------------------------------
+
+LOGITS = jnp.array([[1.0, -2.0, 1.0], [-jnp.inf, 0.5, -1e9], [3.0, 3.0, 3.0], [90.0, -90.0, 0.0]])
+
+
+@pytest.mark.parametrize("num_actions", [1, 3, 8, 9])
+def test_a_categorical_distribution_is_the_same(num_actions):
+    rows = jax.random.normal(jax.random.key(1), (50, num_actions))
+    for logits in (rows, LOGITS) if num_actions == 3 else (rows,):
+        policy = Categorical(logits)
+        actions = jnp.arange(len(logits)) % num_actions
+        uniform = jnp.linspace(0.0, 1.0, len(logits), endpoint=False)
+        for function in (
+            lambda p, actions=actions: p.log_prob(actions),
+            lambda p, uniform=uniform: p.at(uniform),
+            lambda p: p.mode(),
+        ):
+            assert_close(on_gpu(function, policy), function(policy), 1e-5, 1e-5)
+    for function in (
+        lambda x: jnp.sum(Categorical(x).entropy()),
+        lambda x: jnp.sum(Categorical(x).divergence(Categorical(x[::-1]))),
+        lambda x: jnp.sum(Categorical(x).log_prob(jnp.zeros(50, jnp.int32))),
+    ):
+        gradient = jax.value_and_grad(function)
+        assert_close(on_gpu(gradient, rows), gradient(rows), 1e-5, 1e-5)
+
+
+def test_epsilon_greedy_actions_are_the_same():
+    keys = jax.random.split(jax.random.key(2), 200)
+    values = jnp.round(jax.random.normal(keys[0], (200, 4)))  # with ties
+    mask = jax.random.bernoulli(keys[1], 0.6, (200, 4))
+    for allowed in (None, mask):
+        args = values, allowed, keys, jnp.float32(0.5)
+        expected = epsilon_greedy(*args)
+        assert len(set(expected.tolist())) == 4
+        assert_close(on_gpu(epsilon_greedy, *args), expected, 0, 0)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("a2c", "ppo", "rainbow") else pytest.mark.slow)
+        for name in ("a2c", "ppo", "ppo-gru", "pqn", "dqn", "rainbow", "sac", "fast_td3", "muzero")
+    ],
+)
+def test_a_run_learns_what_it_learns_on_a_cpu(name):
+    """With moments, schedules, target networks, priorities and decay of matrices alone."""
+    *parts, state = anakin_setup(AGENTS[name], environment_for(name), updates_per_chunk=4)
+    start = jax.tree.map(jnp.copy, state)
+    expected, _ = train_anakin(*parts, state, 4)
+    with traced_for("gpu"):
+        actual, _ = train_anakin(*parts, start, 4)
+    assert int(actual.fault[0]) == 0
+    assert_close(actual.learner.shared, expected.learner.shared, 1e-3, 1e-4)
