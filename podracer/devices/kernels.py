@@ -35,7 +35,7 @@ def scan(
     The few that remain are fused with the program around the loop: of many, XLA makes a kernel that
     takes minutes to compile. On a GPU a step writes the small arrays of its results together.
     """
-    if is_for_cpu() or jax.config.jax_disable_jit:
+    if is_for_cpu() or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.lax.scan(body, carry, xs, reverse=reverse)
     first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
     program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
