@@ -120,7 +120,7 @@ class Cluster:
         self._refused: dict[str, str] = {}  # by node: why it is not used
         self._failed_on: dict[str, str] = {}  # by a round's directory: node of its last attempt
         self._nodes: dict[str, Mapping[str, Any]] = {}  # the live ones
-        self._has_begun = self._has_noticed = self._is_ready = False
+        self._has_begun = self._has_noticed = self._is_ready = self._is_over = False
         self._waiting_since = self._nodeless_since = math.inf
 
     # --- commands -----------------------------------------------------------------------------
@@ -272,11 +272,14 @@ class Cluster:
             if not attempt.node and attempt.excluded != self._excluded(attempt.directory):
                 self._queue.appendleft((token, self._withdraw(token).directory))
         usable, patience = self._usable(), self._settings["node_seconds"]
+        if self._is_over:
+            return
         if not self._is_ready and not usable and not patience:
             text = f"no node of the cluster can hold a pod: {self._sizes()}"
             self._say("refused", f"{text}; nodes that may join are waited for with node_seconds.")
-            self._nodeless_since = -math.inf  # nothing more follows
-        elif not self._is_ready:
+            self._is_over = True
+            return
+        if not self._is_ready:
             self._is_ready = True
             self._say("ready")
         self._look_at_room(bool(usable), patience)
@@ -299,6 +302,7 @@ class Cluster:
         if self._has_begun and not self._refused:
             patience = max(patience, NODELESS_SECONDS)
         if self._is_ready and clock - self._nodeless_since >= patience:
+            self._is_over = True
             self._say("lost", f"no node of the cluster can hold a pod: {self._sizes()}")
 
     def leave(self) -> None:
