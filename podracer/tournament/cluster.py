@@ -45,6 +45,11 @@ class Attempt:
     nothing of podracer may be used outside the methods.
     """
 
+    def __init__(self) -> None:
+        import threading
+
+        self._has_started = threading.Event()  # calls of a stop and a kill may overtake `run`
+
     def begin(
         self, root: str, nonce: str, recipes: Sequence[str], expected: Mapping[str, str]
     ) -> tuple[str, str]:
@@ -82,17 +87,20 @@ class Attempt:
 
         self._engine = LocalEngine(recipes, gpu_share=gpus if 0.0 < gpus < 1.0 else 1.0)
         self._engine.start(0, pathlib.Path(directory))
+        self._has_started.set()
         while not (codes := self._engine.poll()):
             time.sleep(0.1)
         return codes[0]
 
     def stop(self) -> None:
         """Ask the process to save and end."""
-        self._engine.stop(0)
+        if self._has_started.wait(60.0):
+            self._engine.stop(0)
 
     def kill(self) -> None:
         """Kill the process at once."""
-        self._engine.kill(0)
+        if self._has_started.wait(60.0):
+            self._engine.kill(0)
 
 
 class RayAttempt:
@@ -259,7 +267,9 @@ class Cluster:
         lacking = {n: f["Resources"] for n, f in self._nodes.items() if n not in self._refused}
         sizes = [f"{self._name(n)} has {_amounts(needs, has)}" for n, has in lacking.items()]
         sizes += [f"{self._name(n)} is not used: {self._refused[n]}" for n in self._refused]
-        return f"a pod takes {_amounts(needs, needs)}, and {'; '.join(sizes) or 'there is no node'}"
+        more = [f"{len(sizes) - 16} more nodes"] if len(sizes) > 16 else []
+        text = "; ".join(sizes[:16] + more) or "there is no node"
+        return f"a pod takes {_amounts(needs, needs)}, and {text}"
 
     def beat(self) -> None:
         """Look at the nodes once a second; say what waits, and refuse what no node can hold."""

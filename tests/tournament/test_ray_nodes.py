@@ -33,6 +33,7 @@ from podracer.tournament.leaderboard import Leaderboard, read_events
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray"),
     pytest.mark.slow,
+    pytest.mark.timeout(3600),
 ]
 PODS, ROUNDS = 4, 3
 BEST = 0.5  # the score of all pods; a node of other code gives ten times as much
@@ -89,14 +90,6 @@ def wait_until(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
         assert time.monotonic() < deadline, "it never came to pass"
         time.sleep(0.2)
     return found
-
-
-def children(pid: int) -> list[tuple[int, str]]:
-    listing = subprocess.run(
-        ["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True
-    ).stdout
-    split = (line.split(maxsplit=1) for line in listing.splitlines())
-    return [(int(row[0]), row[-1]) for row in split]
 
 
 def send(pid: int, number: signal.Signals) -> None:
@@ -171,13 +164,14 @@ class Storm:
 
     def pod_processes(self) -> list[tuple[int, int]]:
         """Process ids of pods and of their workers."""
-        workers = [worker for node in self.nodes for worker, _ in children(node)]
-        return [
-            (pod, worker)
-            for worker in workers
-            for pod, command in children(worker)
-            if f"tournament.process {self.directory}" in command
-        ]
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if f"tournament.process {self.directory}" in command:
+                    fields = (path.parent / "stat").read_text().rpartition(")")[2].split()
+                    found.append((int(path.parent.name), int(fields[1])))
+        return found
 
     def hit(self, kind: str) -> None:
         """Let one fault happen, and return when the tournament goes on."""
