@@ -45,6 +45,11 @@ class Attempt:
     nothing of podracer may be used outside the methods.
     """
 
+    def __init__(self) -> None:
+        import threading
+
+        self._has_started = threading.Event()  # calls of a stop and a kill may overtake `run`
+
     def begin(
         self, root: str, nonce: str, recipes: Sequence[str], expected: Mapping[str, str]
     ) -> tuple[str, str]:
@@ -82,17 +87,20 @@ class Attempt:
 
         self._engine = LocalEngine(recipes, gpu_share=gpus if 0.0 < gpus < 1.0 else 1.0)
         self._engine.start(0, pathlib.Path(directory))
+        self._has_started.set()
         while not (codes := self._engine.poll()):
             time.sleep(0.1)
         return codes[0]
 
     def stop(self) -> None:
         """Ask the process to save and end."""
-        self._engine.stop(0)
+        if self._has_started.wait(60.0):
+            self._engine.stop(0)
 
     def kill(self) -> None:
         """Kill the process at once."""
-        self._engine.kill(0)
+        if self._has_started.wait(60.0):
+            self._engine.kill(0)
 
 
 class RayAttempt:
@@ -120,7 +128,7 @@ class Cluster:
         self._refused: dict[str, str] = {}  # by node: why it is not used
         self._failed_on: dict[str, str] = {}  # by a round's directory: node of its last attempt
         self._nodes: dict[str, Mapping[str, Any]] = {}  # the live ones
-        self._has_begun = self._has_noticed = self._is_ready = False
+        self._has_begun = self._has_noticed = self._is_ready = self._is_over = False
         self._waiting_since = self._nodeless_since = math.inf
 
     # --- commands -----------------------------------------------------------------------------
@@ -259,7 +267,9 @@ class Cluster:
         lacking = {n: f["Resources"] for n, f in self._nodes.items() if n not in self._refused}
         sizes = [f"{self._name(n)} has {_amounts(needs, has)}" for n, has in lacking.items()]
         sizes += [f"{self._name(n)} is not used: {self._refused[n]}" for n in self._refused]
-        return f"a pod takes {_amounts(needs, needs)}, and {'; '.join(sizes) or 'there is no node'}"
+        more = [f"{len(sizes) - 16} more nodes"] if len(sizes) > 16 else []
+        text = "; ".join(sizes[:16] + more) or "there is no node"
+        return f"a pod takes {_amounts(needs, needs)}, and {text}"
 
     def beat(self) -> None:
         """Look at the nodes once a second; say what waits, and refuse what no node can hold."""
@@ -272,11 +282,14 @@ class Cluster:
             if not attempt.node and attempt.excluded != self._excluded(attempt.directory):
                 self._queue.appendleft((token, self._withdraw(token).directory))
         usable, patience = self._usable(), self._settings["node_seconds"]
+        if self._is_over:
+            return
         if not self._is_ready and not usable and not patience:
             text = f"no node of the cluster can hold a pod: {self._sizes()}"
             self._say("refused", f"{text}; nodes that may join are waited for with node_seconds.")
-            self._nodeless_since = -math.inf  # nothing more follows
-        elif not self._is_ready:
+            self._is_over = True
+            return
+        if not self._is_ready:
             self._is_ready = True
             self._say("ready")
         self._look_at_room(bool(usable), patience)
@@ -299,6 +312,7 @@ class Cluster:
         if self._has_begun and not self._refused:
             patience = max(patience, NODELESS_SECONDS)
         if self._is_ready and clock - self._nodeless_since >= patience:
+            self._is_over = True
             self._say("lost", f"no node of the cluster can hold a pod: {self._sizes()}")
 
     def leave(self) -> None:

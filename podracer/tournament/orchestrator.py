@@ -120,6 +120,7 @@ class Orchestrator:
         self._running: dict[int, int] = {}  # token to pod
         self._idle: dict[int, float] = {}  # other pods with rounds left, and when they may start
         self._losses: dict[int, int] = {}  # by pod: attempts that machines lost in a row
+        self._lost: EngineLost | None = None  # after too many of them
         self._heartbeats = Heartbeats(clock)
         self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
@@ -140,6 +141,9 @@ class Orchestrator:
             self._take_in()
             if self._signals.exit_code:
                 return self._leave()
+            if self._lost is not None:
+                self._leave()
+                raise self._lost
             self._follow_capacity()
             if self._clock() >= self._next_look:
                 self._next_look = self._clock() + LOOK_SECONDS
@@ -223,11 +227,10 @@ class Orchestrator:
         return 0.0
 
     def _back_off(self, pod: int, reason: str, *, has_progress: bool) -> float:
-        """Return how long a pod waits after a loss; it doubles. Raises `EngineLost` at the last."""
+        """Return how long a pod waits after a loss, which doubles; the last one ends the loop."""
         self._losses[pod] = losses = 1 if has_progress else self._losses.get(pod, 0) + 1
         if losses >= LOSSES:
-            self._leave()
-            raise EngineLost(
+            self._lost = EngineLost(
                 f"pod {pod} was lost {losses} times in a row, by no fault of its own ({reason}); "
                 "when its machines are sound, podracer resume continues the tournament"
             )

@@ -38,7 +38,7 @@ from podracer.devices.startup import (
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.drivers.selection import mean_of_floats
-from podracer.errors import CheckpointError, ConfigError, EnvironmentFault, PodracerError
+from podracer.errors import CheckpointError, ConfigError, EnvironmentFault
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
@@ -54,6 +54,7 @@ from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import RunSetup, make_run_setup
 from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
+from podracer.tournament.engine import EngineLost
 from podracer.tournament.matches import (
     Player,
     common_game,
@@ -401,5 +402,5 @@ def wait_for_lock(lock: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > deadline:
-            raise PodracerError(f"{lock.parent} is still in use by an earlier attempt.")
+            raise EngineLost(f"{lock.parent} is still in use by an earlier attempt.")
         time.sleep(0.1)

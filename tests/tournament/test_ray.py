@@ -282,7 +282,7 @@ def test_a_cluster_is_joined_and_shared_out(tmp_path: Path) -> None:
         begun(tmp_path, chosen)
         with resumed(tmp_path, **environment, RAY_ADDRESS=f"127.0.0.1:{port}") as run:
             third = tmp_path / "pods" / "p2r0"
-            until(lambda: (third / "log.txt").exists())  # it has no process yet, and no stall
+            until(lambda: (third / "task.json").exists() and run.pods("p0r0"))  # it waits
             assert not run.pods("p2r0")
             seen = set()
             while run.driver.poll() is None:
