@@ -29,15 +29,15 @@ def code_and_versions(recipes: Sequence[str] = ()) -> dict[str, str]:
 
     `recipes` are named `MODULE:FUNCTION`; the file of each module counts, which is not imported.
     """
-    found = {"code of podracer": digest_of_code()[:16], "Python": platform.python_version()}
+    values = {"code of podracer": digest_of_code()[:16], "Python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            values[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "missing"
+            values[package] = "missing"
     for name in sorted({recipe.partition(":")[0] for recipe in recipes}):
         spec = importlib.util.find_spec(name)
         path = Path(spec.origin) if spec and spec.origin else None
         content = path.read_bytes() if path and path.is_file() else b""
-        found[f"code of {name}"] = hashlib.sha256(content).hexdigest()[:16]
-    return found
+        values[f"code of {name}"] = hashlib.sha256(content).hexdigest()[:16]
+    return values

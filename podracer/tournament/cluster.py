@@ -33,7 +33,7 @@ from podracer.tournament.engine import NONCE, EngineLost, Lines, open_log
 
 SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
 PENDING = 32  # attempts that wait for room in Ray; the others wait here, where it costs nothing
-NOTICE_SECONDS = 30.0  # of waiting for room, before that is said
+NOTICE_SECONDS = 30.0  # a pod waits for room before a notice says so
 NODELESS_SECONDS = 600.0  # for a machine to come back, if all that can hold a pod were lost
 PREEMPTED, KILLED = 75, -9
 
@@ -70,7 +70,7 @@ class Attempt:
         deadline = time.monotonic() + 10.0  # a network file system may show the file late
         while time.monotonic() < deadline:
             try:
-                next(pathlib.Path(root).iterdir(), None)  # which makes NFS look again
+                next(pathlib.Path(root).iterdir(), None)  # NFS then looks again
                 if (pathlib.Path(root) / NONCE).read_text() == nonce:
                     return node, ""
             except OSError:
@@ -267,8 +267,8 @@ class Cluster:
         lacking = {n: f["Resources"] for n, f in self._nodes.items() if n not in self._refused}
         sizes = [f"{self._name(n)} has {_amounts(needs, has)}" for n, has in lacking.items()]
         sizes += [f"{self._name(n)} is not used: {self._refused[n]}" for n in self._refused]
-        more = [f"{len(sizes) - 16} more nodes"] if len(sizes) > 16 else []
-        text = "; ".join(sizes[:16] + more) or "there is no node"
+        remainder = [f"{len(sizes) - 16} more nodes"] if len(sizes) > 16 else []
+        text = "; ".join(sizes[:16] + remainder) or "there is no node"
         return f"a pod takes {_amounts(needs, needs)}, and {text}"
 
     def beat(self) -> None:

@@ -323,8 +323,8 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             pod = dataclasses.replace(pod, status="waiting", reason="", failures=0)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
-    before = state.pods.get(event.pod, PodState())
-    members = (x.newest if x.is_live else None for x in (before, pod))
+    old_pod = state.pods.get(event.pod, PodState())
+    members = (x.newest if x.is_live else None for x in (old_pod, pod))
     population = exchanged(state.population, *members)
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod}, population=population)
 

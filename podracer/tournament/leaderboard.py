@@ -186,8 +186,8 @@ class Leaderboard:
                 if os.path.lexists(self.directory / entry.checkpoint)
             )
             pods = self.state.pods.values()
-            kept = (*self.state.board, *(entry for pod in pods for entry in pod.entries))
-            self._references = Counter(entry.checkpoint for entry in kept)
+            entries_in_use = (*self.state.board, *(entry for pod in pods for entry in pod.entries))
+            self._references = Counter(entry.checkpoint for entry in entries_in_use)
             self._unreferenced = set(self._checkpoints) - self._references.keys()
             self._with_others = set(self._checkpoints)  # perhaps beside earlier steps
             self._index = self._make_index(entries.values())
@@ -276,7 +276,7 @@ class Leaderboard:
         return tuple(sorted(self._unreferenced))
 
     def collect_garbage(self) -> tuple[str, ...]:
-        """Delete the `unreferenced_checkpoints` and return those that are gone.
+        """Delete the `unreferenced_checkpoints` and return those that are deleted.
 
         Other checkpoints of a round, from before the one of its entry, go with the first call.
         They can never be referenced again, so an interrupted deletion is harmless and the next call
@@ -288,13 +288,13 @@ class Leaderboard:
         for name in self._with_others:
             self._delete_earlier_steps(self.directory / name)
         self._with_others.clear()
-        gone = [
+        deleted = [
             n for n in self.unreferenced_checkpoints() if not os.path.lexists(self.directory / n)
         ]
-        self._unreferenced.difference_update(gone)
-        for name in gone:
+        self._unreferenced.difference_update(deleted)
+        for name in deleted:
             del self._checkpoints[bisect.bisect_left(self._checkpoints, name)]
-        return tuple(gone)
+        return tuple(deleted)
 
     def close(self) -> None:
         """Release the lock, so that another process may write."""
@@ -308,14 +308,14 @@ class Leaderboard:
 
     def _record(self, event: Event) -> None:
         # The written event is applied, so a replay cannot differ.
-        before, self.state = self.state, apply_event(self.state, self.append(event))
+        old_state, self.state = self.state, apply_event(self.state, self.append(event))
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         if entry is not None:
             bisect.insort(self._checkpoints, entry.checkpoint)
             self._with_others.add(entry.checkpoint)
         if not isinstance(event, Header | Capacity):
             pods = (
-                before.pods.get(event.pod, PodState()),
+                old_state.pods.get(event.pod, PodState()),
                 self.state.pods.get(event.pod, PodState()),
             )
             self._count_references(*pods, entry)
@@ -329,11 +329,11 @@ class Leaderboard:
             with contextlib.suppress(sqlite3.Error):
                 self._index = self._make_index(accepted_entries(events).values())
 
-    def _count_references(self, before: PodState, after: PodState, new: Entry | None) -> None:
+    def _count_references(self, old_pod: PodState, new_pod: PodState, new: Entry | None) -> None:
         """Update the references after an event of a pod, perhaps with a new entry on the board."""
-        added = [*after.entries, *([] if new is None else [new])]
+        added = [*new_pod.entries, *([] if new is None else [new])]
         changes = Counter(entry.checkpoint for entry in added)
-        changes.subtract(entry.checkpoint for entry in (*before.entries, *self.state.dropped))
+        changes.subtract(entry.checkpoint for entry in (*old_pod.entries, *self.state.dropped))
         for name, change in changes.items():
             self._references[name] += change
             if not self._references[name]:
@@ -372,8 +372,8 @@ class Leaderboard:
         if not _is_inside(self.directory, checkpoint):
             return f"the checkpoint {checkpoint[:200]!r} is not a directory inside the tournament's"
         # One entry, one directory: to delete or overwrite one must not touch another.
-        above = [str(path) for path in PurePosixPath(checkpoint).parents]
-        for name in (checkpoint, *above):
+        ancestors = [str(path) for path in PurePosixPath(checkpoint).parents]
+        for name in (checkpoint, *ancestors):
             if self._first_checkpoint(name) == name:
                 return f"the checkpoint {checkpoint!r} is that of another entry, {name!r}"
         if (name := self._first_checkpoint(f"{checkpoint}/")).startswith(f"{checkpoint}/"):
@@ -393,11 +393,11 @@ class Leaderboard:
 
 def _check_same(saved: Header, header: Header) -> None:
     fields = json.loads(json.dumps(dataclasses.asdict(header)))
-    known = dict(leaves(dataclasses.asdict(saved)))
+    names = dict(leaves(dataclasses.asdict(saved)))
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(dataclasses.asdict(saved), fields).items()
-        if name != "time" and name in known  # a later version has settings that this one lacked
+        if name != "time" and name in names  # a later version has settings that this one lacked
     ]
     if changed:
         raise ConfigError(

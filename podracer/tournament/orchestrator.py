@@ -57,7 +57,7 @@ PAUSE_SECONDS = 0.05  # between two polls of the pods
 LOOK_SECONDS = 1.0  # between two looks at files and clocks
 GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop
 BACK_OFF_SECONDS = 60.0  # at most, before a pod that a machine lost starts again
-LOSSES = 20  # of one pod in a row, without progress, after which the engine counts as lost
+LOSSES = 20  # one pod's, in a row without progress, after which the engine counts as lost
 # Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
 MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
 

@@ -38,7 +38,7 @@ from podracer.devices.startup import (
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.drivers.selection import mean_of_floats
-from podracer.errors import CheckpointError, ConfigError, EnvironmentFault
+from podracer.errors import CheckpointError, ConfigError, EnvironmentFault, PodracerError
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
@@ -54,7 +54,6 @@ from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import RunSetup, make_run_setup
 from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
-from podracer.tournament.engine import EngineLost
 from podracer.tournament.matches import (
     Player,
     common_game,
@@ -393,6 +392,12 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
         return explain_error(classify_error(error))
 
 
+class StillInUse(PodracerError):
+    """An earlier attempt, perhaps on a machine that is cut off, has not ended."""
+
+    exit_code = 77
+
+
 def wait_for_lock(lock: Path) -> None:
     """Wait until an earlier attempt, whose orchestrator was killed, has saved and ended."""
     deadline = time.monotonic() + 60.0
@@ -402,5 +407,5 @@ def wait_for_lock(lock: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > deadline:
-            raise EngineLost(f"{lock.parent} is still in use by an earlier attempt.")
+            raise StillInUse(f"{lock.parent} is still in use by an earlier attempt.")
         time.sleep(0.1)

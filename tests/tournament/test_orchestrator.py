@@ -497,7 +497,7 @@ def test_the_reason_of_a_failure_is_not_that_of_an_earlier_attempt(tmp_path):
 def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch):
     clock = itertools.count(step=61.0)
     monkeypatch.setattr(pods.time, "monotonic", lambda: next(clock))
-    with RunLock(tmp_path), pytest.raises(EngineLost, match="in use by an earlier attempt"):
+    with RunLock(tmp_path), pytest.raises(pods.StillInUse, match="in use by an earlier attempt"):
         pods.wait_for_lock(tmp_path / "lock")
     pods.wait_for_lock(tmp_path / "lock")
 
