@@ -20,8 +20,8 @@ def user_path(path: str | Path) -> Path:
     text = str(path)
     if _ADDRESS.match(text):
         raise ConfigError(
-            f"{text!r} is an address, but files are kept in directories of this machine: mount the "
-            "store there and name the directory."
+            f"{text!r} is an address, but files are kept in directories of this machine: name a "
+            "directory; a mounted store cannot hold a run."
         )
     try:
         home = Path(text).expanduser()

@@ -19,6 +19,7 @@ from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
+from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
@@ -26,9 +27,12 @@ from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
+from podracer.reports.tournament import write_tournament_report
+from podracer.reports.watch.watcher import Watcher
 from podracer.run.history import installed_versions
+from podracer.run.opponents import make_environment
 from podracer.run.setup import make_run_setup
-from podracer.tournament.leaderboard import Leaderboard
+from podracer.tournament.leaderboard import Leaderboard, read_events
 
 EXPERIMENT = Experiment(
     recipe="test",
@@ -71,6 +75,12 @@ FUNCTIONS: dict[str, Callable] = {
     "report": lambda path: write_report([Path(path)], Path("page.html")),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
+    "events": read_events,
+    "tournament_report": lambda path: write_tournament_report(path, "page.html"),
+    "tournament_page": lambda path: write_tournament_report("tournament", path),
+    "watch": Watcher,
+    "bars": lambda path: make(f"trading:{path}"),
+    "opponent": lambda path: make_environment(f"pgx:tic_tac_toe,opponent={path}", EXPERIMENT),
     "current_model": current_model,
 }
 
