@@ -121,17 +121,16 @@ def _fetch(
 ) -> None:
     """Bring the files of a run, `config.json` last."""
     (directory / CHECKPOINTS).mkdir(exist_ok=True)
-    for attempt in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         saved = saved_step(store)
         # A list may be stale.
         names = step_names(store) | ({step_name(saved)} if saved >= 0 else set())
         if type(choice) is int:
             names &= {step_name(choice)}
-        if _fetch_steps(store, directory, sorted(names, reverse=True), choice, report):
+        is_whole = _fetch_steps(store, directory, sorted(names, reverse=True), choice, report)
+        is_begun = saved < 0 and choice == "all"  # the run ended before its first save
+        if is_whole or is_begun or choice == "none":
             break
-        if choice == "none" or (saved < 0 and choice == "all"):  # it ended before its first save
-            break
-        time.sleep(attempt)
     else:
         steps = "checkpoint" if type(choice) is not int else f"checkpoint of update {choice}"
         raise CheckpointError(f"{address} has no {steps} that is whole.")

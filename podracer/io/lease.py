@@ -1,9 +1,9 @@
 """The lease of a mirror: one machine writes the copy of a run in a store.
 
-`leases/000001` below the address has its name. It was made by a conditional create, and is written
-again at each heartbeat. Where `leases/000002` was made, another machine has taken over. A lease has
-expired when nobody has rewritten it for `LEASE_SECONDS`, by the clock of the store: the
-clocks of machines may differ. Stores need no other conditional write than a create.
+`leases/000001` below the address names it. It was made by a conditional create, and is written
+again at each heartbeat. Where there is a `leases/000002`, another machine has taken over. A lease
+expires when nobody writes it for a minute by the clock of the store: clocks of machines differ.
+Stores need no other conditional write than a create.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 
 from podracer.errors import ConfigError, PodracerError
 
-LEASE_SECONDS = 60.0
-BEAT_SECONDS = 15.0
 _LEASES, _CLOCK = "leases", "leases/clock"
 _NUMBER = re.compile(r"leases/([0-9]{6,})")
 
@@ -32,6 +30,9 @@ class LeaseLostError(PodracerError):
 
 class Lease:
     """Right to write the copy of a run at an address; `holder` identifies the run's directory."""
+
+    EXPIRY_SECONDS = 60.0  # after the last heartbeat
+    BEAT_SECONDS = 15.0
 
     def __init__(self, store: Any, address: str, holder: str) -> None:
         self._store, self._address, self._holder = store, address, holder
@@ -103,7 +104,7 @@ class Lease:
         host = str(record.get("host", "another machine"))[:100]
         first = self._store.head(_name(number))
         age = (self._store_time() - first["last_modified"]).total_seconds()
-        remaining = LEASE_SECONDS - max(age, 0.0)
+        remaining = self.EXPIRY_SECONDS - max(age, 0.0)
         if remaining <= 0:
             return
         report(
@@ -112,7 +113,7 @@ class Lease:
         )
         deadline = time.monotonic() + remaining
         while (left := deadline - time.monotonic()) > 0:
-            wait(min(left, BEAT_SECONDS / 3))
+            wait(min(left, self.BEAT_SECONDS / 3))
             latest = self._store.head(_name(number))
             if any(latest[key] != first[key] for key in ("e_tag", "last_modified")):
                 if self._read(number).get("released"):

@@ -1,8 +1,9 @@
 """Copy of a run in an object store, so that the run outlives its disk.
 
 Below the address lie the run directory's own files: `config.json`, `saved.json`, the records up to
-the newest seal, and `checkpoints/<step>/`, each with its `manifest.json` last. After each seal `Mirror` makes the store like the disk, in threads of its own: a store that is slow
-or gone costs its copy and nothing else. What was copied is read by `copies.py`.
+the newest seal, and `checkpoints/<step>/`, each with its `manifest.json` last. After each seal
+`Mirror` makes the store like the disk, in threads of its own: a store that is slow or gone costs
+its copy and nothing else. What was copied is read by `copies.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.edits import encode_sealed, read_object
-from podracer.io.lease import BEAT_SECONDS, Lease, LeaseLostError
+from podracer.io.lease import Lease, LeaseLostError
 from podracer.io.paths import address_of
 from podracer.io.run_directory import write_json
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there, read_sealed_json
@@ -140,7 +141,7 @@ class Mirror:
                 return
 
     def _beat(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.wait(Lease.BEAT_SECONDS):
             try:
                 if self._lease.is_held:
                     self._lease.beat()

@@ -32,13 +32,10 @@ def open_store(address: str, *, writes: bool = False) -> Any:
         raise ConfigError(
             f'{address} needs the package obstore: pip install -e ".[mirror]" in the clone.'
         ) from error
-    second = datetime.timedelta(seconds=1)
-    options: dict[str, Any] = {"mkdir": writes}
-    if not address.startswith("file:"):
-        options = {
-            "client_options": {"timeout": 60 * second, "connect_timeout": 5 * second},
-            "retry_config": {"max_retries": 2, "retry_timeout": 20 * second},
-        }
+    # A mirror tries again by itself, and says so. Settings of clients come from the environment.
+    retries = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}
+    is_directory = address.startswith("file:")
+    options: Any = {"mkdir": writes} if is_directory else {"retry_config": retries}
     try:
         return from_url(address, **options)
     except (BaseError, OSError, ValueError) as error:
@@ -100,4 +97,5 @@ def manifest_of(name: str) -> str:
 
 def reason(error: BaseException) -> str:
     """Return the first line of an error; those of stores go on for pages."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line.partition(": <?xml")[0].rstrip(". ")
