@@ -8,7 +8,7 @@ import re
 FIELD_NAMES = (
     "anchor", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
-    "matches", "num_processes", "opponents", "pod_cpus", "pod_gpus", "prices", "process_id",
+    "matches", "mirror", "num_processes", "opponents", "pod_cpus", "pod_gpus", "prices", "process_id",
     "recipe", "seed", "selection", "target_return", "track", "train_against", "weights",
 )  # fmt: skip
 _PARTS = ("agent", "driver", "exchange")

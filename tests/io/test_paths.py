@@ -50,17 +50,20 @@ COMMANDS = (
     "train PATH.json",
     "sweep catch_a2c --run-dir PATH",
     "tournament catch --run-dir PATH",
-    "leaderboard PATH",
+    "resume run --run-dir PATH",
     "match PATH PATH",
-    "resume PATH",
-    "eval PATH",
-    "play PATH",
     "play run --out PATH.gif",
-    "report run PATH",
     "report run --out PATH.html",
     "watch PATH",
-    "export PATH",
     "export run --out PATH.onnx",
+)
+READERS = (
+    "leaderboard PATH",
+    "resume PATH --run-dir run",
+    "eval PATH",
+    "play PATH",
+    "report run PATH",
+    "export PATH",
     "fingerprint PATH",
     "rule PATH",
     "serve PATH",
@@ -68,11 +71,8 @@ COMMANDS = (
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
     "weights": lambda path: podracer.train(EXPERIMENT, weights=path),
-    "load": podracer.load,
-    "load_policy": podracer.load_policy,
-    "export": export_policy,
     "out": lambda path: export_policy("run", file=path),
-    "report": lambda path: write_report([Path(path)], Path("page.html")),
+    "page": lambda path: write_report([Path("run")], path),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
     "events": read_events,
@@ -95,6 +95,19 @@ def test_no_command_takes_an_address_for_a_path(command, tmp_path, monkeypatch, 
     assert left.value.code == 78, error
     assert "s3:" in error
     assert "is an address, but files are kept in directories of this machine" in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.figure(20)
+@pytest.mark.parametrize("command", READERS)
+def test_runs_are_read_from_known_kinds_of_stores_alone(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(command.replace("PATH", "ftp://host/run").split())
+    error = capsys.readouterr().err
+    assert left.value.code == 78, error
+    assert "'ftp://host/run' is no address of a store that can hold a run: take s3://" in error
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
