@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from podracer.cli.main import main as podracer
@@ -32,6 +33,7 @@ from podracer.io.lease import Lease
 from podracer.io.store import open_store, saved_step, sizes_below
 from podracer.run import training  # noqa: F401  imported before the fork, as the next is
 
+UNKNOWN = "before the store has the run"
 FLAGS = (
     *("--num-envs", "16", "--rollout-length", "8", "--updates-per-chunk", "50", "--seed", "3"),
     *("--evaluations", "0", "--save-seconds", "0.05"),
@@ -39,11 +41,14 @@ FLAGS = (
 )
 
 
-def start(machine: str, log: Path, *arguments: str, end_after: float = 0.0) -> int:
+def start(
+    machine: str, log: Path, command: Callable[[], Sequence[str]], end_after: float = 0.0
+) -> int:
     """Run a command on a machine, in a process of its own; return its number.
 
     Beside the log it leaves the fingerprint of the run, which the same process reads back. It is
-    ended without a word after some seconds of the processor, if any.
+    ended without a word after some seconds of the processor, if any. `command` is called there, as
+    obstore cannot be used on both sides of a fork.
     """
     pid = os.fork()
     if pid:
@@ -56,6 +61,7 @@ def start(machine: str, log: Path, *arguments: str, end_after: float = 0.0) -> i
     os.dup2(descriptor, 2)
     code = 70
     try:
+        arguments = command()
         podracer(arguments)
     except SystemExit as end:
         code = int(end.code or 0)
@@ -75,9 +81,13 @@ def finish(pid: int) -> tuple[int, resource.struct_rusage]:
 def train(
     machine: str, folder: Path, address: str | None, frames: int, end_after: float = 0.0
 ) -> int:
+    arguments = command_of(folder, address, frames)
+    return start(machine, folder.parent / "log", lambda: arguments, end_after)
+
+
+def command_of(folder: Path, address: str | None, frames: int) -> tuple[str, ...]:
     mirror = ("--mirror", address) if address else ()
-    command = ("train", "catch", "--run-dir", str(folder), *mirror, *FLAGS, "--frames", str(frames))
-    return start(machine, folder.parent / "log", *command, end_after=end_after)
+    return ("train", "catch", "--run-dir", str(folder), *mirror, *FLAGS, "--frames", str(frames))
 
 
 def kill_and_continue(
@@ -89,14 +99,17 @@ def kill_and_continue(
         assert code == 0, (folder / "log").read_text()
         return "had ended", 0.0
     shutil.rmtree(folder / "first", ignore_errors=True)
-    phase = phase_at(address)
+
+    def command() -> Sequence[str]:
+        phase = phase_at(address)
+        (folder / "phase").write_text(phase)
+        if phase == UNKNOWN:
+            return command_of(folder / "second", address, frames)
+        return ("resume", address, "--run-dir", str(folder / "second"))
+
     begin = time.monotonic()
-    if phase == "before the store has the run":
-        pid = train("second", folder / "second", address, frames)
-    else:
-        command = ("resume", address, "--run-dir", str(folder / "second"))
-        pid = start("second", folder / "log", *command)
-    code, _ = finish(pid)
+    code, _ = finish(start("second", folder / "log", command))
+    phase = (folder / "phase").read_text()
     digest = (folder / "fingerprint").read_text() if code == 0 else ""
     assert (code, digest) == (0, expected), (phase, code, (folder / "log").read_text())
     return phase, time.monotonic() - begin
@@ -107,9 +120,9 @@ def phase_at(address: str) -> str:
     try:
         sizes = sizes_below(open_store(address), "")
     except Exception:
-        return "before the store has the run"
+        return UNKNOWN
     if "config.json" not in sizes:
-        return "before the store has the run"
+        return UNKNOWN
     steps = {name.split("/")[1] for name in sizes if name.startswith("checkpoints/")}
     whole = {step for step in steps if f"checkpoints/{step}/manifest.json" in sizes}
     if steps != whole:

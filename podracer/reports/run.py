@@ -67,12 +67,12 @@ def write_report(runs: Sequence[Path], file: Path) -> Path:
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
+    file = user_path(file)
     paths = list(dict.fromkeys(local_run(path).resolve() for path in runs))
     names = _names(paths)
     loaded = [run for pair in zip(paths, names, strict=True) for run in load_records(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
-    file = user_path(file)
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
         config = read_object(path / "config.json")
