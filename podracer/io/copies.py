@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.lease import Lease
 from podracer.io.mirror import MIRROR, identify, is_same_run, newest_step, recorded_address
 from podracer.io.paths import address_of, user_path
@@ -45,12 +45,19 @@ _COPIES: set[Path] = set()
 def restore(address: str, directory: Path, *, report: Report = print_stderr) -> None:
     """Bring the run at an address into a directory, to be resumed there.
 
-    The directory is new, or holds the same run: then it gets what is newer in the store. Raises
-    `ConfigError` if there is no run, if another machine writes it, or if the directory has
-    something else; `CheckpointError` if none of its checkpoints is whole.
+    The directory is new, or holds the same run: then it gets what is newer in the store, and goes
+    on as it is where the store has nothing or cannot be read. Raises `ConfigError` if there is no
+    run, if another machine writes it, or if the directory has something else; `CheckpointError` if
+    no checkpoint is whole.
     """
     store = open_store(address)
-    config = _config_at(store, address)
+    try:
+        config = _config_at(store, address)
+    except (ConfigError, StorageError) as error:
+        if not is_there(directory / CONFIG) or recorded_address(directory) != address:
+            raise
+        report(f"{error} The run in {directory} goes on.")
+        return
 
     def check() -> None:
         files = {path.name for path in directory.glob("*")} - {"lock", MIRROR}

@@ -83,7 +83,7 @@ def train(
     `podracer.load`, or with the state that `begin` returns.
 
     Each checkpoint is copied to the address `mirror`, such as `s3://bucket/run`, in the background,
-    also after a resume; `podracer.restore` brings the run back, on any machine.
+    also after a resume; `podracer.io.copies.restore` brings the run back, on any machine.
 
     Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
     `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stores import MachineLost, Run, files_of, hurry, state, use
 
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import mirror
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.io.copies import local_run, restore
@@ -129,6 +129,25 @@ def test_what_is_no_place_for_the_run_is_refused(run, address, tmp_path):
         Run(tmp_path / "b", address).__enter__()
     restore(address, run)  # its own directory, which is as new
     assert stored_fingerprint(run) == (1, fingerprint(state(1)))
+
+
+def test_the_run_of_a_directory_goes_on_where_its_store_has_nothing(
+    run, address, tmp_path, monkeypatch
+):
+    """As after a kill before the first copy, and where the store is gone."""
+    reports = []
+    with Run(run, address) as it:
+        it.save(1)
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    restore(address, run, report=reports.append)
+    use(monkeypatch, address, unavailable)
+    restore(address, run, report=reports.append)
+    assert "holds no run" in reports[0]
+    assert "503 Slow Down" in reports[1]
+    assert all("goes on." in text for text in reports)
+    with pytest.raises(StorageError, match="503 Slow Down"):
+        restore(address, tmp_path / "other")
 
 
 @pytest.mark.parametrize(("choice", "steps"), [("newest", [4]), ("best", [1, 4]), (3, [3])])
