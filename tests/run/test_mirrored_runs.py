@@ -6,13 +6,14 @@ import dataclasses
 import json
 import logging
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
-from child import call, environment
+from child import call, environment, finish, start
 from stores import files_of, hurry
 
 import podracer
@@ -194,3 +195,31 @@ def test_a_run_is_copied_to_s3(tmp_path, monkeypatch):
     finally:
         server.terminate()
         server.wait()
+
+
+def processes(*arguments):
+    """Exit codes and errors of two processes that share a run of two devices."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", 2, "--process-id")
+    started = [start(*arguments, *hosts, number) for number in range(2)]
+    return [(code, error) for code, _, error in map(finish, started)]
+
+
+@pytest.mark.slow
+def test_two_processes_bring_a_run_into_the_directory_that_they_share(address, tmp_path):
+    def train(run, frames, *flags):
+        settings = ("--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10)
+        flags = (*settings, "--hidden", 16, "--devices", 2, "--evaluations", 0, *flags)
+        return processes("train", "catch_a2c", "--run-dir", run, "--frames", frames, *flags)
+
+    assert [code for code, _ in train(tmp_path / "alone", 128 * 40)] == [0, 0]
+    assert [code for code, _ in train(tmp_path / "first", 128 * 20, "--mirror", address)] == [0, 0]
+    shutil.rmtree(tmp_path / "first")
+    second = tmp_path / "second"
+    ends = processes("resume", address, "--run-dir", second, "--frames", 128 * 40)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert stored_fingerprint(second) == stored_fingerprint(tmp_path / "alone")
+    restore(address, tmp_path / "third")
+    assert stored_fingerprint(tmp_path / "third") == stored_fingerprint(tmp_path / "alone")
