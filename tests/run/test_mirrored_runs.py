@@ -170,15 +170,10 @@ def test_a_run_is_copied_to_s3(tmp_path, monkeypatch):
         while "Running on " not in log.read_text():
             assert server.poll() is None, log.read_text()
         endpoint = log.read_text().partition("Running on ")[2].split()[0]
-        settings = {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-        }
-        for name, value in settings.items():
-            monkeypatch.setitem(os.environ, name, value)
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setitem(os.environ, name, "testing-only")
+        values = [endpoint, "true", "us-east-1", "testing-only", "testing-only"]
+        names = ("ENDPOINT_URL", "ALLOW_HTTP", "REGION", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+        for name, value in zip(names, values, strict=True):
+            monkeypatch.setenv(f"AWS_{name}", value)
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"))
         address = "s3://bucket/team/run"
         hurry(monkeypatch, 3.0)
