@@ -20,6 +20,7 @@ import resource
 import shutil
 import signal
 import socket
+import statistics
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from pathlib import Path
 from podracer.cli.main import main as podracer
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.lease import Lease
+from podracer.io.mirror import Mirror
 from podracer.io.store import open_store, saved_step, sizes_below
 from podracer.run import training  # noqa: F401  imported before the fork, as the next is
 
@@ -158,34 +160,46 @@ def kills(number: int, address: str | None, frames: int, seed: int) -> None:
     print(json.dumps({"kills": equal, "equal": equal, "phases": dict(phases)}))
 
 
-def cost(address: str | None, frames: int, pairs: int) -> None:
-    """Print the CPU seconds of runs with and without a mirror, in turns, and the lag."""
+def cost(address: str | None, frames: int, trials: int) -> None:
+    """Print what copies of checkpoints take of the processor, and of time, without a run."""
     folder = Path(tempfile.mkdtemp(prefix="mirror-"))
-    rows: dict[str, list[float]] = {"without": [], "with": []}
-    lags: list[float] = []
-    for trial in range(pairs + 1):
-        for name in ("without", "with"):
-            place = folder / f"{name}{trial}"
-            place.mkdir()
-            store = f"{address}/{trial}" if address else f"file://{place / 'store'}"
-            mirror = store if name == "with" else None
-            begin = time.monotonic()
-            code, usage = finish(train("one", place / "run", mirror, frames))
-            assert code == 0, (place / "log").read_text()
-            if trial:  # the first pair compiles
-                rows[name].append(usage.ru_utime + usage.ru_stime)
-                rows.setdefault(f"seconds {name}", []).append(time.monotonic() - begin)
-            if mirror:
-                text = (place / "log").read_text()
-                lags.append(float(text.partition("copied within ")[2].split()[0]))
+    (folder / "one").mkdir()
+    run = folder / "one" / "run"
+    code, _ = finish(train("one", run, None, frames))
+    assert code == 0, (folder / "one" / "log").read_text()
+    sizes = [path.stat().st_size for path in run.glob("checkpoints/*/**/*") if path.is_file()]
+    steps = len(list(run.glob("checkpoints/*")))
+    copies: list[tuple[float, float]] = []
+    for trial in range(trials + 1):
+        begin = time.process_time(), time.monotonic()
+        store = f"{address}/{trial}" if address else f"file://{folder / str(trial)}"
+        with Mirror(run, store, new=False) as mirror:
+            mirror.notify()
+        assert not mirror.figures()["mirror_faults"]
+        copies.append((time.process_time() - begin[0], time.monotonic() - begin[1]))
+    lease = Lease(open_store(store), store, "somebody")
+    lease.claim(time.sleep, print)
+    begin = time.process_time(), time.monotonic()
+    for _ in range(100):
+        lease.beat()
+    beat = (time.process_time() - begin[0]) / 100
     shutil.rmtree(folder)
-    print(json.dumps({"cpu_and_wall_seconds": rows, "longest_lags": lags}))
+    cpu, wall = (statistics.median(x) / steps for x in zip(*copies[1:], strict=True))
+    per_minute = cpu + beat * 60 / Lease.BEAT_SECONDS
+    print(json.dumps({
+        "objects": len(sizes) // steps,
+        "bytes": sum(sizes) // steps,
+        "cpu_ms_of_a_copy": round(1000 * cpu, 2),
+        "wall_ms_of_a_copy": round(1000 * wall, 2),
+        "cpu_ms_of_a_heartbeat": round(1000 * beat, 2),
+        "percent_of_a_core_at_a_copy_a_minute": round(per_minute / 60 * 100, 3),
+    }))  # fmt: skip
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--cost", type=int, default=0, help="pairs of runs to measure")
+    parser.add_argument("--cost", type=int, default=0, help="number of measurements of the cost")
     parser.add_argument("--address")
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
