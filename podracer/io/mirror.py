@@ -63,6 +63,7 @@ class Mirror:
         self._stored: set[str] = set()  # steps whose copies are whole
         self._remains: set[str] = set()  # steps of which the store has something else
         self._config = b""  # the copied one
+        self._is_claimed = False
         self._copied, self._faults, self._lag = -1, 0, 0.0
         self._trouble = ""  # the last fault, while it lasts
 
@@ -85,7 +86,7 @@ class Mirror:
         self._closing.set()
         self._wake.set()
         self._worker.join(CLOSE_SECONDS)
-        if self._seals:
+        if self._seals and not self._ended.is_set():  # the end of a lease was said
             state = f"it has update {max(self._copied, 0)} of {max(newest_step(self._run), 0)}"
             trouble = f"{state} ({self._trouble or 'the store is slow'})"
             text = "the copy at %s is behind: %s; podracer resume %s copies the rest."
@@ -123,6 +124,10 @@ class Mirror:
                 self._wake.wait()
             self._wake.clear()
             num_seals = len(self._seals)
+            if num_seals == 0:
+                if self._closing.is_set():
+                    return
+                continue
             try:
                 self._synchronize()
             except LeaseLostError as error:
@@ -137,8 +142,8 @@ class Mirror:
             num_failures, self._trouble = 0, ""
             for sealed_at in [self._seals.popleft() for _ in range(num_seals)]:
                 self._lag = max(self._lag, time.monotonic() - sealed_at)
-            if self._closing.is_set() and not self._seals:
-                return
+            if self._closing.is_set():
+                self._wake.set()
 
     def _beat(self) -> None:
         while not self._ended.wait(Lease.BEAT_SECONDS):
@@ -188,13 +193,14 @@ class Mirror:
                 manifest = path.read_bytes() if is_there(path) else None
                 is_whole = manifest and read_stored(self._store, manifest_of(name)) == manifest
                 (self._stored if is_whole else self._remains).add(name)
+            self._is_claimed = True
             return
         self._lease.release()
         raise ConfigError(problem)
 
     def _synchronize(self) -> None:
         """Make the store like the disk: new steps first, then what was retired."""
-        if not self._lease.is_held:
+        if not self._is_claimed:
             try:
                 self._claim()
             except ConfigError as error:  # while the store was away

@@ -268,6 +268,44 @@ def test_a_store_that_is_gone_costs_nothing_but_the_copy(
     assert files_of(tmp_path / "store") == files_of(run)
 
 
+def test_what_could_not_be_seen_at_the_start_is_looked_at_before_anything_is_written(
+    run, address, tmp_path, monkeypatch, caplog
+):
+    """The store fails at each operation of a claim, and holds another run."""
+    with Run(tmp_path / "b", None, identity="b") as it:
+        it.save(1)
+    with Run(run, address) as it:
+        it.save(1)
+    before = files_of(tmp_path / "store")
+    for number in range(1, 8):
+        store = use(monkeypatch, address)
+        left = [number]
+
+        def fault(operation, name, call, left=left):
+            left[0] -= 1
+            return unavailable(operation, name, call) if left[0] == 0 else call()
+
+        store.fault = fault
+        outcome = ""
+        try:
+            with Run(tmp_path / "b", address) as it:
+                it.save(1 + number)
+        except ConfigError as error:
+            outcome = str(error)
+        assert "holds another run" in outcome + caplog.text
+        assert files_of(tmp_path / "store") == before
+        caplog.clear()
+
+
+def test_a_run_that_ends_before_its_configuration_does_not_wait_for_a_copy(run, address):
+    start = time.monotonic()
+    run.mkdir()
+    with Mirror(run, address, new=True) as copier:
+        pass
+    assert time.monotonic() - start < mirror.CLOSE_SECONDS / 2
+    assert "no checkpoint" in copier.summary()
+
+
 def test_a_new_run_does_not_begin_without_its_store(run, address, monkeypatch):
     use(monkeypatch, address, unavailable)
     with pytest.raises(ConfigError, match="cannot be written: 503 Slow Down"):
