@@ -149,7 +149,7 @@ def kills(number: int, address: str | None, frames: int, seed: int) -> None:
         place = folder / str(trial)
         place.mkdir()
         store = f"{address}/{trial}" if address else f"file://{place / 'store'}"
-        moment = rng.uniform(0.1, 1.0) * seconds
+        moment = rng.uniform(0.5, 1.0) * seconds
         phase, continued = kill_and_continue(place, store, frames, moment, expected)
         phases[phase] += 1
         longest, trial = max(longest, continued), trial + 1
