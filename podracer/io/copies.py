@@ -135,14 +135,15 @@ def _fetch(
         if type(choice) is int:
             names &= {step_name(choice)}
         is_whole = _fetch_steps(store, directory, sorted(names, reverse=True), choice, report)
-        is_begun = saved < 0 and choice == "all"  # the run ended before its first save
-        if is_whole or is_begun or choice == "none":
+        is_unsaved = not is_whole and saved < 0 and choice == "all"
+        if is_whole or is_unsaved or choice == "none":
             break
     else:
         steps = "checkpoint" if type(choice) is not int else f"checkpoint of update {choice}"
         raise CheckpointError(f"{address} has no {steps} that is whole.")
     listed = (item["path"] for item in store.list_with_delimiter()["objects"])
-    records = {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed)}
+    # Where no checkpoint was copied the run begins again, with records of its own.
+    records = set() if is_unsaved else {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed)}
     for name in (*sorted(records), *([SAVED] if choice == "all" else []), CONFIG):
         if (content := read_object(store, name)) is not None:
             mode = mode_of(json.loads(content)) if name == CONFIG else 0o644

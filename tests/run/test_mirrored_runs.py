@@ -154,6 +154,21 @@ def test_a_run_ends_as_it_would_where_its_store_is_gone(address, tmp_path, monke
     assert stored_fingerprint(tmp_path / "again") == stored_fingerprint(tmp_path / "alone")
 
 
+def test_a_run_whose_first_copy_was_not_finished_begins_again(address, tmp_path, caplog):
+    """The records came first, and show that checkpoints were saved."""
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
+    store = tmp_path / "store" / "run"
+    for manifest in store.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    (store / "saved.json").unlink()
+    restore(address, tmp_path / "second")
+    assert files_of(tmp_path / "second").keys() == {"config.json"}
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
+    assert "begins again" in caplog.text
+    assert stored_fingerprint(tmp_path / "second") == stored_fingerprint(tmp_path / "run")
+    assert files_of(store)["saved.json"] == (tmp_path / "second" / "saved.json").read_bytes()
+
+
 @pytest.mark.slow
 def test_a_run_is_copied_to_s3(tmp_path, monkeypatch):
     """Against moto's server, which `pip install "moto[server]"` brings."""
