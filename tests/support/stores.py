@@ -59,7 +59,7 @@ def hurry(monkeypatch, expiry=0.4):
     monkeypatch.setattr(Lease, "EXPIRY_SECONDS", expiry)
     monkeypatch.setattr(Lease, "BEAT_SECONDS", expiry / 8)
     monkeypatch.setattr(mirror, "LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 10.0)
+    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 60.0)
 
 
 def state(step):
