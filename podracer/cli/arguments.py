@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from podracer.cli.values import REGISTRY
+from podracer.cli.values import REGISTRY, RUN
 from podracer.errors import ConfigError
+from podracer.io.paths import address_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,17 @@ Count = Annotated[int, Limits()]
 Seed = Annotated[int, Limits(0, 2**32 - 1)]
 Port = Annotated[int, Limits(0, 65_535)]
 Arch = Literal["anakin", "sebulba"]
-RunPath = Annotated[Path, tyro.conf.Positional]
+StoredRun = Annotated[Path, RUN]
+RunPath = Annotated[StoredRun, tyro.conf.Positional]
+MirrorAddress = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="URL",
+        help="Address in a store, such as s3://bucket/run, gs://, az:// or file://, to which each "
+        "checkpoint is copied in the background: `podracer resume URL` continues the run on any "
+        "machine.",
+    ),
+]
 Trackers = Annotated[
     tuple[Literal["wandb", "trackio", "mlflow"], ...],
     tyro.conf.arg(
@@ -71,11 +82,24 @@ def parse(
     parsed, unknown = _tyro(kind, command, arguments, default=default, description=text)
     if not unknown:
         check_limits(get_type_hints(kind, include_extras=True), vars(parsed))
-        return parsed
+        return _with_copies(parsed)
     for argument in unknown:
         if argument.startswith("--"):
             explain(argument.partition("=")[0])
     return _tyro(kind, command, arguments, default=default, strict=True)  # refuses them
+
+
+def _with_copies(options: Any) -> Any:
+    """Return options with copies of runs in the places of their addresses."""
+    choice, changed = getattr(options, "checkpoint", None), {}
+    for name, value in vars(options).items():
+        paths = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(path, Path) and address_of(path) for path in paths):
+            from podracer.io.copies import local_run
+
+            copies = tuple(local_run(path, choice) for path in paths)
+            changed[name] = copies if isinstance(value, tuple) else copies[0]
+    return dataclasses.replace(options, **changed) if changed else options
 
 
 def take_flags(

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, output_file
+from podracer.io.copies import output_folder
 
 if TYPE_CHECKING:
     from podracer.export.files import Export
@@ -32,7 +33,7 @@ def export(options: ExportOptions) -> int:
     from podracer.export.files import SUFFIXES, export_policy
 
     suffix = SUFFIXES[options.format]
-    path = output_file(options.output, options.run / f"policy{suffix}", (suffix,))
+    path = output_file(options.output, output_folder(options.run) / f"policy{suffix}", (suffix,))
     use_compilation_cache()
     experiment = options.reopen()
     result = export_policy(

@@ -14,6 +14,7 @@ import tyro
 
 from podracer.cli.arguments import (
     Count,
+    MirrorAddress,
     Trackers,
     Variations,
     leading_name,
@@ -67,6 +68,7 @@ class SweepOptions:
     """Number of updates between two selections or averages, a multiple of --updates-per-chunk."""
     run_dir: Path | None = None
     """Directory that keeps the sweep. By default a new one is made in runs/."""
+    mirror: MirrorAddress = None
     track: Trackers = ()
 
 
@@ -97,6 +99,7 @@ def sweep(arguments: Sequence[str]) -> int:
         options.run_dir,
         Hosts(),
         resume=False,
+        mirror=options.mirror,
         recipe=own_recipe(recipe, arguments),
         track=options.track,
         num_devices=num_cores(),

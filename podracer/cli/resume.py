@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from podracer.cli.arguments import RunPath, Trackers
@@ -16,6 +17,8 @@ from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
+from podracer.io.paths import address_of
+from podracer.io.run_directory import run_directory
 from podracer.run.resume import FREE_ON_RESUME
 
 _NOT_GIVEN = "unchanged"
@@ -33,7 +36,10 @@ class ResumeOptions(RunOptions):
     """
 
     run: RunPath
-    """Directory of the run, sweep or tournament."""
+    """Directory of the run, sweep or tournament, or the address in a store of a run or sweep, which
+    is brought into --run-dir first."""
+    run_dir: Path | None = None
+    """Directory that gets the run of an address, and keeps it; it is made if there is none."""
     track: Trackers = ()
 
 
@@ -55,6 +61,7 @@ def resume(arguments: Sequence[str]) -> int:
     description = inspect.cleandoc(ResumeOptions.__doc__ or "")
     values = parse_parts(groups, "resume", arguments, description, _refuse_other_settings)
     options, hosts = ResumeOptions(**values["resume"]), Hosts(**values["hosts"])
+    options = dataclasses.replace(options, run=_brought(options))
     changes = {name: x for name, x in values["settings"].items() if x != _NOT_GIVEN}
     if is_tournament(options.run):
         flags_of_runs = {"track": options.track, "environment": options.environment}
@@ -73,6 +80,22 @@ def resume(arguments: Sequence[str]) -> int:
         track=options.track,
         finish=finish_sweep if experiment.pods else None,
     )
+
+
+def _brought(options: ResumeOptions) -> Path:
+    """Return the directory of the run, which comes from a store if it was named by an address."""
+    address = address_of(options.run)
+    if address is None and options.run_dir is not None:
+        raise ConfigError("--run-dir is for a run at an address: leave it out for a directory.")
+    if address is None:
+        return options.run
+    if options.run_dir is None:
+        raise ConfigError(f"{address} needs a directory to go on in: add --run-dir DIR.")
+    from podracer.io.copies import restore
+
+    directory = run_directory(options.run_dir.parent, options.run_dir.name)
+    restore(address, directory)
+    return directory
 
 
 def _refuse_other_settings(flag: str) -> None:

@@ -37,7 +37,7 @@ class RunOptions:
     """Flags of every command that opens a run."""
 
     run: RunPath
-    """Directory of the run."""
+    """Directory of the run, or its address in a store: s3://, gs://, az:// or file://."""
     recipe: str | None = None
     """Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's agent,
     network or environment is your own; a tournament takes several, joined by commas."""

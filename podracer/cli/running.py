@@ -31,6 +31,7 @@ def run(
     resume: bool,
     weights: Path | None = None,
     checkpoint: Choice = "newest",
+    mirror: str | None = None,
     recipe: str | None = None,
     track: Trackers = (),
     debug: bool = False,
@@ -73,6 +74,7 @@ def run(
         resume=resume,
         weights=weights,
         checkpoint=checkpoint,
+        mirror=mirror,
         sinks=trackers(track),
         progress=not debug,  # whose table a debugger would break
         debug=debug,
@@ -118,5 +120,6 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
         outcomes[result.exit_code],
         reason=_reason(experiment, result),
         next_command=next_command,
+        mirror=result.mirror,
         options={"recipe": recipe, "environment": redact_settings(environment)},
     )

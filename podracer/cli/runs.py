@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import Count, Limits, RunPath
+from podracer.cli.arguments import Count, Limits, RunPath, StoredRun
 from podracer.cli.run_options import (
     AtCheckpoint,
     CheckpointOptions,
@@ -21,6 +21,7 @@ from podracer.cli.run_options import (
     output_file,
 )
 from podracer.errors import ConfigError
+from podracer.io.copies import output_folder
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def play(options: PlayOptions) -> int:
 
     use_compilation_cache()
     experiment = options.reopen()
-    path = output_file(options.output, options.run / "play.gif", (".gif", ".mp4"))
+    path = output_file(options.output, output_folder(options.run) / "play.gif", (".gif", ".mp4"))
     run = options.load(experiment)
     acting = options.acting(experiment)
     frames, returns = record_frames(
@@ -159,8 +160,8 @@ def play(options: PlayOptions) -> int:
 class ReportOptions:
     """Write one HTML page about runs or a tournament."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Directories of one or more runs, or of one tournament."""
+    runs: Annotated[tuple[StoredRun, ...], tyro.conf.Positional]
+    """Directories or addresses of one or more runs, or the directory of one tournament."""
     output: OutputFile = None
     """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
     the folder that they share."""
@@ -170,7 +171,9 @@ def default_page(runs: Sequence[Path]) -> Path:
     """Return the page of a report where none is named: no other report's."""
     folders = sorted({run.resolve() for run in runs})
     if len(folders) == 1:
-        return runs[0] / "report.html"
+        return output_folder(runs[0]) / "report.html"
+    if any(run != output_folder(run) for run in runs):
+        return Path("comparison.html")
     return Path(os.path.commonpath([folder.parent for folder in folders])) / "comparison.html"
 
 
@@ -201,7 +204,7 @@ class FingerprintOptions:
     """Print the SHA-256 of the complete training state at a checkpoint."""
 
     run: RunPath
-    """Directory of the run."""
+    """Directory of the run, or its address in a store."""
     checkpoint: AtCheckpoint = "newest"
 
 
@@ -234,7 +237,7 @@ def rule(options: RuleOptions) -> int:
     run = options.load(experiment)
     if (learned := run.agent.rule) is None:
         raise ConfigError(f"{options.run} learned no update rule: its agent is {run.agent.name}.")
-    path = output_file(options.output, options.run / "rule.npz", (".npz",))
+    path = output_file(options.output, output_folder(options.run) / "rule.npz", (".npz",))
     origin = {"environment": run.env.spec.name, "updates": int(run.state.update)}
     write_bytes(path, learned.export(run.state.learner, origin))
     print(f"{path}  use it: podracer train catch --update-rule {path}")

@@ -8,8 +8,9 @@ import re
 FIELD_NAMES = (
     "anchor", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
-    "matches", "num_processes", "opponents", "pod_cpus", "pod_gpus", "prices", "process_id",
-    "recipe", "seed", "selection", "size", "target_return", "track", "train_against", "weights",
+    "matches", "mirror", "num_processes", "opponents", "pod_cpus", "pod_gpus", "prices",
+    "process_id", "recipe", "seed", "selection", "size", "target_return", "track", "train_against",
+    "weights",
 )  # fmt: skip
 _PARTS = ("agent", "driver", "exchange")
 _FLAGS = {  # those that are not named as their fields

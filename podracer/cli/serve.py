@@ -16,8 +16,8 @@ class ServeOptions(CheckpointOptions):
     """Answer observations with actions over HTTP, until Ctrl-C."""
 
     run: RunPath
-    """Directory of the run, or of models that `podracer promote` made: then of the current one,
-    also after it was replaced."""
+    """Directory of the run, or its address in a store, or directory of models that `podracer
+    promote` made: then of the current one, also after it was replaced."""
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
     port: Port = 8000

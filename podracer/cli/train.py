@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.cli.arguments import Arch, Trackers
+from podracer.cli.arguments import Arch, MirrorAddress, Trackers
 from podracer.cli.recipe_flags import (
     find_experiment,
     own_recipe,
@@ -26,6 +26,7 @@ class TrainOptions:
 
     run_dir: Path | None = None
     """Directory that keeps the run. By default a new one is made in runs/."""
+    mirror: MirrorAddress = None
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments. The
     flags of an architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
@@ -63,6 +64,7 @@ def train(arguments: Sequence[str]) -> int:
         weights=options.weights,
         checkpoint=options.checkpoint,
         recipe=own_recipe(recipe, arguments),
+        mirror=options.mirror,
         track=options.track,
         debug=options.debug,
         profile=options.profile,

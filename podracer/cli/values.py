@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import tyro
 
 from podracer.errors import ConfigError
-from podracer.io.paths import user_path
+from podracer.io.paths import address_of, user_path
 
 if TYPE_CHECKING:
     from podracer.run.sweep import Space
@@ -23,12 +23,16 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 @REGISTRY.primitive_rule
 def _path_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
     """Parse fields of type `Path`, see `user_path`."""
-    if info.type is not Path:
-        return None
+    return _path_spec("PATH", _read_path) if info.type is Path else None
+
+
+def _path_spec(
+    metavar: str, read: Callable[[str], Path]
+) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="PATH",
-        instance_from_str=lambda texts: _read_path(texts[0]),
+        metavar=metavar,
+        instance_from_str=lambda texts: read(texts[0]),
         is_instance=lambda value: isinstance(value, Path),
         str_from_instance=lambda value: [str(value)],
     )
@@ -85,6 +89,15 @@ def _read_path(text: str) -> Path:
     if not text:
         raise ValueError("'' names no file and no directory.")
     return user_path(text)
+
+
+def _read_run(text: str) -> Path:
+    """Return the path of a run, or its address in a store, which `address_of` reads back."""
+    return _read_path(text) if address_of(text) is None else Path(text)
+
+
+RUN = _path_spec("RUN", _read_run)
+"""Parser of a run that a command reads: a directory, or an address in a store."""
 
 
 def read_whole_number(text: str) -> int:

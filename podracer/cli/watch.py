@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
+from typing import Annotated
 
-from podracer.cli.arguments import Port, RunPath, explained_address
+import tyro
+
+from podracer.cli.arguments import Port, explained_address
 from podracer.errors import ConfigError
 
 
@@ -13,7 +17,7 @@ from podracer.errors import ConfigError
 class WatchOptions:
     """Serve a live page about runs, a sweep or a tournament, until Ctrl-C."""
 
-    directory: RunPath
+    directory: Annotated[Path, tyro.conf.Positional]
     """Directory of a run, a sweep or a tournament, or one that holds runs, even future ones."""
     port: Port = 7007
     """Port of the page, up to 65,535; 0 takes any that is free."""

@@ -20,6 +20,7 @@ from podracer.export.html import check_page, to_html
 from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
 from podracer.io.checkpoint import Choice
+from podracer.io.copies import local_run, output_folder
 from podracer.io.edits import encode_json
 from podracer.io.paths import user_path
 from podracer.io.run_directory import check_room, write_bytes
@@ -75,8 +76,9 @@ def export_policy(
     """
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
-    directory = user_path(run_dir)
-    path = directory / f"policy{SUFFIXES[format]}" if file is None else user_path(file)
+    directory = local_run(run_dir, checkpoint)
+    name = f"policy{SUFFIXES[format]}"
+    path = output_folder(directory) / name if file is None else user_path(file)
     if path.suffix.lower() != SUFFIXES[format]:
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
     if file is not None:

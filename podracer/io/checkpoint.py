@@ -86,17 +86,25 @@ class Checkpointer:
         keep: number of sealed steps to keep, besides those that their metadata names best; an older
             one is deleted once a newer one is sealed.
         report: called with one sentence for each checkpoint that is missing or refused.
+        sealed: called on process 0 after each seal, in a thread of the checkpointer.
 
     Raises `ConfigError` if `RUN/checkpoints` is a link or a file.
     """
 
-    def __init__(self, run: Path, *, keep: int = 3, report: Report = print_stderr) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        keep: int = 3,
+        report: Report = print_stderr,
+        sealed: Callable[[], None] = lambda: None,
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
         self.run = Path(run).absolute()
         self.directory = self.run / CHECKPOINTS
         self._keep = keep
-        self._report = report
+        self._report, self._sealed = report, sealed
         self._inode: int | None = None  # inode of `directory`, on process 0
         if jax.process_index() == 0:
             self._inode = own_directory(self.directory)
@@ -248,6 +256,7 @@ class Checkpointer:
                 fsync_directory(self.directory)
                 seal_json(self.run / SAVED, {"step": step})
                 self._retire(step)
+                self._sealed()
         except Exception as error:
             if first:
                 shutil.rmtree(draft, ignore_errors=True)

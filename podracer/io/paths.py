@@ -8,7 +8,9 @@ from pathlib import Path
 
 from podracer.errors import ConfigError
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` makes one slash of two
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # `Path` makes one slash of several
+SCHEMES = ("s3", "gs", "az", "file")
+"""Kinds of stores that can hold a run."""
 
 
 def user_path(path: str | Path) -> Path:
@@ -20,8 +22,8 @@ def user_path(path: str | Path) -> Path:
     text = str(path)
     if _ADDRESS.match(text):
         raise ConfigError(
-            f"{text!r} is an address, but files are kept in directories of this machine: mount the "
-            "store there and name the directory."
+            f"{text!r} is an address, but files are kept in directories of this machine: name a "
+            "directory; `mirror` copies a run to an address, and other commands read it there."
         )
     try:
         home = Path(text).expanduser()
@@ -36,6 +38,21 @@ def user_path(path: str | Path) -> Path:
             "another name, or a locale of UTF-8."
         )
     return home
+
+
+def address_of(path: str | Path) -> str | None:
+    """Return the address in a store that a user gives, be it as a `Path`; None for a path.
+
+    Raises `ConfigError` for an address of another kind than `SCHEMES`.
+    """
+    text = str(path)
+    if (match := _ADDRESS.match(text)) is None:
+        return None
+    scheme, place = match[1].lower(), text[match.end() :].strip("/")
+    if scheme not in SCHEMES or not place:
+        kinds = ", ".join(f"{name}://" for name in SCHEMES)
+        raise ConfigError(f"{text!r} is no address of a store that can hold a run: take {kinds}.")
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{place}"
 
 
 def _is_utf8(path: str) -> bool:

@@ -64,13 +64,19 @@ class RunLock:
     anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
     Raises `ConfigError` naming the holder if another run has it, if nothing can be locked there, or
-    if there is not room for `room` bytes and a few more.
+    if there is not room for `room` bytes and a few more. With `wait` it waits for the holder.
     """
 
     def __init__(
-        self, directory: Path, check: Callable[[], object] = lambda: None, room: int = 0
+        self,
+        directory: Path,
+        check: Callable[[], object] = lambda: None,
+        room: int = 0,
+        *,
+        wait: bool = False,
     ) -> None:
         self._path, self._check, self._room = Path(directory) / "lock", check, room
+        self._flags = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
         self._descriptor = -1
 
     def __enter__(self) -> RunLock:
@@ -98,7 +104,7 @@ class RunLock:
     def _take(self, descriptor: int) -> None:
         try:
             # flock, not lockf: it also keeps out a second run in this very process.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, self._flags)
         except BlockingIOError:
             raise ConfigError(
                 f"{self._path.parent} is in use by {_holder(os.pread(descriptor, 1000, 0))}; "

@@ -47,7 +47,7 @@ class Sink(Protocol):
 
 
 def group(key: str) -> str:
-    """Return the category of a metric: run, episode, evaluation, time, sebulba or learn.
+    """Return the category of a metric: run, episode, evaluation, time, mirror, sebulba or learn.
 
     `sebulba` holds policy lag, queue occupancy and idle shares; `learn` holds the agent's metrics.
     """
@@ -56,7 +56,7 @@ def group(key: str) -> str:
     if key in _SEBULBA_KEYS or key.startswith(_SEBULBA_PREFIXES):
         return "sebulba"
     prefix = key.partition("_")[0]
-    return prefix if prefix in ("episode", "evaluation", "time") else "learn"
+    return prefix if prefix in ("episode", "evaluation", "time", "mirror") else "learn"
 
 
 def scalars(record: Record) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from podracer.io.copies import local_run
 from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
@@ -65,12 +66,12 @@ def write_report(runs: Sequence[Path], file: Path) -> Path:
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
-    paths = list(dict.fromkeys(user_path(path).resolve() for path in runs))
+    file = user_path(file)
+    paths = list(dict.fromkeys(local_run(path).resolve() for path in runs))
     names = _names(paths)
     loaded = [run for pair in zip(paths, names, strict=True) for run in load_records(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
-    file = user_path(file)
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
         config = read_object(path / "config.json")

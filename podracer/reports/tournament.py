@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
@@ -41,7 +42,7 @@ def write_tournament_report(directory: Path, file: Path) -> Path:
 
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
-    directory, file = Path(directory).resolve(), Path(file)
+    directory, file = user_path(directory).resolve(), user_path(file)
     log = read_tournament_log(directory)
     check_settings(log.state.header)
     body = dict(tournament_sections(log)).values()

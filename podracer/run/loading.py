@@ -10,7 +10,7 @@ from podracer.agent import Agent
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.io.checkpoint import Choice
-from podracer.io.paths import user_path
+from podracer.io.copies import local_run
 from podracer.policy import Policy
 from podracer.run.opponents import make_environment, without_runs
 from podracer.run.restore import LoadedRun, reopen, restore_run
@@ -97,7 +97,7 @@ def load_run(
     is not read, and the `local` part of the learner's, such as a replay, only if asked for: no
     policy depends on either.
     """
-    directory = user_path(run_dir)
+    directory = local_run(run_dir, checkpoint)
     experiment = reopen(directory, recipe, environment)
     if opponents != "all":
         stand_in = without_runs(

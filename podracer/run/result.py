@@ -42,6 +42,7 @@ class Result(Boundary):
 
     exit_code: int  # 0 done; in the command line 75 preempted, 130 stopped by the user, both saved
     reason: str  # `frames`, `target_return`, `max_seconds`, `callback` or `signal`
+    mirror: str = ""  # what was copied where, in words
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,8 @@ from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
-from podracer.io.paths import user_path
+from podracer.io.mirror import Mirror, recorded_address
+from podracer.io.paths import address_of, user_path
 from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
@@ -66,6 +67,7 @@ def train(
     weights: str | Path | None = None,
     checkpoint: Choice = "newest",
     begin: Begin | None = None,
+    mirror: str | None = None,
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -86,6 +88,9 @@ def train(
     With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
     begins with what the agent of the run `weights` has learned at a `checkpoint`, see `Weights` and
     `podracer.load`, or with the state that `begin` returns.
+
+    Each checkpoint is copied to the address `mirror`, such as `s3://bucket/run`, in the background,
+    also after a resume; `podracer.io.copies.restore` brings the run back, on any machine.
 
     Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
     `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.
@@ -135,16 +140,19 @@ def train(
         _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
+        command["mirror"] = mirror
         peers.check_same_configuration({**config, "run": command})
     if weights is not None:
         begin = Weights(weights, setup, checkpoint)
     directory = name_run_directory(experiment, run_dir)
+    address = recorded_address(directory) if mirror is None and resume else _address(mirror)
+    copier = Mirror(directory, address, new=not resume) if address and is_main else None
     check = partial(check_claim, directory, resume)
     check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
     recorder, sinks = Recorder(experiment, setup.env), with_progress(sinks, progress)
-    run = Run(setup, config, recorder, info, sinks, callbacks, begin, profile)
+    run = Run(setup, config, recorder, info, sinks, callbacks, begin, copier, profile)
     lock = RunLock(directory, check, setup.saved_bytes) if is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
@@ -176,6 +184,13 @@ def _find_recipe(
     return recipes.with_size(experiment, name, size).with_environment(environment)
 
 
+def _address(mirror: str | None) -> str | None:
+    address = None if mirror is None else address_of(mirror)
+    if mirror is not None and address is None:
+        raise ConfigError(f"`mirror` must be an address, such as s3://bucket/run, not {mirror!r}.")
+    return address
+
+
 class Run:
     """One process's part in a run."""
 
@@ -188,10 +203,12 @@ class Run:
         sinks: Sequence[Sink | MakeSink] = (),
         callbacks: Sequence[Callback] = (),
         begin: Begin | None = None,
+        mirror: Mirror | None = None,
         profile: int = 0,
     ) -> None:
         self.num_profiled = profile  # updates in a trace
         self.setup, self.recorder, self.begin = setup, recorder, begin
+        self.mirror = mirror
         self.config, self.settings = config, config["experiment"]
         self.agent, self.budget = setup.blueprint.build(), setup.budget
         self.directory, self.info = info.run_dir, info
@@ -208,19 +225,26 @@ class Run:
         signals = StopSignals(stopped=f"Saved in {self.directory}; train with resume=True goes on.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.installed())
+            if self.mirror is not None:  # left after the last seal, and when the watchdog has gone
+                stack.enter_context(self.mirror)
             stalled = partial(self._stalled, signals)
             watchdog = stack.enter_context(Watchdog(self.setup.stall_seconds, stalled))
-            checkpointer = stack.enter_context(Checkpointer(self.directory))
+            sealed = self.mirror.notify if self.mirror is not None else lambda: None
+            checkpointer = stack.enter_context(Checkpointer(self.directory, sealed=sealed))
             state = self._restored_state(checkpointer) if resume else None
             if state is None:
                 state = self._initial_state()
             if self.is_main:
                 retire_crash(self.directory)
+            sealed()  # `config.json`, and what an earlier process has not copied
             updates = self.totals.updates if resume else None
             sinks = stack.enter_context(self._make_sinks(updates))
             if self.setup.num_pods:
                 self._pods = stack.enter_context(Sinks([self._records(RECORDS, updates)]))
-            return self._consume(state, checkpointer, sinks, signals, watchdog)
+            result = self._consume(state, checkpointer, sinks, signals, watchdog)
+        if self.mirror is not None:
+            result = dataclasses.replace(result, mirror=self.mirror.summary())
+        return result
 
     def _initial_state(self) -> TrainState:
         begin = self.begin or recorded_begin(self.directory, self.setup)
@@ -312,6 +336,7 @@ class Run:
                 with tag_component("checkpointer"):
                     checkpointer.check()
                 record = self.recorder.record(progress, times, self.setup.start_compile.seconds)
+                record |= self.mirror.figures() if self.mirror is not None else {}
                 is_due = self.budget.is_due(self.budget.frames(self.totals))
                 if progress.state is None or not (progress.request or is_due):
                     self._write(sinks, record, progress)

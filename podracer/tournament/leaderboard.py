@@ -74,7 +74,7 @@ def read_events(directory: Path) -> list[Event]:
     Raises `ConfigError` if there is none or another version wrote it, `CheckpointError` if a line
     is damaged or missing.
     """
-    path = Path(directory) / LOG
+    path = user_path(directory) / LOG
     if not path.is_file():
         raise ConfigError(
             f"{directory} holds no tournament and no sweep: there is no {LOG} in it. To compare "

@@ -19,6 +19,7 @@ from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
+from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
@@ -26,9 +27,12 @@ from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
+from podracer.reports.tournament import write_tournament_report
+from podracer.reports.watch.watcher import Watcher
 from podracer.run.history import installed_versions
+from podracer.run.opponents import make_environment
 from podracer.run.setup import make_run_setup
-from podracer.tournament.leaderboard import Leaderboard
+from podracer.tournament.leaderboard import Leaderboard, read_events
 
 EXPERIMENT = Experiment(
     recipe="test",
@@ -46,17 +50,20 @@ COMMANDS = (
     "train PATH.json",
     "sweep catch_a2c --run-dir PATH",
     "tournament catch --run-dir PATH",
-    "leaderboard PATH",
+    "resume run --run-dir PATH",
     "match PATH PATH",
-    "resume PATH",
-    "eval PATH",
-    "play PATH",
     "play run --out PATH.gif",
-    "report run PATH",
     "report run --out PATH.html",
     "watch PATH",
-    "export PATH",
     "export run --out PATH.onnx",
+)
+READERS = (
+    "leaderboard PATH",
+    "resume PATH --run-dir run",
+    "eval PATH",
+    "play PATH",
+    "report run PATH",
+    "export PATH",
     "fingerprint PATH",
     "rule PATH",
     "serve PATH",
@@ -64,13 +71,16 @@ COMMANDS = (
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
     "weights": lambda path: podracer.train(EXPERIMENT, weights=path),
-    "load": podracer.load,
-    "load_policy": podracer.load_policy,
-    "export": export_policy,
     "out": lambda path: export_policy("run", file=path),
-    "report": lambda path: write_report([Path(path)], Path("page.html")),
+    "page": lambda path: write_report([Path("run")], path),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
+    "events": read_events,
+    "tournament_report": lambda path: write_tournament_report(path, "page.html"),
+    "tournament_page": lambda path: write_tournament_report("tournament", path),
+    "watch": Watcher,
+    "bars": lambda path: make(f"trading:{path}"),
+    "opponent": lambda path: make_environment(f"pgx:tic_tac_toe,opponent={path}", EXPERIMENT),
     "current_model": current_model,
 }
 
@@ -85,6 +95,19 @@ def test_no_command_takes_an_address_for_a_path(command, tmp_path, monkeypatch, 
     assert left.value.code == 78, error
     assert "s3:" in error
     assert "is an address, but files are kept in directories of this machine" in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.figure(20)
+@pytest.mark.parametrize("command", READERS)
+def test_runs_are_read_from_known_kinds_of_stores_alone(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(command.replace("PATH", "ftp://host/run").split())
+    error = capsys.readouterr().err
+    assert left.value.code == 78, error
+    assert "'ftp://host/run' is no address of a store that can hold a run: take s3://" in error
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 

@@ -96,7 +96,7 @@ def test_runs_none_of_whose_figures_are_shown_are_left_out():
 
 
 def test_an_unknown_figure_is_refused(pytester):
-    pytester.makepyfile("import pytest\n@pytest.mark.figure(26)\ndef test(): pass")
+    pytester.makepyfile("import pytest\n@pytest.mark.figure(99)\ndef test(): pass")
     result = pytester.runpytest("-p", "fault_matrix", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 

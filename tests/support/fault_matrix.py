@@ -66,6 +66,7 @@ FIGURES = {
     23: Figure("killed every 20 s for ten minutes: finished, bit-exact", "30 kills, goodput 60 %"),
     24: Figure("sinks that fail: the run goes on", "2 % of throughput"),
     25: Figure("guards whose removal a test notices", "9 of 10"),
+    26: Figure("stores that fail, machines that are lost: the copy comes back exactly", "200/200"),
 }
 
 

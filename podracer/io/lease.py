@@ -1,0 +1,168 @@
+"""The lease of a mirror: one machine writes the copy of a run in a store.
+
+`leases/000001` below the address names it. It was made by a conditional create, and is written
+again at each heartbeat. Where there is a `leases/000002`, another machine has taken over. A lease
+expires when nobody writes it for a minute by the clock of the store: clocks of machines differ.
+Stores need no other conditional write than a create.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from podracer.errors import ConfigError, PodracerError
+
+_LEASES, _CLOCK = "leases", "leases/clock"
+_NUMBER = re.compile(r"leases/([0-9]{6,})")
+
+
+class LeaseLostError(PodracerError):
+    """Lease that another machine has taken over."""
+
+    exit_code = 77
+
+
+class Lease:
+    """Right to write the copy of a run at an address; `holder` identifies the run's directory."""
+
+    EXPIRY_SECONDS = 60.0  # after the last heartbeat
+    BEAT_SECONDS = 15.0
+
+    def __init__(self, store: Any, address: str, holder: str) -> None:
+        self._store, self._address, self._holder = store, address, holder
+        self._number = 0  # 0 while no lease is held
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was taken, and neither lost nor released since."""
+        return self._number > 0
+
+    def claim(self, wait: Callable[[float], Any], report: Callable[[str], None]) -> None:
+        """Take the lease; wait until the one of a machine that has gone has expired.
+
+        Raises `ConfigError` if another machine holds it, and what the store raises.
+        """
+        from obstore.exceptions import AlreadyExistsError
+
+        number = self._newest()
+        while True:
+            record = self._read(number)
+            if record.get("holder") == self._holder:  # also where the answer to a create was lost
+                self._number = number
+                self._write()
+                return
+            if number and not record.get("released"):
+                self._await_expiry(number, record, wait, report)
+            try:
+                self._store.put(_name(number + 1), self._record(), mode="create")
+            except AlreadyExistsError:
+                number += 1
+                continue
+            self._number = number + 1
+            break
+        old = [_name(older) for older in self._numbers() if older < number]
+        with contextlib.suppress(Exception):  # they only take room
+            for name in old:
+                self._store.delete(name)
+
+    def check(self) -> None:
+        """Raise `LeaseLostError` if another machine has taken over."""
+        number = self._number
+        is_own = self._read(number).get("holder", self._holder) == self._holder
+        if not (is_own and self._exists(number)) or self._exists(number + 1):
+            self._number, successor = 0, self._read(self._newest())
+            host = str(successor.get("host", "another machine"))[:100]
+            raise LeaseLostError(
+                f"{host!r} writes the copy at {self._address} now: this run goes on without it."
+            )
+
+    def beat(self) -> None:
+        """Renew the lease. Raises `LeaseLostError` if another machine has taken over."""
+        self.check()
+        self._write()
+
+    def release(self) -> None:
+        """Let another machine take over at once."""
+        if self.is_held:
+            self.check()
+            self._write(released=True)
+            self._number = 0
+
+    def _await_expiry(
+        self,
+        number: int,
+        record: dict[str, Any],
+        wait: Callable[[float], Any],
+        report: Callable[[str], None],
+    ) -> None:
+        host = str(record.get("host", "another machine"))[:100]
+        first = self._store.head(_name(number))
+        age = (self._store_time() - first["last_modified"]).total_seconds()
+        remaining = self.EXPIRY_SECONDS - max(age, 0.0)
+        if remaining <= 0:
+            return
+        report(
+            f"{host!r} wrote at {self._address} {max(age, 0.0):.0f} s ago: if it does not go on, "
+            f"this run takes over in {remaining:.0f} s."
+        )
+        deadline = time.monotonic() + remaining
+        while (left := deadline - time.monotonic()) > 0:
+            wait(min(left, self.BEAT_SECONDS / 3))
+            latest = self._store.head(_name(number))
+            if any(latest[key] != first[key] for key in ("e_tag", "last_modified")):
+                if self._read(number).get("released"):
+                    return
+                age = (self._store_time() - latest["last_modified"]).total_seconds()
+                raise ConfigError(
+                    f"{self._address} is written by {host!r}, whose heartbeat is {max(age, 0):.0f} "
+                    "s old: wait for that run to end or stop it, or choose another address."
+                )
+
+    def _newest(self) -> int:
+        """Return the number of the newest lease, 0 without one; a list may be stale."""
+        number = max(self._numbers(), default=0)
+        while self._exists(number + 1):
+            number += 1
+        return number
+
+    def _numbers(self) -> list[int]:
+        objects = [item for chunk in self._store.list(_LEASES) for item in chunk]
+        matches = [_NUMBER.fullmatch(item["path"]) for item in objects]
+        return [int(match[1]) for match in matches if match]
+
+    def _exists(self, number: int) -> bool:
+        try:
+            self._store.head(_name(number))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _read(self, number: int) -> dict[str, Any]:
+        """Return what a lease says, nothing for none and for one that cannot be read."""
+        try:
+            record = json.loads(bytes(self._store.get(_name(number)).bytes()))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def _write(self, *, released: bool = False) -> None:
+        self._store.put(_name(self._number), self._record(released))
+
+    def _record(self, released: bool = False) -> bytes:
+        record = {"holder": self._holder, "host": socket.gethostname(), "released": released}
+        return json.dumps({**record, "time": time.time()}).encode()
+
+    def _store_time(self) -> Any:
+        """Return the time of the store's own clock."""
+        self._store.put(_CLOCK, b"now")
+        return self._store.head(_CLOCK)["last_modified"]
+
+
+def _name(number: int) -> str:
+    return f"{_LEASES}/{number:06d}"

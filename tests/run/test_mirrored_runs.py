@@ -1,0 +1,235 @@
+"""Runs that are copied to a store while they train, continued from there and read there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from child import call, environment, finish, start
+from stores import files_of, hurry
+
+import podracer
+from podracer.agents.a2c import A2C
+from podracer.cli.main import main
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.errors import ConfigError
+from podracer.io import mirror
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.copies import restore
+from podracer.io.sinks import read_metrics
+from podracer.networks import MLP, TorsoNetwork
+
+pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
+
+EXPERIMENT = Experiment(
+    recipe="catch_a2c",
+    environment="catch",
+    agent=A2C(network=TorsoNetwork(MLP((8,)))),
+    driver=AnakinConfig(4, 4, 5),
+    frames=20 * 16,
+    evaluations=2,
+    evaluation_episodes=4,
+    devices=1,
+)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"file://{tmp_path / 'store' / 'run'}"
+
+
+def command(*arguments) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(map(str, arguments)))
+    return int(left.value.code or 0)
+
+
+def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
+    ended = dataclasses.replace(EXPERIMENT, frames=10 * 16, evaluations=1)
+    result = podracer.train(ended, run_dir=tmp_path / "first", mirror=address)
+    assert f"{address}  update 10, copied within" in result.mirror
+    store, first = tmp_path / "store" / "run", files_of(tmp_path / "first")
+    assert files_of(store).items() <= first.items()
+    assert {"config.json", "saved.json", "metrics.jsonl"} <= files_of(store).keys()
+    assert {"mirror_lag", "mirror_faults"} <= read_metrics(store / "metrics.jsonl")[-1].keys()
+    shutil.rmtree(tmp_path / "first")
+
+    second = tmp_path / "second"
+    settings = ("--frames", EXPERIMENT.frames, "--evaluations", 2)
+    code, output, error = call("resume", address, "--run-dir", second, *settings)
+    assert code == 0, error
+    assert f"Mirror    {address}  update 20" in output
+    expected = stored_fingerprint(tmp_path / "alone")
+    assert stored_fingerprint(second) == stored_fingerprint(store) == expected
+    updates = [
+        [record["updates"] for record in read_metrics(run / "metrics.jsonl")]
+        for run in (store, tmp_path / "alone")
+    ]
+    assert updates[0] == updates[1]
+
+
+def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, mirror=address)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = files_of(tmp_path / "store")
+    figures = []
+    for place in (run, address):
+        assert command("eval", place, "--episodes", 3, "--seed", 1, "--json") == 0
+        figures.append(json.loads(capsys.readouterr().out))
+    assert figures[0] == figures[1]
+    assert command("fingerprint", address) == 0
+    assert stored_fingerprint(run)[1] in capsys.readouterr().out
+    assert command("report", address) == 0
+    assert command("play", address, "--max-steps", 5) == 0
+    assert command("export", address, "--format", "stablehlo", "--checkpoint", "best") == 0
+    names = {path.name for path in Path().iterdir()}
+    assert names >= {"report.html", "play.gif", "policy.stablehlo"}
+    agent, _ = podracer.load(address)
+    assert agent.name == "A2C"
+    assert files_of(tmp_path / "store") == before
+
+
+def test_what_cannot_be_mirrored_or_brought_back_is_refused(address, tmp_path, capsys):
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
+    other = tmp_path / "other"
+    refusals = {
+        ("resume", address): "needs a directory to go on in: add --run-dir DIR",
+        ("resume", tmp_path / "run", "--run-dir", other): "is for a run at an address",
+        ("resume", f"{address}/nothing", "--run-dir", other): "is no store",
+        ("eval", "http://host/run"): "is no address of a store that can hold a run",
+    }
+    for arguments, words in refusals.items():
+        assert command(*arguments) == 78
+        error = capsys.readouterr().err.splitlines()
+        assert len(error) == 1, error
+        assert words in error[0]
+    for place, words in {"folder": "`mirror` must be an address", address: "another run"}.items():
+        with pytest.raises(ConfigError, match=words):
+            podracer.train(EXPERIMENT, run_dir=other, mirror=place)
+    assert not (other / "config.json").exists()
+
+
+def test_a_package_that_is_missing_is_named(address, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(ConfigError, match=r"the package obstore: pip install"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_ends_as_it_would_where_its_store_is_gone(address, tmp_path, monkeypatch, caplog):
+    """Gone in the middle: the run's directory of copies becomes a file."""
+    hurry(monkeypatch, 30.0)
+    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.5)
+    store = tmp_path / "store" / "run"
+
+    def lose(boundary):
+        if boundary.metrics["updates"] == 10:
+            shutil.rmtree(store)
+            store.touch()
+
+    with caplog.at_level(logging.WARNING, "podracer"):
+        result = podracer.train(
+            EXPERIMENT, run_dir=tmp_path / "run", mirror=address, callbacks=[lose]
+        )
+    assert result.exit_code == 0
+    assert "behind the run" in result.mirror
+    assert "is behind: it has update" in caplog.text
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "alone", callbacks=[lambda _: None])
+    assert stored_fingerprint(tmp_path / "run") == stored_fingerprint(tmp_path / "alone")
+    store.unlink()
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True)  # copies the rest
+    restore(address, tmp_path / "again")
+    assert stored_fingerprint(tmp_path / "again") == stored_fingerprint(tmp_path / "alone")
+
+
+def test_a_run_whose_first_copy_was_not_finished_begins_again(address, tmp_path, caplog):
+    """The records came first, and show that checkpoints were saved."""
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
+    store = tmp_path / "store" / "run"
+    for manifest in store.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    (store / "saved.json").unlink()
+    restore(address, tmp_path / "second")
+    assert files_of(tmp_path / "second").keys() == {"config.json"}
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
+    assert "begins again" in caplog.text
+    assert stored_fingerprint(tmp_path / "second") == stored_fingerprint(tmp_path / "run")
+    assert files_of(store)["saved.json"] == (tmp_path / "second" / "saved.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_is_copied_to_s3(tmp_path, monkeypatch):
+    """Against moto's server, which `pip install "moto[server]"` brings."""
+    pytest.importorskip("moto.server", reason="moto is not installed")
+    log = tmp_path / "moto.log"
+    with open(log, "wb") as file:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            stdout=file,
+            stderr=file,
+            env=environment(PYTHONUNBUFFERED="1"),
+        )
+    try:
+        while "Running on " not in log.read_text():
+            assert server.poll() is None, log.read_text()
+        endpoint = log.read_text().partition("Running on ")[2].split()[0]
+        values = [endpoint, "true", "us-east-1", "testing-only", "testing-only"]
+        names = ("ENDPOINT_URL", "ALLOW_HTTP", "REGION", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+        for name, value in zip(names, values, strict=True):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"))
+        address = "s3://bucket/team/run"
+        hurry(monkeypatch, 3.0)
+        ended = dataclasses.replace(EXPERIMENT, frames=10 * 16)
+        podracer.train(ended, run_dir=tmp_path / "first", mirror=address)
+        shutil.rmtree(tmp_path / "first")
+        restore(address, tmp_path / "second")
+        result = podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
+        assert "update 20, copied within" in result.mirror
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
+        assert stored_fingerprint(tmp_path / "second") == stored_fingerprint(tmp_path / "alone")
+        with pytest.raises(ConfigError, match="cannot be written"):
+            podracer.train(EXPERIMENT, run_dir=tmp_path / "no", mirror="s3://nobucket/run")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def processes(*arguments):
+    """Exit codes and errors of two processes that share a run of two devices."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", 2, "--process-id")
+    started = [start(*arguments, *hosts, number) for number in range(2)]
+    return [(code, error) for code, _, error in map(finish, started)]
+
+
+@pytest.mark.slow
+def test_two_processes_bring_a_run_into_the_directory_that_they_share(address, tmp_path):
+    def train(run, frames, *flags):
+        settings = ("--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10)
+        flags = (*settings, "--hidden", 16, "--devices", 2, "--evaluations", 0, *flags)
+        return processes("train", "catch_a2c", "--run-dir", run, "--frames", frames, *flags)
+
+    assert [code for code, _ in train(tmp_path / "alone", 128 * 40)] == [0, 0]
+    assert [code for code, _ in train(tmp_path / "first", 128 * 20, "--mirror", address)] == [0, 0]
+    shutil.rmtree(tmp_path / "first")
+    second = tmp_path / "second"
+    ends = processes("resume", address, "--run-dir", second, "--frames", 128 * 40)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert stored_fingerprint(second) == stored_fingerprint(tmp_path / "alone")
+    restore(address, tmp_path / "third")
+    assert stored_fingerprint(tmp_path / "third") == stored_fingerprint(tmp_path / "alone")
