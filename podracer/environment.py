@@ -51,6 +51,8 @@ class Environment(Protocol):
 class HostEnvironment(Protocol):
     """A batch of B host environments, stepped together by one thread; numpy in, numpy out.
 
+    A factory that `LivesOnDevice` makes batches with arrays of a device instead.
+
     Leaves of a timestep are `[B, ...]` with the dtypes of `TimeStep`; the next `step` may overwrite
     them. The environments restart by themselves. A time-out or a terminal is shown with its final
     observation and `last` set (`discount` 0 for a terminal). The step after it ignores that
@@ -87,8 +89,8 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A factory of batches of host environments: a small hashable value, equal by settings.
 
-    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`, `HasDeadlines`,
-    `HasPictures`.
+    Optional features are protocols of their own: `LivesOnDevice`, `ExistsOnce`, `HasEvaluation`,
+    `HasFrameSkip`, `HasDeadlines`, `HasPictures`.
     """
 
     @property
@@ -155,6 +157,33 @@ class Resumable(Protocol):
     def restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
         """Continue from a snapshot, `start` steps into the run; see `HostEnvironment.reset`."""
         ...
+
+
+@runtime_checkable
+class LivesOnDevice(Protocol):
+    """A factory of batches whose arrays lie on a device, not in NumPy.
+
+    Leaves of their timesteps are arrays of any library with `__dlpack__`, such as torch, Warp, CuPy
+    or JAX, compact in memory. They are views, not copies, where the device is the actor's. `step`
+    gets an array of JAX on the simulator's device, to be read by `__dlpack__` and not written to.
+    It may then overwrite the arrays of the previous timestep.
+    """
+
+    on_device: bool
+    """Whether it is so."""
+
+
+@runtime_checkable
+class ExistsOnce(Protocol):
+    """A factory of a simulator that cannot be open twice: its one batch trains and evaluates.
+
+    One thread steps all environments. An evaluation plays in the first of them between two
+    rollouts, with the state set aside, if the batch is `Resumable`; without that, evaluations are
+    left out. `make` is called again only after `close`.
+    """
+
+    shared: bool
+    """Whether it is so."""
 
 
 @runtime_checkable

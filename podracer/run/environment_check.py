@@ -19,6 +19,7 @@ from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import AutoReset, HostEnvironments, auto_reset
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
 from podracer.errors import ConfigError, PodracerError
 from podracer.types import EnvironmentSpec, TimeStep
@@ -132,7 +133,7 @@ def _timesteps(
 ) -> Iterator[tuple[TimeStep, float]]:
     """Yield copies of the timesteps of random play, each with the seconds that it took."""
     generator, end = np.random.default_rng(0), np.inf
-    with contextlib.closing(environment.make(num_envs, 1)) as batch:
+    with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
         timestep = batch.reset(1, np.arange(num_envs, dtype=np.uint32), 0)
         yield jax.tree.map(np.array, timestep), 0.0
         for step in range(most_steps):

@@ -31,6 +31,7 @@ from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
+from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.run.blueprint import build_with
@@ -90,7 +91,7 @@ class Program(NamedTuple):
     init: Callable[[], TrainState]
     lower: Callable[[], Callable[[], Any]]
     drive: Callable[..., Iterator[Progress]]
-    evaluate: Callable[[TrainState], Evaluation]
+    evaluate: Callable[[TrainState], Evaluation | None]
     continues_episodes: Callable[[TrainState], bool] = lambda state: True
 
 
@@ -112,7 +113,7 @@ class RunSetup:
     init: Callable[[], TrainState]
     start_compile: CompileInThread[Any]  # compiles the program that `drive` waits for
     drive: Drive
-    evaluate: Callable[[TrainState], Evaluation]
+    evaluate: Callable[[TrainState], Evaluation | None]  # None where there can be none
     continues_episodes: Callable[[TrainState], bool]
 
     @property
@@ -195,8 +196,12 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
     config = experiment.run_driver
     assert isinstance(config, sebulba.SebulbaConfig)
     checked_spec(env)
-    host, split = to_host_environments(env), sebulba.split_devices(devices, config)
+    host = to_host_environments(env)
+    config = sebulba.one_thread_if_shared(config, host)
+    split = sebulba.split_devices(devices, config)
     sebulba.check(blueprint, host, config, split, experiment.num_updates)
+    if exists_once(host):
+        host = env = _one_batch(experiment, host, split.num_envs)
     saved_env = checkpointed_environment(experiment, env)
     abstract = abstract_state(blueprint, saved_env, split.mesh, config)
     return Program(
@@ -211,6 +216,16 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
         evaluate=_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )
+
+
+def _one_batch(experiment: Experiment, env: HostEnvironments, num_envs: int) -> OneBatch:
+    if experiment.evaluations and experiment.evaluation_episodes > num_envs:
+        raise ConfigError(
+            f"{env.spec.name} exists once, so evaluations play in the {num_envs} environments of "
+            f"training: take at most {num_envs} `evaluation_episodes`, not "
+            f"{experiment.evaluation_episodes}."
+        )
+    return OneBatch(env, num_envs)
 
 
 def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
@@ -258,7 +273,7 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
 
 def _evaluator(
     experiment: Experiment, blueprint: Blueprint, env: Environment | HostEnvironments
-) -> Callable[[TrainState], Evaluation]:
+) -> Callable[[TrainState], Evaluation | None]:
     agent = blueprint.build()
     play = make_evaluator(
         agent,
@@ -268,7 +283,9 @@ def _evaluator(
         epsilon=experiment.evaluation_epsilon,
     )
 
-    def evaluate(state: TrainState) -> Evaluation:
+    def evaluate(state: TrainState) -> Evaluation | None:
+        if isinstance(env, OneBatch) and not env.can_be_lent:
+            return None
         update = 0 if experiment.fixed_evaluation else state.update
         return play(policy_params(agent, state.learner), state.key, update)
 

@@ -1,0 +1,354 @@
+"""Simulators of a device, by DLPack, and simulators that exist once."""
+
+import contextlib
+import dataclasses
+import importlib
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from agents import SMALL
+from hosts import Counters
+from runs import actor_threads, sebulba_setup, train_sebulba
+
+import podracer
+from podracer.agents.impala import Impala
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.envs import make
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError, EnvironmentFault
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
+
+EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
+
+
+class Foreign:
+    """An array of another library: it has `__dlpack__`, and refuses to become NumPy's."""
+
+    def __init__(self, array):
+        self.array = np.ascontiguousarray(array)
+
+    @classmethod
+    def empty_like(cls, array):
+        """In memory that JAX takes without a copy: it begins at a multiple of 64 bytes."""
+        memory = np.empty(array.nbytes + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :][: array.nbytes]
+        result = cls(memory.view(array.dtype).reshape(array.shape))
+        pointer = jax.dlpack.from_dlpack(result).unsafe_buffer_pointer()
+        assert pointer == result.array.ctypes.data
+        return result
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __array__(self, *args, **options):
+        raise AssertionError("an array of a device became one of NumPy")
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDevice:
+    """Environments of the host as those of a device, in memory that every step overwrites."""
+
+    inner: object
+    shared: bool = False
+    guard: bool = False
+    on_device = True
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def make(self, num_envs, num_threads):
+        return OnDeviceBatch(self.inner.make(num_envs, num_threads), self.guard)
+
+
+class OnDeviceBatch:
+    open = most = 0  # batches that are open, and the most that ever were
+
+    def __init__(self, inner, guard):
+        self.inner, self.guard, self.memory = inner, guard, None
+        self.stack = contextlib.ExitStack()
+        OnDeviceBatch.open += 1
+        OnDeviceBatch.most = max(OnDeviceBatch.most, OnDeviceBatch.open)
+
+    def reset(self, *seeds):
+        return self.show(self.inner.reset(*seeds))
+
+    def step(self, action):
+        assert isinstance(action, jax.Array)
+        if self.guard:  # for the rest of this thread: nothing may go to a device by itself
+            self.stack.enter_context(jax.transfer_guard("disallow"))
+            self.guard = False
+        for leaf in jax.tree.leaves(self.memory):
+            leaf.array.fill(1)  # before it reads the actions
+        action = np.from_dlpack(action)
+        with jax.transfer_guard("allow"):
+            return self.show(self.inner.step(action))
+
+    def show(self, timestep):
+        timestep = jax.tree.map(np.asarray, timestep)
+        if self.memory is None:
+            self.memory = jax.tree.map(Foreign.empty_like, timestep)
+        jax.tree.map(lambda leaf, x: np.copyto(leaf.array, x), self.memory, timestep)
+        return self.memory
+
+    def snapshot(self):
+        return self.inner.snapshot()
+
+    def restore(self, *args):
+        self.inner.restore(*args)
+
+    def close(self):
+        OnDeviceBatch.open -= 1
+        self.stack.close()
+        self.inner.close()
+
+
+def equal_trees(a, b):
+    return all(map(np.array_equal, *map(jax.tree.leaves, (jax.device_get(a), jax.device_get(b)))))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_arrays_of_a_device_train_as_those_of_the_host(lag):
+    """To the bit, though the simulator overwrites its arrays in every step."""
+    env = DeviceEnvironments(make("catch"))
+    expected, _ = train_sebulba(*sebulba_setup(env=env, policy_lag=lag))
+    parts = sebulba_setup(env=OnDevice(env, guard=True), policy_lag=lag)
+    state, reports = train_sebulba(*parts)
+    assert equal_trees(state.learner, expected.learner)
+    assert all(report.metrics["environment_faults"] == 0 for report in reports)
+
+
+def test_an_array_that_becomes_numpy_in_a_step_is_noticed():
+    """The guards of these tests can fail."""
+    with pytest.raises(AssertionError, match=r"became one of NumPy"):
+        np.asarray(Foreign(np.zeros(3)))
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="host-to-device"):
+        jax.jit(lambda x: x + 1)(np.zeros(3))
+    env = OnDevice(DeviceEnvironments(make("catch")))
+    object.__setattr__(env, "on_device", False)
+    with pytest.raises(AssertionError, match=r"became one of NumPy"):
+        train_sebulba(*sebulba_setup(env=env))
+
+
+def spoil(leaf, row, value):
+    leaf = leaf.copy()
+    leaf[row] = value
+    return leaf
+
+
+def not_finite(batch, timestep):
+    if batch.steps == 11 and batch.indices[0] == 0:
+        observation = spoil(timestep.observation, 2, np.nan)
+        return dataclasses.replace(timestep, observation=observation)
+    if batch.steps == 13 and batch.indices[0] == 0:
+        return dataclasses.replace(timestep, reward=spoil(timestep.reward, 5, np.inf))
+    return timestep
+
+
+def test_bad_rows_are_masked_as_those_of_the_host():
+    env = Counters(not_finite)
+    expected, expected_reports = train_sebulba(*sebulba_setup(env=env))
+    state, reports = train_sebulba(*sebulba_setup(env=OnDevice(env)))
+    assert equal_trees(state.learner, expected.learner)
+    faults = [report.metrics["environment_faults_not_finite"] for report in reports]
+    assert faults == [2.0] * len(reports)
+    assert [report.frames for report in reports] == [report.frames for report in expected_reports]
+
+
+def test_a_first_fault_is_described(caplog):
+    train_sebulba(*sebulba_setup(env=OnDevice(Counters(not_finite))), num_updates=5)
+    assert "row 2 of the batch: observation is not finite" in caplog.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Counters):
+    """Counters with a mask of actions, which allows nothing in one row of one step."""
+
+    spec: EnvironmentSpec = EnvironmentSpec(
+        "masked", {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((2,), np.bool_)}, Discrete(2)
+    )
+
+    def make(self, num_envs, num_threads):
+        batch = super().make(num_envs, num_threads)
+        show = batch._show
+
+        def with_mask(first, last):
+            timestep = show(first, last)
+            mask = np.ones((num_envs, 2), bool)
+            mask[3] = batch.steps < 9
+            return dataclasses.replace(
+                timestep, observation={"x": timestep.observation, ACTION_MASK: mask}
+            )
+
+        batch._show = with_mask
+        return batch
+
+
+def test_a_mask_that_allows_nothing_is_a_fault_as_on_the_host(caplog):
+    state, reports = train_sebulba(*sebulba_setup(env=OnDevice(Masked())))
+    expected, expected_reports = train_sebulba(*sebulba_setup(env=Masked()))
+    assert equal_trees(state.learner, expected.learner)
+    name = "environment_faults_no_action"
+    assert reports[-1].metrics[name] == expected_reports[-1].metrics[name] > 0
+    assert "row 3 of the batch: its action mask was all False" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t: {"reward": Foreign(t.reward.array[:4])}, r"reward must be float32\[8\]"),
+        (lambda t: {"first": Foreign(t.first.array.astype(np.uint8))}, "first must be bool"),
+        (lambda t: {"observation": {"x": t.observation}}, "observation must be PyTreeDef"),
+        (lambda t: {"observation": [1.0]}, r"observation\[0\] cannot be taken by DLPack"),
+    ],
+)
+def test_what_breaks_the_contract_is_a_fault_with_its_name(change, text):
+    class Broken(OnDeviceBatch):
+        def show(self, timestep):
+            timestep = super().show(timestep)
+            return dataclasses.replace(timestep, **change(timestep))
+
+    @dataclasses.dataclass(frozen=True)
+    class BrokenFactory(OnDevice):
+        def make(self, num_envs, num_threads):
+            return Broken(self.inner.make(num_envs, num_threads), False)
+
+    with pytest.raises(EnvironmentFault, match=text):
+        train_sebulba(*sebulba_setup(env=BrokenFactory(Counters())), num_updates=1)
+
+
+@pytest.mark.figure(7)
+def test_a_resumed_run_in_a_device_simulator_goes_on_exactly():
+    """In lock-step, with a simulator that can be saved: masked rows included."""
+    env = DeviceEnvironments(make("catch"))
+    agent, _, split, config, state = sebulba_setup(env=env, policy_lag=0)
+    device = OnDevice(env)
+    expected, _ = train_sebulba(agent, device, split, config, state, num_updates=10)
+    *_, state = sebulba_setup(env=env, policy_lag=0)
+    halfway, _ = train_sebulba(agent, device, split, config, state, num_updates=5)
+    resumed, _ = train_sebulba(agent, device, split, config, halfway, num_updates=10)
+    assert equal_trees(resumed.learner, expected.learner)
+    assert equal_trees(resumed.actor, expected.actor)
+
+
+# --- simulators that exist once -------------------------------------------------------------------
+
+
+def once(**config):
+    """An experiment in a simulator of 8 environments that exists once."""
+    driver = {"num_envs": 8, "rollout_length": 5, "updates_per_chunk": 2} | config
+    return podracer.Experiment(
+        recipe="once",
+        environment=OnDevice(DeviceEnvironments(make("catch")), shared=True),
+        agent=Impala(network=SMALL),
+        driver=SebulbaConfig(**driver),
+        frames=800,
+        evaluations=4,
+        evaluation_episodes=6,
+    )
+
+
+@pytest.fixture
+def counted():
+    OnDeviceBatch.open = OnDeviceBatch.most = 0
+    yield OnDeviceBatch
+    assert OnDeviceBatch.open == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tmp_path):
+    """Returns are those of a batch of its own, and training goes on as if there had been none."""
+    experiment = once(policy_lag=lag)
+    result = podracer.train(experiment, run_dir=tmp_path / "a", progress=False, devices=1)
+    assert counted.most == 1
+    alone = podracer.train(
+        experiment, evaluations=0, run_dir=tmp_path / "b", progress=False, devices=1
+    )
+    assert equal_trees(result.state, alone.state)
+    on_host = dataclasses.replace(experiment, environment=DeviceEnvironments(make("catch")))
+    on_host = podracer.train(
+        on_host, driver={"threads_per_actor": 1}, run_dir=tmp_path / "c", progress=False, devices=1
+    )
+    assert equal_trees(result.state, on_host.state)
+    assert np.array_equal(result.evaluation.returns, on_host.evaluation.returns)
+    assert result.evaluation.returns.shape == (6,)
+
+
+def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp_path, caplog):
+    @dataclasses.dataclass(frozen=True)
+    class Unsaved(OnDevice):
+        def make(self, num_envs, num_threads):
+            batch = super().make(num_envs, num_threads)
+            return types.SimpleNamespace(reset=batch.reset, step=batch.step, close=batch.close)
+
+    experiment = dataclasses.replace(
+        once(), environment=Unsaved(DeviceEnvironments(make("catch")), shared=True)
+    )
+    result = podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+    assert counted.most == 1
+    assert result.evaluation is None
+    assert result.exit_code == 0
+    assert caplog.text.count("evaluations are left out: the simulator exists once") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"driver": {"threads_per_actor": 4}}, "one thread steps all of its environments"),
+        ({"driver": {"actors": 2}}, "one thread steps all of its environments"),
+        ({"evaluation_episodes": 9}, "take at most 8 `evaluation_episodes`, not 9"),
+    ],
+)
+def test_what_needs_a_second_simulator_is_refused_before_the_first(overrides, text, counted):
+    with pytest.raises(ConfigError, match=text):
+        podracer.train(once(), **overrides)
+    assert counted.most == 0
+
+
+def test_a_fault_in_an_evaluation_gives_the_turn_back(counted, tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Failing(OnDevice):
+        def make(self, num_envs, num_threads):
+            batch = super().make(num_envs, num_threads)
+            step, resets = batch.step, []
+
+            def reset(*seeds):
+                resets.append(seeds)
+                return OnDeviceBatch.reset(batch, *seeds)
+
+            def fail(action):
+                if len(resets) > 1:
+                    raise ValueError("the arm broke")
+                return step(action)
+
+            batch.reset, batch.step = reset, fail
+            return batch
+
+    experiment = dataclasses.replace(
+        once(), environment=Failing(DeviceEnvironments(make("catch")), shared=True)
+    )
+    with pytest.raises(EnvironmentFault, match=r"in an evaluation: .*the arm broke"):
+        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+    assert actor_threads() == []
+
+
+def test_resumed_runs_in_one_simulator_begin_new_episodes_and_are_equal(counted, tmp_path, caplog):
+    experiment = once(policy_lag=0)
+    podracer.train(experiment, frames=400, run_dir=tmp_path / "a", progress=False, devices=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    runs = [
+        podracer.train(experiment, run_dir=tmp_path / x, resume=True, progress=False, devices=1)
+        for x in "ab"
+    ]
+    assert equal_trees(runs[0].state, runs[1].state)
+    assert np.array_equal(runs[0].evaluation.returns, runs[1].evaluation.returns)
+    assert "begin new episodes" in caplog.text
+    assert counted.most == 1
