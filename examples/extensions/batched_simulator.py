@@ -45,7 +45,7 @@ class CartPoles:
 
     def advance(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return states, rewards and terminals after a step of 20 ms."""
-        position, velocity, angle, angular_velocity = state.unbind(1)
+        _, velocity, angle, angular_velocity = state.unbind(1)
         force = 20.0 * action - 10.0
         sin, cos = torch.sin(angle), torch.cos(angle)
         push = (force + 0.05 * angular_velocity**2 * sin) / 1.1
@@ -93,18 +93,15 @@ class Batch:
         self.task, self.num_envs, self.size = task, num_envs, size
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> podracer.TimeStep:
-        self.restore(seed, indices, start, self.empty())
-        return self.show(torch.zeros(self.num_envs, device=self.task.device))
-
-    def empty(self) -> dict[str, torch.Tensor]:
-        """Return a state in which every row is about to begin an episode."""
         n, device = self.num_envs, self.task.device
-        return {
-            "state": torch.zeros((n, self.size), device=device),
-            "time": torch.zeros(n, dtype=torch.int32, device=device),
-            "episode": torch.zeros(n, dtype=torch.int32, device=device),
-            "is_over": torch.ones(n, dtype=torch.bool, device=device),
-        } | {"is_terminal": torch.zeros(n, dtype=torch.bool, device=device)}
+        hashes = [np.random.SeedSequence([seed, int(i), start]).generate_state(1) for i in indices]
+        self.row = torch.as_tensor(np.concatenate(hashes).view(np.int32), device=device)
+        self.state = torch.zeros((n, self.size), device=device)
+        self.time = torch.zeros(n, dtype=torch.int32, device=device)
+        self.episode = torch.zeros(n, dtype=torch.int32, device=device)
+        self.is_over = torch.ones(n, dtype=torch.bool, device=device)
+        self.is_terminal = torch.zeros(n, dtype=torch.bool, device=device)
+        return self.show(torch.zeros(n, device=device))
 
     def step(self, action: Any) -> podracer.TimeStep:
         """Step all worlds; `action` is an array of JAX on this device."""
@@ -116,7 +113,7 @@ class Batch:
         """Return the timestep, with new episodes in the rows whose episode is over."""
         first = self.is_over
         self.episode = self.episode + first
-        begin = self.task.begin(uniform(self.rows, self.episode, self.size))
+        begin = self.task.begin(uniform(self.row, self.episode, self.size))
         self.state = torch.where(first[:, None], begin, self.state)
         self.time = torch.where(first, 0, self.time)
         self.is_terminal = self.is_terminal & ~first
@@ -131,23 +128,22 @@ class Batch:
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return the state of all worlds; `step` makes new tensors, so that these stay."""
-        return {name: getattr(self, name) for name in self.empty()}
+        names = ("row", "state", "time", "episode", "is_over", "is_terminal")
+        return {name: getattr(self, name) for name in names}
 
     def restore(self, seed: int, indices: np.ndarray, start: int, state: dict[str, Any]) -> None:
-        """Go on from a snapshot, which is torch's, JAX's or NumPy's."""
-        rows = np.random.SeedSequence([seed, start]).generate_state(1, np.uint32).astype(np.int64)
-        rows = rows + 0x9E3779B1 * np.asarray(indices, np.int64)
-        self.rows = torch.as_tensor(rows, device=self.task.device)
+        """Go on from a snapshot, from which alone all that follows is computed."""
         for name, value in state.items():
-            setattr(self, name, torch.as_tensor(np.asarray(value), device=self.task.device))
+            setattr(self, name, torch.as_tensor(value, device=self.task.device))
 
     def close(self) -> None:
         pass
 
 
-def uniform(rows: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tensor:
+def uniform(row: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tensor:
     """Return numbers in [0, 1), `[n, count]`, a hash of the row, its episode and the column."""
-    x = rows[:, None] + torch.arange(count, device=rows.device) + 4096 * episode[:, None].long()
+    columns = torch.arange(count, device=row.device)
+    x = (row.long() << 24)[:, None] + count * episode.long()[:, None] + columns
     for factor in (-49064778989728563, -4265267296055464877):
         x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * factor
     return ((x >> 40) & 0xFFFFFF).float() / 2**24

@@ -41,7 +41,7 @@ class OneBatch:
 
     @property
     def can_be_lent(self) -> bool:
-        """Whether `make` can serve an evaluation: no batch is open, or its state can be set aside."""
+        """Whether an evaluation can have a batch: none is open, or its state can be set aside."""
         owner = self._owner
         return owner is None or owner.is_closed or isinstance(owner, Resumable)
 

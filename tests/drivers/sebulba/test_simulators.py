@@ -168,13 +168,16 @@ def test_a_first_fault_is_described(caplog):
     assert "row 2 of the batch: observation is not finite" in caplog.text
 
 
+MASKED = EnvironmentSpec(
+    "masked", {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((2,), np.bool_)}, Discrete(2)
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Masked(Counters):
-    """Counters with a mask of actions, which allows nothing in one row of one step."""
+    """Counters with a mask of actions, which allows nothing in one row from a step on."""
 
-    spec: EnvironmentSpec = EnvironmentSpec(
-        "masked", {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((2,), np.bool_)}, Discrete(2)
-    )
+    spec: EnvironmentSpec = MASKED
 
     def make(self, num_envs, num_threads):
         batch = super().make(num_envs, num_threads)
@@ -352,3 +355,93 @@ def test_resumed_runs_in_one_simulator_begin_new_episodes_and_are_equal(counted,
     assert np.array_equal(runs[0].evaluation.returns, runs[1].evaluation.returns)
     assert "begin new episodes" in caplog.text
     assert counted.most == 1
+
+
+# --- the example in PyTorch -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_simulators(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: `pip install torch`")
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXTENSIONS)
+    yield importlib.import_module("batched_simulator")
+    sys.modules.pop("batched_simulator")
+
+
+@pytest.mark.parametrize("name", ["CartPoles", "PointMasses"])
+def test_tensors_of_torch_never_pass_through_numpy(name, torch_simulators, monkeypatch):
+    """Neither in training's steps nor by an implicit transfer of JAX; evaluations may."""
+    torch = importlib.import_module("torch")
+    batch, stack = torch_simulators.Batch, contextlib.ExitStack()
+    step, copies, steps = batch.step, [], []
+    monkeypatch.setattr(torch.Tensor, "__array__", lambda *args, **options: copies.append(args))
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda *args, **options: copies.append(args))
+
+    def guarded_step(self, action):
+        if not steps:
+            stack.enter_context(jax.transfer_guard("disallow"))  # in this thread
+        steps.append(action.unsafe_buffer_pointer())
+        timestep = step(self, action)
+        for leaf in jax.tree.leaves(timestep):
+            assert jax.dlpack.from_dlpack(leaf).unsafe_buffer_pointer() == leaf.data_ptr()
+        return timestep
+
+    monkeypatch.setattr(batch, "step", guarded_step)
+    env = getattr(torch_simulators, name)()
+    experiment = dataclasses.replace(once(num_envs=32), environment=env, agent=podracer.PPO())
+    podracer.train(experiment, evaluations=0, devices=1, progress=False)
+    assert len(steps) >= 25
+    assert copies == []
+
+
+def test_simulators_in_torch_keep_the_contract_of_a_batch(torch_simulators):
+    for env in (torch_simulators.CartPoles(), torch_simulators.PointMasses()):
+        report = podracer.check_environment(env)
+        assert report.usable
+        assert not report.findings
+
+
+def test_an_evaluation_in_torch_changes_nothing(torch_simulators, tmp_path):
+    def train(name, evaluations):
+        return podracer.train(
+            dataclasses.replace(once(), environment=torch_simulators.CartPoles()),
+            evaluations=evaluations,
+            run_dir=tmp_path / name,
+            progress=False,
+            devices=1,
+        )
+
+    result = train("a", 4)
+    assert equal_trees(result.state, train("b", 0).state)
+    assert result.evaluation.returns.shape == (6,)
+
+
+@pytest.mark.slow
+def test_4096_cartpoles_in_torch_are_learned_to_the_optimum(torch_simulators, capsys):
+    assert torch_simulators.main(devices=1) >= 475.0
+    text = capsys.readouterr().out
+    assert "actor_time_environment" in text
+
+
+@pytest.mark.slow
+def test_point_masses_in_torch_are_learned_to_the_best_controller(torch_simulators):
+    """Within 3 % of the best of 48 linear controllers, whose gains were searched."""
+    env = torch_simulators.PointMasses()
+    best = controlled(env)
+    driver = SebulbaConfig(num_envs=4096, rollout_length=20, updates_per_chunk=5)
+    result = torch_simulators.main(env, driver=driver, frames=6_000_000, devices=1)
+    assert result >= 0.97 * best
+
+
+def controlled(env):
+    torch = importlib.import_module("torch")
+    batch = env.make(256, 1)
+    timestep = batch.reset(1, np.arange(256, dtype=np.uint32), 0)
+    total = torch.zeros(256)
+    for _ in range(env.limit):
+        place, velocity = timestep.observation.split(2, dim=1)
+        timestep = batch.step((-40.0 * place - 12.0 * velocity).clamp(-1.0, 1.0))
+        total += timestep.reward
+    return total.mean().item()
