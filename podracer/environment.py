@@ -360,7 +360,7 @@ class AutoReset:
     ) -> tuple[AutoResetState, TimeStep]:
         inner, timestep = self.inner.step(key, state.inner, action)
         restarts = state.timed_out | (timestep.last & (timestep.discount == 0))
-        first_state, first_timestep = self._restart(_sibling(key), restarts)
+        first_state, first_timestep = self._restart(sibling_key(key), restarts)
 
         def choose(new: PyTree, old: PyTree) -> PyTree:
             return jax.tree.map(lambda n, o: jnp.where(restarts, n, o), new, old)
@@ -404,7 +404,7 @@ class AutoReset:
         return dataclasses.replace(self, inner=self.inner.for_evaluation())
 
 
-def _sibling(key: jax.Array) -> jax.Array:
+def sibling_key(key: jax.Array) -> jax.Array:
     """Derive an independent key by XOR with a constant: a split costs more than CartPole's step."""
     data = jax.random.key_data(key) ^ np.uint32(0x9E3779B9)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))

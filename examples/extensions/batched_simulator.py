@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 
 import podracer
 

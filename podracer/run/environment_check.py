@@ -17,6 +17,7 @@ from podracer.checks.random_play import random_actions
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import AutoReset, HostEnvironments, auto_reset
+from podracer.envs.agents import AgentsAsRows
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import on_host
@@ -87,7 +88,9 @@ def _examine_gymnasium(environment: Gymnasium) -> EnvironmentReport:
 
 def _examine_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
     """Play in an environment in JAX, with restarts where it has none of its own."""
-    report = _play(DeviceEnvironments(environment), spec, ENVS_ON_DEVICE)
+    agents = environment.num_agents if isinstance(environment, AgentsAsRows) else 1
+    num_envs = max(1, ENVS_ON_DEVICE // agents) * agents
+    report = _play(DeviceEnvironments(environment), spec, num_envs)
     never_restarts = [finding for finding in report.findings if finding.text == _NO_RESTART]
     if not never_restarts or isinstance(environment, AutoReset):
         return report
