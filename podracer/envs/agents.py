@@ -25,7 +25,7 @@ class GameState:
     """State of a game, the same in the rows of all its agents."""
 
     inner: EnvState
-    over: jax.Array  # bool [n]: agents whose episode has ended before the game's
+    finished: jax.Array  # bool [n]: agents whose episode has ended before the game's
     timed_out: jax.Array  # bool: the newest timestep was the game's end, so the next step restarts
 
 
@@ -71,18 +71,18 @@ class AgentsAsRows:
         """Return the game and the timesteps `[n, ...]` after actions `[n]`, with restarts."""
         inner, timesteps = self.env.step(key, game.inner, actions)
         first_game, first_timesteps = self._reset(sibling_key(key))
-        ends = timesteps.last & ~game.over
-        over = game.over | ends
+        ends = timesteps.last & ~game.finished
+        finished = game.finished | ends
         is_terminal = ends & (timesteps.discount == 0)
-        is_over, is_timeout = over.all(), (ends & ~is_terminal).any()
-        reward = jnp.where(game.over, 0.0, timesteps.reward)
+        is_over, is_timeout = finished.all(), (ends & ~is_terminal).any()
+        reward = jnp.where(game.finished, 0.0, timesteps.reward)
         if self.share_rewards or self.by_team:
             reward = jnp.broadcast_to(reward.mean(), reward.shape)
         if self.by_team:  # all rows end with the game
-            ends = jnp.broadcast_to(is_over, over.shape)
+            ends = jnp.broadcast_to(is_over, finished.shape)
             is_terminal = ends & ~is_timeout
         # An agent that is over has no part in the game: its row is cut until the game begins again.
-        cut = game.over & (not self.by_team)
+        cut = game.finished & (not self.by_team)
         restarts = game.timed_out | (is_over & ~is_timeout)
 
         def choose(new: PyTree, old: PyTree) -> PyTree:
@@ -95,7 +95,7 @@ class AgentsAsRows:
             first=restarts | cut,
             last=(ends | cut) & ~restarts,
         )
-        new_game = GameState(inner, over, is_over)
+        new_game = GameState(inner, finished, is_over)
         return choose(first_game, new_game), timesteps
 
     def _by_game(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -134,12 +134,12 @@ def agents_as_rows(env: Any, num_agents: int, *, share_rewards: bool = False) ->
     """Return an environment whose rows are the agents of a game, to be trained as one policy.
 
     `env` has the methods of a device environment over one game: `reset` returns its state and the
-    timesteps `[n, ...]` of its agents, and `step` takes their actions `[n, ...]`; `spec` is that of
+    timesteps `[n, ...]` of its agents, and `step` takes their actions `[n, ...]`; `spec` describes
     one agent. It only marks ends: an agent with `last` set is over, which cuts its row until the
     game ends with its last agent and begins again. Rows `i n` to `i n + n - 1` are one game, so
     numbers of environments and of evaluation episodes are multiples of `num_agents`.
 
     `share_rewards` gives every agent the mean reward of all. An evaluation always does so, and
-    plays to the end of the game: its returns are those of teams.
+    plays to the end of the game, so its returns belong to teams.
     """
     return AgentsAsRows(env, num_agents, share_rewards)

@@ -78,7 +78,7 @@ class DeviceIntake:
     def __init__(self, spec: EnvironmentSpec, num_envs: int, device: Device) -> None:
         self.validator = TimestepValidator(spec, num_envs)
         self._name, self._num_envs, self._device = spec.name, num_envs, device
-        self._home = device  # of the simulator
+        self._home = device  # the simulator's
 
     def begin(self, buffer: TrajectoryBuffer, timestep: TimeStep | None) -> Any:
         validation = zero_validation(self._num_envs)
@@ -128,7 +128,7 @@ class Validation:
     """State of the validation of a batch, on the actor's device."""
 
     masked: Bool[Array, " b"]  # rows that are masked until their environments begin an episode
-    faults: Int32[Array, "2 3"]  # of each kind the number of rows; row and part of the first fault
+    faults: Int32[Array, "2 3"]  # by kind: number of rows, row and part of the first fault
 
 
 def zero_validation(num_envs: int) -> Validation:

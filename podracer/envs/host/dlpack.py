@@ -82,7 +82,7 @@ class _BatchOnHost:
 
     def __init__(self, name: str, batch: HostEnvironment) -> None:
         self._name, self._batch = name, batch
-        self._device: Any = None  # of the simulator
+        self._device: Any = None  # the simulator's
         # Optional features of the batch, set on the instance, where `isinstance` looks.
         if isinstance(batch, ReportsFaults):
             self.faults = batch.faults

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from agents import SMALL
-from hosts import Counters
+from hosts import CounterBatch, Counters
 from runs import actor_threads, sebulba_setup, train_sebulba
 
 import podracer
@@ -180,19 +180,21 @@ class Masked(Counters):
     spec: EnvironmentSpec = MASKED
 
     def make(self, num_envs, num_threads):
-        batch = super().make(num_envs, num_threads)
-        show = batch._show
+        return MaskedBatch(num_envs, None)
 
-        def with_mask(first, last):
-            timestep = show(first, last)
-            mask = np.ones((num_envs, 2), bool)
-            mask[3] = batch.steps < 9
-            return dataclasses.replace(
-                timestep, observation={"x": timestep.observation, ACTION_MASK: mask}
-            )
 
-        batch._show = with_mask
-        return batch
+class MaskedBatch(CounterBatch):
+    def reset(self, *seeds):
+        return self.with_mask(super().reset(*seeds))
+
+    def step(self, action):
+        return self.with_mask(super().step(action))
+
+    def with_mask(self, timestep):
+        mask = np.ones((self.num_envs, 2), bool)
+        mask[3] = self.steps < 9
+        observation = {"x": timestep.observation, ACTION_MASK: mask}
+        return dataclasses.replace(timestep, observation=observation)
 
 
 def test_a_mask_that_allows_nothing_is_a_fault_as_on_the_host(caplog):
