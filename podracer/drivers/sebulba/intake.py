@@ -69,7 +69,7 @@ class HostIntake:
         return state
 
     def count(self) -> None:
-        """Count the faults of a rollout; here they are counted."""
+        """Count the faults that `finish` returns; `take` counted those of the host."""
 
 
 class DeviceIntake:
@@ -99,7 +99,7 @@ class DeviceIntake:
         timestep = from_device(self._name, timestep)
         self.validator.check(timestep)
         self._home = timestep.reward.device
-        if self._home != self._device:
+        if {leaf.device for leaf in jax.tree.leaves(timestep)} != {self._device}:
             timestep = jax.device_put(timestep, self._device)
         return (timestep,)
 

@@ -100,7 +100,11 @@ class _Loan:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         self._owner.turn.acquire()
-        self._state = (self._owner.snapshot(),)
+        try:
+            self._state = (self._owner.snapshot(),)
+        except BaseException:
+            self._owner.turn.release()
+            raise
         return self._owner.batch.reset(seed, indices, start)
 
     def step(self, action: np.ndarray) -> TimeStep:
@@ -109,5 +113,7 @@ class _Loan:
     def close(self) -> None:
         if self._state is not None:
             (state,), self._state = self._state, None
-            self._owner.give_back(state)
-            self._owner.turn.release()
+            try:
+                self._owner.give_back(state)
+            finally:
+                self._owner.turn.release()
