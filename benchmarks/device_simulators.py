@@ -33,7 +33,7 @@ MOST_MS, MOST_SHARE = 1.0, 0.2  # the goals on a GPU
 
 def measure(task: str, num_envs: int, seconds: float, device: str = "cuda") -> dict[str, Any]:
     """Return figures of a task, `value` among them: milliseconds of a step with inference."""
-    import batched_simulator  # torch is imported here, and only here
+    import batched_simulator  # pyright: ignore[reportMissingImports]  # it imports torch
 
     env = getattr(batched_simulator, task)(device)
     config = SebulbaConfig(num_envs=num_envs, rollout_length=32)
@@ -57,7 +57,7 @@ def measure(task: str, num_envs: int, seconds: float, device: str = "cuda") -> d
 
 def _simulator_ms(env: Any, num_envs: int, seconds: float) -> float:
     """Return milliseconds of a step alone, to the end of its work on the device."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     wait = torch.cuda.synchronize if env.device == "cuda" else lambda: None
     generator = np.random.default_rng(0)
