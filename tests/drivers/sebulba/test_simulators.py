@@ -373,7 +373,8 @@ def torch_simulators(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXTENSIONS)
     yield importlib.import_module("batched_simulator")
-    sys.modules.pop("batched_simulator")
+    for name in ("batched_simulator", "manager_based"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", ["CartPoles", "PointMasses"])
@@ -451,3 +452,76 @@ def controlled(env):
         timestep = batch.step((-40.0 * place - 12.0 * velocity).clamp(-1.0, 1.0))
         total += timestep.reward
     return total.mean().item()
+
+
+# --- the adapter of Isaac Lab and mjlab, with a stub of their environments ------------------------
+
+
+class ManagerBasedStub:
+    """A torch environment that resets by index the rows that end, and loses final observations.
+
+    Row i falls after i + 2 steps if i is even, and has a limit of 4 steps. Observations are the
+    row, its episode and its step, in a tensor that every step overwrites.
+    """
+
+    open = 0
+
+    def __init__(self, num_envs):
+        self.torch = importlib.import_module("torch")
+        self.policy = self.torch.zeros(num_envs, 3)
+        self.policy[:, 0] = self.torch.arange(num_envs)
+        ManagerBasedStub.open += 1
+
+    def reset(self, seed=None):
+        self.policy[:, 1:] = 0
+        return {"policy": self.policy}, {}
+
+    def step(self, action):
+        assert action.shape == (len(self.policy), 2)
+        self.policy[:, 2] += 1
+        row, step = self.policy[:, 0], self.policy[:, 2]
+        terminated = (row % 2 == 0) & (step >= row + 2)
+        truncated = step >= 4
+        ids = (terminated | truncated).nonzero().squeeze(-1)
+        reward = step.clone()
+        self.policy[ids, 1] += 1
+        self.policy[ids, 2] = 0
+        return {"policy": self.policy}, reward, terminated, truncated, {}
+
+    def close(self):
+        ManagerBasedStub.open -= 1
+
+
+def test_ends_of_a_manager_based_environment_are_shown_as_drivers_expect(torch_simulators):
+    module = importlib.import_module("manager_based")
+    env = module.ManagerBased("stub", ManagerBasedStub, 3, 2)
+    batch = env.make(2, 1)
+    timesteps = [batch.reset(0, np.arange(2, dtype=np.uint32), 0)]
+    timesteps += [batch.step(jax.numpy.zeros((2, 2))) for _ in range(6)]
+    rows = {
+        field: [getattr(t, field).tolist() for t in timesteps]
+        for field in ("reward", "discount", "first", "last")
+    }
+    # Row 0 falls every second step. Row 1 has a time-out in step 4 and begins again in step 5.
+    assert [x[0] for x in rows["discount"]] == [1, 1, 0, 1, 0, 1, 0]
+    assert [x[0] for x in rows["first"]] == [True, False, True, False, True, False, True]
+    assert not any(x[0] for x in rows["last"])
+    assert [x[1] for x in rows["reward"]] == [0, 1, 2, 3, 4, 0, 2]
+    assert [x[1] for x in rows["last"]] == [False] * 4 + [True, False, False]
+    assert [x[1] for x in rows["first"]] == [True, False, False, False, False, True, False]
+    assert timesteps[4].observation[1].tolist() == [1, 0, 3]  # the one before the final one
+    assert timesteps[5].observation[1].tolist() == [1, 1, 1]
+    batch.close()
+    batch.close()
+    assert ManagerBasedStub.open == 0
+    assert podracer.check_environment(env).usable
+
+
+def test_a_manager_based_environment_is_trained_in(torch_simulators):
+    module = importlib.import_module("manager_based")
+    env = module.ManagerBased("stub", ManagerBasedStub, 3, 2)
+    driver = SebulbaConfig(num_envs=8, rollout_length=6, updates_per_chunk=5)
+    metrics = module.main(env, driver=driver, frames=400, devices=1, progress=False)
+    assert metrics["environment_faults"] == 0
+    assert metrics["episodes"] > 0
+    assert ManagerBasedStub.open == 0
