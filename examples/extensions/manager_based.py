@@ -47,7 +47,7 @@ class Robots:
     """Batch whose rows are the worlds of an environment; evaluations are left out."""
 
     def __init__(self, simulator: Any, group: str) -> None:
-        self.simulator, self.group = simulator, group
+        self.simulator, self.group, self.is_closed = simulator, group, False
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> podracer.TimeStep:
         """Begin; the simulator has one seed for all worlds, so results depend on their number."""
@@ -76,9 +76,9 @@ class Robots:
 
     def close(self) -> None:
         """Close the simulator, once."""
-        if self.simulator is not None:
+        if not self.is_closed:
             self.simulator.close()
-        self.simulator = None
+        self.is_closed = True
 
 
 def main(environment: ManagerBased, **overrides: Any) -> dict[str, Any]:

@@ -69,11 +69,11 @@ class HostIntake:
         return state
 
     def count(self) -> None:
-        """Count the faults that `finish` returns; `take` counted those of the host."""
+        """Count the faults that `finish` returns; `take` has counted those on the host."""
 
 
 class DeviceIntake:
-    """Intake of arrays on a device; its methods are those of `HostIntake`."""
+    """Intake of arrays on a device, with the methods of `HostIntake`."""
 
     def __init__(self, spec: EnvironmentSpec, num_envs: int, device: Device) -> None:
         self.validator = TimestepValidator(spec, num_envs)
