@@ -258,7 +258,7 @@ def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
         spec = expected_leaves[path]
         if part.endswith(".reward") and spec.shape == () and len(leaf.shape) == 1:
             raise ConfigError(
-                f"{name}: {part} must be one number, but it is {_format(leaf)}: of several "
+                f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: of several "
                 "objectives return a weighted sum, `jnp.dot(weights, rewards)`, and of several "
                 f"agents make rows, `podracer.agents_as_rows(env, {leaf.shape[0]})`."
             )
