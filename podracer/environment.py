@@ -51,6 +51,8 @@ class Environment(Protocol):
 class HostEnvironment(Protocol):
     """A batch of B host environments, stepped together by one thread; numpy in, numpy out.
 
+    A factory that `LivesOnDevice` makes batches with arrays of a device instead.
+
     Leaves of a timestep are `[B, ...]` with the dtypes of `TimeStep`; the next `step` may overwrite
     them. The environments restart by themselves. A time-out or a terminal is shown with its final
     observation and `last` set (`discount` 0 for a terminal). The step after it ignores that
@@ -87,8 +89,8 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A factory of batches of host environments: a small hashable value, equal by settings.
 
-    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`, `HasDeadlines`,
-    `HasPictures`.
+    Optional features are protocols of their own: `LivesOnDevice`, `ExistsOnce`, `HasEvaluation`,
+    `HasFrameSkip`, `HasDeadlines`, `HasPictures`.
     """
 
     @property
@@ -155,6 +157,33 @@ class Resumable(Protocol):
     def restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
         """Continue from a snapshot, `start` steps into the run; see `HostEnvironment.reset`."""
         ...
+
+
+@runtime_checkable
+class LivesOnDevice(Protocol):
+    """A factory of batches whose arrays lie on a device, not in NumPy.
+
+    Leaves of their timesteps are arrays of any library with `__dlpack__`, such as torch, Warp, CuPy
+    or JAX, compact in memory. They are views, not copies, where the device is the actor's. `step`
+    gets an array of JAX on the simulator's device, to be read by `__dlpack__` and not written to.
+    It may then overwrite the arrays of the previous timestep.
+    """
+
+    on_device: bool
+    """Whether it is so."""
+
+
+@runtime_checkable
+class ExistsOnce(Protocol):
+    """A factory of a simulator that cannot be open twice: its one batch trains and evaluates.
+
+    One thread steps all environments. An evaluation plays in the first of them between two
+    rollouts, with the state set aside, if the batch is `Resumable`; without that, evaluations are
+    left out. `make` is called again only after `close`.
+    """
+
+    shared: bool
+    """Whether it is so."""
 
 
 @runtime_checkable
@@ -331,7 +360,7 @@ class AutoReset:
     ) -> tuple[AutoResetState, TimeStep]:
         inner, timestep = self.inner.step(key, state.inner, action)
         restarts = state.timed_out | (timestep.last & (timestep.discount == 0))
-        first_state, first_timestep = self._restart(_sibling(key), restarts)
+        first_state, first_timestep = self._restart(sibling_key(key), restarts)
 
         def choose(new: PyTree, old: PyTree) -> PyTree:
             return jax.tree.map(lambda n, o: jnp.where(restarts, n, o), new, old)
@@ -375,7 +404,7 @@ class AutoReset:
         return dataclasses.replace(self, inner=self.inner.for_evaluation())
 
 
-def _sibling(key: jax.Array) -> jax.Array:
+def sibling_key(key: jax.Array) -> jax.Array:
     """Derive an independent key by XOR with a constant: a split costs more than CartPole's step."""
     data = jax.random.key_data(key) ^ np.uint32(0x9E3779B9)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))

@@ -24,6 +24,8 @@ from podracer.environment import (
     evaluation_environment,
     log_first_faults,
 )
+from podracer.envs.host.dlpack import on_host
+from podracer.envs.host.shared import OneBatch
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
@@ -319,10 +321,11 @@ def _host_evaluator(
 ) -> Evaluator:
     act = jax.jit(partial(rule.act, agent))
     logged = set[str]()  # kinds of faults, over all evaluations of a run
+    rows = env.num_envs if isinstance(env, OneBatch) else episodes
 
     def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
-        returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int32)
-        is_over, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
+        returns, lengths = np.zeros(rows, np.float64), np.zeros(rows, np.int32)
+        is_over, actions = np.arange(rows) >= episodes, np.zeros(rows, np.uint32)
         broken = np.int32(0)
         steps = host_steps(agent, env, act, params, run_key, update, is_over, logged)
         with contextlib.closing(steps):
@@ -338,7 +341,8 @@ def _host_evaluator(
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
         returns = returns.astype(np.float32)
-        played = Episodes(returns, lengths, is_over, actions, np.zeros(episodes, bool))
+        played = Episodes(returns, lengths, is_over, actions, np.zeros(rows, bool))
+        played = jax.tree.map(lambda x: x[:episodes], played)
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
@@ -361,7 +365,7 @@ def host_steps(
     faults that are not yet `logged` are.
     """
     num_envs = len(is_over)
-    environments: HostEnvironments = evaluation_environment(env)
+    environments = on_host(evaluation_environment(env))
     replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
     params, data, update_on_device = on_one_device(replicated)
     key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)

@@ -1,14 +1,12 @@
 """Several agents that share one policy: each is a row of the batch, beside its teammates.
 
-Drivers map an environment over the rows. `Team` takes that map over: of each group of rows it
-steps the game once, with all their actions, and hands every row its own timestep. So any agent of
+A game is an environment in JAX whose timesteps and actions have an axis of agents. So any agent of
 the library trains one policy for all, from what each of them observes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,60 +66,11 @@ class Meeting:
         return jnp.concatenate([places, jnp.sum(places, axis=0, keepdims=True) - places], axis=-1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Team:
-    """Environment of one row; rows `i n` to `i n + n - 1` of a batch are the agents of a game."""
-
-    game: Any
-    num_agents: int = AGENTS
-
-    @property
-    def spec(self) -> podracer.EnvironmentSpec:
-        return self.game.spec
-
-    def reset(self, key: jax.Array) -> tuple[Any, podracer.TimeStep]:
-        return self._by_game(lambda keys: self.game.reset(keys[0]), key)
-
-    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, podracer.TimeStep]:
-        def step(keys: jax.Array, states: Any, actions: jax.Array) -> Any:
-            return self.game.step(keys[0], jax.tree.map(lambda x: x[0], states), actions)
-
-        return self._by_game(step, key, state, action)
-
-    def _by_game(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return a game's state and one row's timestep from `function` of all rows of the game."""
-        n = self.num_agents
-
-        @jax.custom_batching.custom_vmap
-        def row(*args: Any) -> Any:
-            """Play alone: its teammates do as it does."""
-            rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *x.shape)), args)
-            state, timesteps = function(*rows)
-            return state, jax.tree.map(lambda x: x[0], timesteps)
-
-        @row.def_vmap
-        def _(size: int, is_batched: Any, *args: Any) -> Any:
-            if size % n:
-                raise podracer.ConfigError(f"a batch of {size} has no equal teams of {n} agents.")
-
-            def group(x: jax.Array, is_batched: bool) -> jax.Array:
-                x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-                return x.reshape(size // n, n, *x.shape[1:])
-
-            states, timesteps = jax.vmap(function)(*jax.tree.map(group, args, tuple(is_batched)))
-            states = jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), states)
-            timesteps = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), timesteps)
-            rows = (states, timesteps)
-            return rows, jax.tree.map(lambda _: True, rows)
-
-        return row(*args)
-
-
 def main(**overrides: Any) -> float:
     """Train both agents of a game as one policy; return the mean return of the last evaluation."""
     experiment = podracer.Experiment(
         recipe="meeting_ppo",
-        environment=podracer.auto_reset(Team(Meeting())),
+        environment=podracer.agents_as_rows(Meeting(), AGENTS),
         agent=podracer.PPO(learning_rate=1e-3),
         driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
         frames=204_800,

@@ -33,6 +33,7 @@ from podracer.drivers.sebulba.config import (
     DeviceSplit,
     SebulbaConfig,
     environment_indices,
+    one_thread_if_shared,
     split_devices,
 )
 from podracer.drivers.sebulba.driver import check, sebulba
@@ -40,6 +41,7 @@ from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.dlpack import lives_on_device, on_host
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
@@ -63,6 +65,7 @@ def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devi
     agent = settings
     if not isinstance(settings, Blueprint):
         agent = Blueprint(settings, env.spec, Context(config.rollout_length))
+    config = one_thread_if_shared(config, env)
     split = split_devices(devices, config)
     check(agent, env, config, split)
     return Setup(agent, env, config, split)
@@ -73,6 +76,8 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
     split, config, generator = setup.split, setup.config, np.random.default_rng(0)
     draw = partial(random_actions, generator, setup.env.spec, None, split.num_envs)
     actions = [draw() for _ in range(64)]
+    if lives_on_device(setup.env):
+        actions = jax.device_put(actions, split.actors[0])
     errors = list[Exception]()
     steps, stop = [0] * split.threads, threading.Event()
     ready = threading.Barrier(split.threads + 1)
@@ -189,7 +194,7 @@ def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
     state = agent.init(key, config.num_envs)
     keys = jax.random.split(key, config.num_envs)
     cores = config.env_threads or num_cores()
-    with contextlib.closing(setup.env.make(config.num_envs, cores)) as batch:
+    with contextlib.closing(on_host(setup.env).make(config.num_envs, cores)) as batch:
         timestep = batch.reset(0, np.arange(config.num_envs, dtype=np.uint32), 0)
 
         def windows() -> Iterator[int]:

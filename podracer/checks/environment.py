@@ -256,6 +256,12 @@ def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
         if path not in expected_leaves:
             raise ConfigError(f"{name}: {part}{path} was not expected; got {_format(leaf)}.")
         spec = expected_leaves[path]
+        if part.endswith(".reward") and spec.shape == () and len(leaf.shape) == 1:
+            raise ConfigError(
+                f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: of several "
+                "objectives return a weighted sum, `jnp.dot(weights, rewards)`, and of several "
+                f"agents make rows, `podracer.agents_as_rows(env, {leaf.shape[0]})`."
+            )
         if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
             raise ConfigError(
                 f"{name}: {part}{path} must be {_format(spec)}, but it is {_format(leaf)}."

@@ -21,6 +21,7 @@ from podracer.environment import (
     Renderable,
     evaluation_environment,
 )
+from podracer.envs.agents import AgentsAsRows
 from podracer.errors import ConfigError
 from podracer.evaluate import (
     ActingRule,
@@ -70,7 +71,8 @@ def record_frames(
     if isinstance(env, HostEnvironments):
         return _host_frames(agent, env, rule, params, run_key, update, episodes, max_steps)
     draw = _device_drawer(env)
-    key, indices = evaluation_key(run_key, jnp.uint32(update)), jnp.zeros(1, jnp.uint32)
+    rows = env.num_agents if isinstance(env, AgentsAsRows) else 1  # the first one is shown
+    key, indices = evaluation_key(run_key, jnp.uint32(update)), jnp.arange(rows, dtype=jnp.uint32)
     step = jax.jit(lambda actor, t: advance(agent, env, rule, params, actor, key, indices, t)[1])
     start = jax.jit(lambda t: init_actor(agent, env, episode_keys(key, Purpose.RESET, indices, t)))
     actor: ActorState = start(jnp.uint32(0))

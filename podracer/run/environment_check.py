@@ -17,8 +17,10 @@ from podracer.checks.random_play import random_actions
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import AutoReset, HostEnvironments, auto_reset
+from podracer.envs.agents import AgentsAsRows
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
 from podracer.errors import ConfigError, PodracerError
 from podracer.types import EnvironmentSpec, TimeStep
@@ -86,7 +88,9 @@ def _examine_gymnasium(environment: Gymnasium) -> EnvironmentReport:
 
 def _examine_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
     """Play in an environment in JAX, with restarts where it has none of its own."""
-    report = _play(DeviceEnvironments(environment), spec, ENVS_ON_DEVICE)
+    agents = environment.num_agents if isinstance(environment, AgentsAsRows) else 1
+    num_envs = max(1, ENVS_ON_DEVICE // agents) * agents
+    report = _play(DeviceEnvironments(environment), spec, num_envs)
     never_restarts = [finding for finding in report.findings if finding.text == _NO_RESTART]
     if not never_restarts or isinstance(environment, AutoReset):
         return report
@@ -132,7 +136,7 @@ def _timesteps(
 ) -> Iterator[tuple[TimeStep, float]]:
     """Yield copies of the timesteps of random play, each with the seconds that it took."""
     generator, end = np.random.default_rng(0), np.inf
-    with contextlib.closing(environment.make(num_envs, 1)) as batch:
+    with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
         timestep = batch.reset(1, np.arange(num_envs, dtype=np.uint32), 0)
         yield jax.tree.map(np.array, timestep), 0.0
         for step in range(most_steps):

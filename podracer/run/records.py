@@ -108,15 +108,15 @@ class Recorder:
                 f"{MAX_STEPS:,} steps"
             )
             text += ": their returns are partial, never the best, and reach no target."
-            self._warn("unfinished", text)
+            self.warn("unfinished", text)
         if evaluation.repetition:
             text = 'take `evaluation_policy="sampled"`, `evaluation_epsilon=0.01`'
-            self._warn(
+            self.warn(
                 "repetition",
                 f"{evaluation.repetition}: to measure more {text} or fewer `evaluation_episodes`.",
             )
 
-    def _warn(self, subject: str, text: str) -> None:
+    def warn(self, subject: str, text: str) -> None:
         """Warn once of each subject."""
         if subject not in self._warnings and jax.process_index() == 0:
             self._warnings.add(subject)
@@ -154,7 +154,7 @@ class Recorder:
             if group(name) != "learn" or value is None or np.all(np.isfinite(value) | has_failed):
                 continue
             text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
-            self._warn(name, text + "null where it is not, and the run goes on.")
+            self.warn(name, text + "null where it is not, and the run goes on.")
 
     def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
         """Say new faults of environments in a process whose records nobody sees."""

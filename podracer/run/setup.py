@@ -37,6 +37,7 @@ from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
+from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, ProgramEvaluator, make_evaluator
 from podracer.run.blueprint import build_with
@@ -96,7 +97,7 @@ class Program(NamedTuple):
     init: Callable[[], TrainState]
     lower: Callable[[], Callable[[], Any]]
     drive: Callable[..., Iterator[Progress]]
-    evaluate: Callable[[TrainState], Evaluation]
+    evaluate: Callable[[TrainState], Evaluation | None]
     lower_evaluation: Callable[[TrainState], Callable[[], object]]
     continues_episodes: Callable[[TrainState], bool] = lambda state: True
 
@@ -120,7 +121,7 @@ class RunSetup:
     start_compile: CompileInThread[Any]  # compiles the program that `drive` waits for
     drive: Drive
     start_evaluation: CompileInThread[object]  # compiles what `evaluate` waits for, for a state
-    evaluate: Callable[[TrainState], Evaluation]
+    evaluate: Callable[[TrainState], Evaluation | None]  # None where there can be none
     continues_episodes: Callable[[TrainState], bool]
 
     @property
@@ -175,7 +176,7 @@ def make_run_setup(
     compiled = CompileInThread(program.lower)
     compiled_evaluation = CompileInThread(program.lower_evaluation)
 
-    def evaluate(state: TrainState) -> Evaluation:
+    def evaluate(state: TrainState) -> Evaluation | None:
         compiled_evaluation(state).result()
         return program.evaluate(state)
 
@@ -229,8 +230,12 @@ def _sebulba(
     if debug:
         config = dataclasses.replace(config, env_timeout_seconds=1e6)
     checked_spec(env)
-    host, split = to_host_environments(env), sebulba.split_devices(devices, config)
+    host = to_host_environments(env)
+    config = sebulba.one_thread_if_shared(config, host)
+    split = sebulba.split_devices(devices, config)
     sebulba.check(blueprint, host, config, split, experiment.num_updates)
+    if exists_once(host):
+        host = env = _one_batch(experiment, host, split.num_envs)
     saved_env = checkpointed_environment(experiment, env)
     abstract = abstract_state(blueprint, saved_env, split.mesh, config)
     return Program(
@@ -254,6 +259,16 @@ def _sebulba(
         **_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )
+
+
+def _one_batch(experiment: Experiment, env: HostEnvironments, num_envs: int) -> OneBatch:
+    if experiment.evaluations and experiment.evaluation_episodes > num_envs:
+        raise ConfigError(
+            f"{env.spec.name} exists once, so evaluations play in the {num_envs} environments of "
+            f"training: take at most {num_envs} `evaluation_episodes`, not "
+            f"{experiment.evaluation_episodes}."
+        )
+    return OneBatch(env, num_envs)
 
 
 def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
@@ -323,7 +338,12 @@ def _evaluator(
             return play.lower(*arguments(state))
         return lambda: None
 
-    return {"evaluate": lambda state: play(*arguments(state)), "lower_evaluation": lower}
+    def evaluate(state: TrainState) -> Evaluation | None:
+        if isinstance(env, OneBatch) and not env.can_be_lent:
+            return None
+        return play(*arguments(state))
+
+    return {"evaluate": evaluate, "lower_evaluation": lower}
 
 
 class CompileInThread(Generic[T]):

@@ -55,6 +55,10 @@ from podracer.run.warm_start import Begin, Weights, describe_begin, recorded_beg
 from podracer.run.warnings import run_warnings
 
 _LOG = logging.getLogger("podracer")
+_NO_EVALUATION = (
+    "evaluations are left out: the simulator exists once and has no `snapshot` and `restore`, with "
+    "which training's state could be set aside. Its returns in training are in the log."
+)
 
 
 @peers.leaves_on_error()
@@ -346,7 +350,10 @@ class Run:
                     self.budget.begin(self.totals)
                     with tag_component("evaluator"):
                         evaluation = self.setup.evaluate(progress.state)
-                    self.recorder.add_evaluation(evaluation, record, progress)
+                    if evaluation is None:
+                        self.recorder.warn("evaluation", _NO_EVALUATION)
+                    else:
+                        self.recorder.add_evaluation(evaluation, record, progress)
                     times.add("time_evaluate")
                     watchdog.alive()
                 self._write(sinks, record, progress)

@@ -281,6 +281,7 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple
     state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
     episodes_key = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     evaluation = setup.evaluate(dataclasses.replace(state, key=episodes_key))
+    assert evaluation is not None, "no driver has the environment"
     sound = np.asarray(state.fault)[:, 0] == 0 if experiment.pods else ...
     returns = evaluation.returns[sound]
     if unfinished := int(np.sum(np.asarray(evaluation.unfinished)[sound])):

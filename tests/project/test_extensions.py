@@ -82,7 +82,7 @@ def test_a_clone_passes_the_check(load, tmp_path):
 
 
 SLOW = ("rnd", "dreamer", "transformer")  # to compile
-FRAMES = {"vmpo": 20_480, "shared_agents": 20_480, "batched_simulator": 20_480}
+FRAMES = {"vmpo": 20_480, "shared_agents": 20_480}
 FRAMES |= {"rnd": 10_240, "dreamer": 5_120, "transformer": 10_240}
 
 
@@ -104,7 +104,6 @@ def test_an_extension_runs(name, load):
         ("dreamer", {"frames": 81_920}, 150.0),
         ("transformer", {}, 0.9),
         ("shared_agents", {}, 0.9),
-        ("batched_simulator", {}, 0.5),
     ],
 )
 def test_an_extension_learns(name, overrides, least, load):
@@ -152,7 +151,7 @@ def test_a_transformer_computes_the_same_step_by_step(load):
 
 def test_rows_of_a_team_play_one_game(load):
     module = load("shared_agents")
-    env = podracer.auto_reset(module.Team(module.Meeting()))
+    env = podracer.agents_as_rows(module.Meeting(), module.AGENTS)
     podracer.check_environment(env)
     rows = jax.random.split(jax.random.key(0), 6)
     state, timestep = jax.vmap(env.reset)(rows)
@@ -172,9 +171,7 @@ def test_rows_of_a_team_play_one_game(load):
         assert ((moved == expected) | timestep.first).all()
         ends += int(timestep.first.sum())
     assert ends
-    with pytest.raises(podracer.ConfigError, match="no equal teams of 2"):
+    with pytest.raises(
+        podracer.ConfigError, match="5 rows of a batch cannot be shared by games of 2"
+    ):
         jax.vmap(env.reset)(rows[:5])
-
-
-def test_the_simulator_keeps_the_contract_of_a_batch(load):
-    podracer.check_environment(load("batched_simulator").Landings())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jaxtyping import Array, Int64, UInt32
 from podracer.devices.mesh import Device
 from podracer.drivers.common import reset_episode_totals
 from podracer.drivers.sebulba.config import SebulbaConfig
+from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import (
@@ -23,9 +26,7 @@ from podracer.drivers.sebulba.trajectory import (
     TrajectoryBuffer,
     TrajectoryShard,
     copy_tree,
-    pack_timestep,
 )
-from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import (
     DescribesFaults,
     HostEnvironment,
@@ -33,6 +34,7 @@ from podracer.environment import (
     Resumable,
     call_environment,
 )
+from podracer.envs.host.shared import SharedBatch
 from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
 
@@ -87,6 +89,7 @@ class Actor:
         run_key: jax.Array,
         config: SebulbaConfig,
         rollouts: ClosableQueue[Rollout],
+        on_device: bool,
     ) -> None:
         self.context = context
         self.timer = StageTimer(*STAGES)
@@ -94,8 +97,13 @@ class Actor:
         self.rollouts = rollouts
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
-        self._validator = TimestepValidator(spec, len(context.indices))
-        start = _start_of_run(buffer, context, config.rollout_length)
+        self._turn = env.turn if isinstance(env, SharedBatch) else contextlib.nullcontext()
+        num_envs = len(context.indices)
+        on_host = HostIntake(spec, num_envs)
+        self._intake = DeviceIntake(spec, num_envs, context.device) if on_device else on_host
+        buffer, start = _start_of_run(buffer, context, config.rollout_length)
+        resumed = None if context.resume_from is None else context.resume_from.timestep
+        start = self._intake.begin(buffer, resumed), start
         # Copied, as both are donated: no leaf may be a leaf of the other.
         self._buffer, self._start = copy_tree(jax.device_put(start, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
@@ -104,32 +112,36 @@ class Actor:
         """Act until a queue is closed (raises `Closed`) or a fault occurs."""
         timer, infer, finish = self.timer, self._programs.infer, self._programs.finish
         timer.start("environment")
-        timestep = self._first_timestep()
+        inputs = self._first_inputs()
         parameters: Parameters | None = None
         rollout = self.context.first_rollout
         while True:
             timer.start("parameters")
             parameters = self._next_parameters(parameters, rollout)
             versions = np.empty(self._config.rollout_length, np.int64)
-            for t in range(self._config.rollout_length):
-                timer.start("inference")
-                self.parameters.check_open()  # a rollout may take minutes
-                if t and self._config.refresh_params == "step":
-                    parameters = self.parameters.get_newest() or parameters
-                versions[t] = parameters.version
-                self._buffer, device_action = infer(
-                    parameters.params, self._buffer, self._keys, *pack_timestep(timestep)
-                )
-                action = np.asarray(device_action)  # waits for the device
+            with self._turn:
+                for t in range(self._config.rollout_length):
+                    timer.start("inference")
+                    self.parameters.check_open()  # a rollout may take minutes
+                    if t and self._config.refresh_params == "step":
+                        parameters = self.parameters.get_newest() or parameters
+                    versions[t] = parameters.version
+                    self._buffer, device_action = infer(
+                        parameters.params, self._buffer, self._keys, *inputs
+                    )
+                    action = self._intake.action(device_action)  # waits for the device
+                    timer.start("environment")
+                    inputs = self._call_environment(lambda action=action: self._env.step(action))
+                timer.start("transfer")
+                self._start, shards, *faults_on_device = finish(self._buffer, self._start, *inputs)
+                shards = self._send_to_learners(shards)
+                self._intake.count(*faults_on_device)
+                self.num_rollouts += 1
+                if isinstance(self._env, SharedBatch):  # others may step it before the next rollout
+                    inputs = self._intake.keep(inputs)
                 timer.start("environment")
-                timestep = self._call_environment(lambda action=action: self._env.step(action))
-            timer.start("transfer")
-            self._start, shards = finish(self._buffer, self._start, *pack_timestep(timestep))
-            shards = self._send_to_learners(shards)
-            self.num_rollouts += 1
-            timer.start("environment")
-            name = self.context.name
-            env_state, faults, first_faults = call_environment(name, self._snapshot_and_faults)
+                name = self.context.name
+                env_state, faults, first_faults = call_environment(name, self._snapshot_and_faults)
             timer.start("queue")
             seconds = timer.collect()
             self.rollouts.put(
@@ -142,7 +154,7 @@ class Actor:
         self.timer.start("environment")
         call_environment(self.context.name, self._env.close)
 
-    def _first_timestep(self) -> TimeStep:
+    def _first_inputs(self) -> tuple[Any, ...]:
         context = self.context
         start = context.first_rollout * self._config.rollout_length
         seeds = (context.seed, context.indices, start)
@@ -152,8 +164,7 @@ class Actor:
         start_from = context.resume_from
         restore = partial(self._env.restore, *seeds, start_from.env_state)
         call_environment(context.name, restore)
-        self._validator.restore(start_from.timestep)
-        return start_from.timestep
+        return self._intake.resume(start_from.timestep)
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
         """Return the parameters of the next rollout; `parameters` are those of the previous one.
@@ -179,16 +190,18 @@ class Actor:
         jax.block_until_ready(shards)
         return shards
 
-    def _call_environment(self, function: Callable[[], TimeStep]) -> TimeStep:
-        return self._validator.validate(call_environment(self.context.name, function))
+    def _call_environment(self, function: Callable[[], TimeStep]) -> tuple[Any, ...]:
+        return self._intake.take(call_environment(self.context.name, function))
 
     def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int], dict[str, str]]:
         """Return a snapshot of the environments, the rows of bad data by kind, and the first."""
-        env_state = self._env.snapshot() if isinstance(self._env, Resumable) else ()
-        faults = Counter(self._validator.faults)
+        env_state = ()
+        if isinstance(self._env, Resumable):
+            env_state = self._intake.snapshot(self._env.snapshot())
+        faults = Counter(self._intake.validator.faults)
         if isinstance(self._env, ReportsFaults):
             faults.update(self._env.faults)
-        first_faults = dict(self._validator.first_faults)
+        first_faults = dict(self._intake.validator.first_faults)
         if isinstance(self._env, DescribesFaults):
             first_faults = {**self._env.first_faults, **first_faults}
         return env_state, dict(faults), first_faults

@@ -17,6 +17,7 @@ from podracer.devices.mesh import SHARDED, on_one_device, shardings
 from podracer.drivers.common import TrainState, eagerly, reset_episode_totals
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
+from podracer.drivers.sebulba.intake import make_actor_programs, zero_inputs
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.stragglers import Stragglers
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -26,10 +27,9 @@ from podracer.drivers.sebulba.trajectory import (
     TrajectoryBuffer,
     copy_tree,
     empty_buffer,
-    make_actor_programs,
-    zero_timestep,
 )
 from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
+from podracer.envs.host.dlpack import lives_on_device
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -179,7 +179,8 @@ def make_actor_pool(
     `stack` closes the environments as long as no threads own them.
     """
     params = _copy_actor_params(agent, state)
-    programs = make_actor_programs(agent, len(split.learners))
+    on_device = lives_on_device(env)
+    programs = make_actor_programs(agent, len(split.learners), on_device)
     if eager:
         programs = ActorPrograms(eagerly(programs.infer), eagerly(programs.finish))
     make_buffer = partial(
@@ -191,12 +192,13 @@ def make_actor_pool(
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     keys = row_keys(run_key, contexts[0].indices)
-    compile_actor_programs(programs, params, buffer, keys, env.spec, split)
+    compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
         batch = make_environments(env, split, config, context.name, supervisor)
         stack.callback(batch.close)
-        actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config, queue))
+        parts = (programs, buffer, run_key, config, queue, on_device)
+        actors.append(Actor(batch, env.spec, context, *parts))
     first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
 
@@ -227,15 +229,17 @@ def compile_actor_programs(
     keys: jax.Array,
     spec: EnvironmentSpec,
     split: DeviceSplit,
+    on_device: bool,
 ) -> None:
     """Compile the actors' programs for each of their devices, by one call of each."""
-    timestep = zero_timestep(spec, split.num_envs)
+    state, inputs = zero_inputs(buffer, spec, split.num_envs, on_device)
     start = RolloutStart(buffer.carry, zero_episode_stats(split.num_envs))
     for device in split.actors:
         put = partial(jax.device_put, device=device)
-        buffer_copy, start_copy = copy_tree(put((buffer, start)))
-        buffer_copy, _ = programs.infer(put(params), buffer_copy, put(keys), *timestep)
-        programs.finish(buffer_copy, start_copy, *timestep)
+        device_inputs = put(inputs) if on_device else inputs
+        state_copy, start_copy = copy_tree(put((state, start)))
+        state_copy, _ = programs.infer(put(params), state_copy, put(keys), *device_inputs)
+        programs.finish(state_copy, start_copy, *device_inputs)
 
 
 def _actor_contexts(

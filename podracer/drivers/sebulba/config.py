@@ -14,6 +14,8 @@ from jaxtyping import UInt32
 
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
 from podracer.drivers.exchange import Peers, check_hypercube
+from podracer.environment import HostEnvironments
+from podracer.envs.host.shared import exists_once
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 
@@ -95,6 +97,21 @@ class DeviceSplit:
             "actor_threads": self.threads,
             "environments_per_thread": self.num_envs,
         }
+
+
+def one_thread_if_shared(config: SebulbaConfig, env: HostEnvironments) -> SebulbaConfig:
+    """Return the configuration with one actor thread for a simulator that exists once.
+
+    The default number of threads counts as unset. Raises `ConfigError` for other numbers.
+    """
+    if not exists_once(env):
+        return config
+    if config.threads_per_actor not in (1, SebulbaConfig().threads_per_actor) or config.actors > 1:
+        raise ConfigError(
+            f"{env.spec.name} exists once, so one thread steps all of its environments: take "
+            "`driver.threads_per_actor=1` and `driver.actors=1`."
+        )
+    return dataclasses.replace(config, threads_per_actor=1, actors=1)
 
 
 def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSplit:

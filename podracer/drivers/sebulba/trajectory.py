@@ -186,16 +186,8 @@ def finish(
 class ActorPrograms:
     """Jitted programs of the actors: `infer` donates the buffer, `finish` the rollout's start."""
 
-    infer: Callable[..., tuple[TrajectoryBuffer, jax.Array]]
-    finish: Callable[..., tuple[RolloutStart, list[TrajectoryShard]]]
-
-
-def make_actor_programs(agent: Agent, num_learners: int) -> ActorPrograms:
-    """Return the programs of actors whose rows are split over `num_learners` devices."""
-    return ActorPrograms(
-        jax.jit(partial(infer, agent), donate_argnums=1),
-        jax.jit(partial(finish, num_learners), donate_argnums=1),
-    )
+    infer: Callable[..., tuple[Any, jax.Array]]
+    finish: Callable[..., Any]
 
 
 @jax.jit

@@ -7,12 +7,13 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Array, Bool
 
 from podracer.errors import EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, TimeStep
 
+KINDS = ("not_finite", "no_action")
 _SCALAR_DTYPES = {
     "reward": np.dtype(np.float32),
     "discount": np.dtype(np.float32),
@@ -43,17 +44,8 @@ class TimestepValidator:
         self._masked_rows = timestep.first & timestep.last
 
     def validate(self, timestep: TimeStep) -> TimeStep:
-        """Return the timestep with bad rows masked.
-
-        Raises `EnvironmentFault` for a structure, shape or dtype other than the spec's.
-        """
-        leaves, structure = jax.tree.flatten(timestep.observation)
-        if structure != self._structure:
-            self._raise("observation", self._structure, structure)
-        for leaf, (shape, dtype) in zip(leaves, self._expected, strict=True):
-            self._check("observation", leaf, shape, dtype)
-        for name, dtype in _SCALAR_DTYPES.items():
-            self._check(name, getattr(timestep, name), (self._num_envs,), dtype)
+        """Return the timestep, which is checked, with bad rows masked."""
+        leaves = self.check(timestep)
         floats = [timestep.reward, timestep.discount]
         floats += [leaf for leaf in leaves if leaf.dtype.kind == "f"]
         mask = action_mask(timestep.observation)
@@ -65,17 +57,33 @@ class TimestepValidator:
             return timestep
         finite = np.stack([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
         not_finite = ~np.logical_and.reduce(finite)
-        for kind, rows in (("not_finite", not_finite), ("no_action", no_action)):
+        for kind, rows in zip(KINDS, (not_finite, no_action), strict=True):
             if rows.any():
                 self.faults[kind] += int(rows.sum())
-                self._describe(kind, int(rows.argmax()), finite)
+                row = int(rows.argmax())
+                self.describe(kind, row, int(finite[:, row].argmin()))
         bad_rows = not_finite | no_action
         self._masked_rows = (self._masked_rows & ~timestep.first) | bad_rows
-        return _mask(timestep, self._masked_rows)
+        return mask_rows(np, timestep, self._masked_rows)
 
-    def _describe(self, kind: str, row: int, finite: Bool[np.ndarray, "n b"]) -> None:
+    def check(self, timestep: TimeStep) -> list[Any]:
+        """Return the leaves of the observation.
+
+        Raises `EnvironmentFault` for a structure, shape or dtype other than the spec's.
+        """
+        leaves, structure = jax.tree.flatten(timestep.observation)
+        if structure != self._structure:
+            self._raise("observation", self._structure, structure)
+        for leaf, (shape, dtype) in zip(leaves, self._expected, strict=True):
+            self._check("observation", leaf, shape, dtype)
+        for name, dtype in _SCALAR_DTYPES.items():
+            self._check(name, getattr(timestep, name), (self._num_envs,), dtype)
+        return leaves
+
+    def describe(self, kind: str, row: int, part: int) -> None:
+        """Keep a line on the first fault of a kind; `part` 0 is the reward, 1 the discount."""
         names = ("reward", "discount", "observation")
-        fault = f"{names[min(int(finite[:, row].argmin()), 2)]} is not finite"
+        fault = f"{names[min(part, 2)]} is not finite"
         text = fault if kind == "not_finite" else "its action mask was all False"
         self.first_faults.setdefault(kind, f"row {row} of the batch: {text}")
 
@@ -88,17 +96,17 @@ class TimestepValidator:
         raise EnvironmentFault(f"{self._name}: {name} must be {expected}, but it became {actual}.")
 
 
-def _mask(timestep: TimeStep, rows: Bool[np.ndarray, " b"]) -> TimeStep:
-    """Return the timestep with these rows zeroed and marked as cut."""
+def mask_rows(xp: Any, timestep: TimeStep, rows: Bool[Array | np.ndarray, " b"]) -> TimeStep:
+    """Return the timestep with these rows zeroed and marked as cut; `xp` is `numpy` or its like."""
 
-    def zero(leaf: np.ndarray) -> np.ndarray:
+    def zero(leaf: Any) -> Any:
         mask = rows.reshape(-1, *[1] * (leaf.ndim - 1))
-        return np.where(mask, np.zeros((), leaf.dtype), leaf)
+        return xp.where(mask, xp.zeros((), leaf.dtype), leaf)
 
     return TimeStep(
         observation=jax.tree.map(zero, timestep.observation),
-        reward=zero(timestep.reward),  # pyright: ignore[reportArgumentType]
-        discount=np.where(rows, np.float32(1), timestep.discount),  # pyright: ignore
+        reward=zero(timestep.reward),
+        discount=xp.where(rows, xp.float32(1), timestep.discount),
         first=timestep.first | rows,
         last=timestep.last | rows,
     )

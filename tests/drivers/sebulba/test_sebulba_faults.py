@@ -152,10 +152,10 @@ def once():
     updates = functools.cache(lambda *args: Compiled(make_update(*args)))
     make_update = learner_module.make_update
 
-    def make_programs(agent, num_learners):
+    def make_programs(agent, num_learners, on_device):
         key = agent.name, agent.spec, num_learners  # each run builds its agent anew
         if key not in programs:
-            programs[key] = make_actor_programs(agent, num_learners)
+            programs[key] = make_actor_programs(agent, num_learners, on_device)
         made = programs[key]
         return ActorPrograms(visited("inference", made.infer), visited("finish", made.finish))
 

@@ -1,0 +1,104 @@
+"""Batches of environments whose arrays lie on a device, exchanged by DLPack.
+
+An array that is taken is a view of the simulator's memory, which the next step may overwrite. So a
+program that reads it must have ended by then: callers wait for the action that it computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.environment import (
+    DescribesFaults,
+    HostEnvironment,
+    HostEnvironments,
+    LivesOnDevice,
+    ReportsFaults,
+)
+from podracer.errors import EnvironmentFault
+from podracer.io.schema import leaves_by_path
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
+
+
+def lives_on_device(env: HostEnvironments) -> bool:
+    """Return whether batches of this factory take and return arrays of a device."""
+    return isinstance(env, LivesOnDevice) and env.on_device
+
+
+def from_device(name: str, tree: PyTree) -> PyTree:
+    """Return arrays of any library as arrays of JAX, on the same devices and without a copy.
+
+    JAX makes 32-bit numbers of 64-bit ones, by a copy. `name` is that of the environment. Raises
+    `EnvironmentFault` for what is no compact array.
+    """
+    try:
+        return jax.tree.map(_from_dlpack, tree)
+    except Exception as error:
+        raise EnvironmentFault(
+            f"{name}: {_unreadable_leaf(tree)} cannot be taken by DLPack: {error}. It must be an "
+            "array on a device of JAX, compact in memory and without gradients, such as a torch "
+            "tensor after `.detach().contiguous()`."
+        ) from error
+
+
+def _from_dlpack(array: Any) -> jax.Array:
+    return array if isinstance(array, jax.Array) else jax.dlpack.from_dlpack(array)
+
+
+def _unreadable_leaf(tree: PyTree) -> str:
+    for path, leaf in leaves_by_path(tree).items():
+        try:
+            _from_dlpack(leaf)
+        except Exception:
+            return path.lstrip(".") or "it"
+    return "an array"
+
+
+def on_host(env: HostEnvironments) -> HostEnvironments:
+    """Return a factory of the same environments whose batches take and return NumPy arrays."""
+    return _OnHost(env) if lives_on_device(env) else env
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnHost:
+    """Environments of a device whose arrays are copied to the host, for plays that count there."""
+
+    environments: HostEnvironments
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self.environments.spec
+
+    def make(self, num_envs: int, num_threads: int) -> _BatchOnHost:
+        return _BatchOnHost(self.spec.name, self.environments.make(num_envs, num_threads))
+
+
+class _BatchOnHost:
+    """A batch of a device, as a `HostEnvironment`."""
+
+    def __init__(self, name: str, batch: HostEnvironment) -> None:
+        self._name, self._batch = name, batch
+        self._device: Any = None  # the simulator's
+        # Optional features of the batch, set on the instance, where `isinstance` looks.
+        if isinstance(batch, ReportsFaults):
+            self.faults = batch.faults
+        if isinstance(batch, DescribesFaults):
+            self.first_faults = batch.first_faults
+
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        return self._fetch(self._batch.reset(seed, indices, start))
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        return self._fetch(self._batch.step(jax.device_put(action, self._device)))
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def _fetch(self, timestep: TimeStep) -> TimeStep:
+        timestep = from_device(self._name, timestep)
+        self._device = timestep.reward.device
+        return jax.device_get(timestep)

@@ -1,0 +1,527 @@
+"""Simulators of a device, by DLPack, and simulators that exist once."""
+
+import contextlib
+import dataclasses
+import importlib
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from agents import SMALL
+from hosts import CounterBatch, Counters
+from runs import actor_threads, sebulba_setup, train_sebulba
+
+import podracer
+from podracer.agents.impala import Impala
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.envs import make
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError, EnvironmentFault
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
+
+EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
+
+
+class Foreign:
+    """An array of another library: it has `__dlpack__`, and refuses to become NumPy's."""
+
+    def __init__(self, array):
+        self.array = np.ascontiguousarray(array)
+
+    @classmethod
+    def empty_like(cls, array):
+        """In memory that JAX takes without a copy: it begins at a multiple of 64 bytes."""
+        memory = np.empty(array.nbytes + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :][: array.nbytes]
+        result = cls(memory.view(array.dtype).reshape(array.shape))
+        pointer = jax.dlpack.from_dlpack(result).unsafe_buffer_pointer()
+        assert pointer == result.array.ctypes.data
+        return result
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __array__(self, *args, **options):
+        raise AssertionError("an array of a device became one of NumPy")
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDevice:
+    """Environments of the host as those of a device, in memory that every step overwrites."""
+
+    inner: object
+    shared: bool = False
+    guard: bool = False
+    on_device = True
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def make(self, num_envs, num_threads):
+        return OnDeviceBatch(self.inner.make(num_envs, num_threads), self.guard)
+
+
+class OnDeviceBatch:
+    open = most = 0  # batches that are open, and the most that ever were
+
+    def __init__(self, inner, guard):
+        self.inner, self.guard, self.memory = inner, guard, None
+        self.stack = contextlib.ExitStack()
+        OnDeviceBatch.open += 1
+        OnDeviceBatch.most = max(OnDeviceBatch.most, OnDeviceBatch.open)
+
+    def reset(self, *seeds):
+        return self.show(self.inner.reset(*seeds))
+
+    def step(self, action):
+        assert isinstance(action, jax.Array)
+        if self.guard:  # for the rest of this thread: nothing may go to a device by itself
+            self.stack.enter_context(jax.transfer_guard("disallow"))
+            self.guard = False
+        for leaf in jax.tree.leaves(self.memory):
+            leaf.array.fill(1)  # before it reads the actions
+        action = np.from_dlpack(action)
+        with jax.transfer_guard("allow"):
+            return self.show(self.inner.step(action))
+
+    def show(self, timestep):
+        timestep = jax.tree.map(np.asarray, timestep)
+        if self.memory is None:
+            self.memory = jax.tree.map(Foreign.empty_like, timestep)
+        jax.tree.map(lambda leaf, x: np.copyto(leaf.array, x), self.memory, timestep)
+        return self.memory
+
+    def snapshot(self):
+        return self.inner.snapshot()
+
+    def restore(self, *args):
+        self.inner.restore(*args)
+
+    def close(self):
+        OnDeviceBatch.open -= 1
+        self.stack.close()
+        self.inner.close()
+
+
+def equal_trees(a, b):
+    return all(map(np.array_equal, *map(jax.tree.leaves, (jax.device_get(a), jax.device_get(b)))))
+
+
+@pytest.mark.parametrize(("lag", "devices"), [(0, 1), (1, 1), (1, 3)])
+def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices):
+    """To the bit, though the simulator overwrites its arrays in every step.
+
+    With three devices it is on another one than the second actor.
+    """
+    env, config = DeviceEnvironments(make("catch")), {"policy_lag": lag, "devices": devices}
+    config |= {"actors": 2} if devices > 1 else {}
+    expected, _ = train_sebulba(*sebulba_setup(env=env, **config))
+    parts = sebulba_setup(env=OnDevice(env, guard=True), **config)
+    state, reports = train_sebulba(*parts)
+    assert equal_trees(state.learner, expected.learner)
+    assert all(report.metrics["environment_faults"] == 0 for report in reports)
+
+
+def test_an_array_that_becomes_numpy_in_a_step_is_noticed():
+    """The guards of these tests can fail."""
+    with pytest.raises(AssertionError, match=r"became one of NumPy"):
+        np.asarray(Foreign(np.zeros(3)))
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="host-to-device"):
+        jax.jit(lambda x: x + 1)(np.zeros(3))
+    env = OnDevice(DeviceEnvironments(make("catch")))
+    object.__setattr__(env, "on_device", False)
+    with pytest.raises(AssertionError, match=r"became one of NumPy"):
+        train_sebulba(*sebulba_setup(env=env))
+
+
+def spoil(leaf, row, value):
+    leaf = leaf.copy()
+    leaf[row] = value
+    return leaf
+
+
+def not_finite(batch, timestep):
+    if batch.steps == 11 and batch.indices[0] == 0:
+        observation = spoil(timestep.observation, 2, np.nan)
+        return dataclasses.replace(timestep, observation=observation)
+    if batch.steps == 13 and batch.indices[0] == 0:
+        return dataclasses.replace(timestep, reward=spoil(timestep.reward, 5, np.inf))
+    return timestep
+
+
+def test_bad_rows_are_masked_as_those_of_the_host():
+    env = Counters(not_finite)
+    expected, expected_reports = train_sebulba(*sebulba_setup(env=env))
+    state, reports = train_sebulba(*sebulba_setup(env=OnDevice(env)))
+    assert equal_trees(state.learner, expected.learner)
+    faults = [report.metrics["environment_faults_not_finite"] for report in reports]
+    assert faults == [2.0] * len(reports)
+    assert [report.frames for report in reports] == [report.frames for report in expected_reports]
+
+
+def test_a_first_fault_is_described(caplog):
+    train_sebulba(*sebulba_setup(env=OnDevice(Counters(not_finite))), num_updates=5)
+    assert "row 2 of the batch: observation is not finite" in caplog.text
+
+
+MASKED = EnvironmentSpec(
+    "masked", {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((2,), np.bool_)}, Discrete(2)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Counters):
+    """Counters with a mask of actions, which allows nothing in one row from a step on."""
+
+    spec: EnvironmentSpec = MASKED
+
+    def make(self, num_envs, num_threads):
+        return MaskedBatch(num_envs, None)
+
+
+class MaskedBatch(CounterBatch):
+    def reset(self, *seeds):
+        return self.with_mask(super().reset(*seeds))
+
+    def step(self, action):
+        return self.with_mask(super().step(action))
+
+    def with_mask(self, timestep):
+        mask = np.ones((self.num_envs, 2), bool)
+        mask[3] = self.steps < 9
+        observation = {"x": timestep.observation, ACTION_MASK: mask}
+        return dataclasses.replace(timestep, observation=observation)
+
+
+def test_a_mask_that_allows_nothing_is_a_fault_as_on_the_host(caplog):
+    state, reports = train_sebulba(*sebulba_setup(env=OnDevice(Masked())))
+    expected, expected_reports = train_sebulba(*sebulba_setup(env=Masked()))
+    assert equal_trees(state.learner, expected.learner)
+    name = "environment_faults_no_action"
+    assert reports[-1].metrics[name] == expected_reports[-1].metrics[name] > 0
+    assert "row 3 of the batch: its action mask was all False" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t: {"reward": Foreign(t.reward.array[:4])}, r"reward must be float32\[8\]"),
+        (lambda t: {"first": Foreign(t.first.array.astype(np.uint8))}, "first must be bool"),
+        (lambda t: {"observation": {"x": t.observation}}, "observation must be PyTreeDef"),
+        (lambda t: {"observation": [1.0]}, r"observation\[0\] cannot be taken by DLPack"),
+    ],
+)
+def test_what_breaks_the_contract_is_a_fault_with_its_name(change, text):
+    class Broken(OnDeviceBatch):
+        def show(self, timestep):
+            timestep = super().show(timestep)
+            return dataclasses.replace(timestep, **change(timestep))
+
+    @dataclasses.dataclass(frozen=True)
+    class BrokenFactory(OnDevice):
+        def make(self, num_envs, num_threads):
+            return Broken(self.inner.make(num_envs, num_threads), False)
+
+    with pytest.raises(EnvironmentFault, match=text):
+        train_sebulba(*sebulba_setup(env=BrokenFactory(Counters())), num_updates=1)
+
+
+@pytest.mark.figure(7)
+def test_a_resumed_run_in_a_device_simulator_goes_on_exactly():
+    """In lock-step, with a simulator that can be saved: masked rows included."""
+    env = DeviceEnvironments(make("catch"))
+    agent, _, split, config, state = sebulba_setup(env=env, policy_lag=0)
+    device = OnDevice(env)
+    expected, _ = train_sebulba(agent, device, split, config, state, num_updates=10)
+    *_, state = sebulba_setup(env=env, policy_lag=0)
+    halfway, _ = train_sebulba(agent, device, split, config, state, num_updates=5)
+    resumed, _ = train_sebulba(agent, device, split, config, halfway, num_updates=10)
+    assert equal_trees(resumed.learner, expected.learner)
+    assert equal_trees(resumed.actor, expected.actor)
+
+
+# --- simulators that exist once -------------------------------------------------------------------
+
+
+def once(**config):
+    """An experiment in a simulator of 8 environments that exists once."""
+    driver = {"num_envs": 8, "rollout_length": 5, "updates_per_chunk": 2} | config
+    return podracer.Experiment(
+        recipe="once",
+        environment=OnDevice(DeviceEnvironments(make("catch")), shared=True),
+        agent=Impala(network=SMALL),
+        driver=SebulbaConfig(**driver),
+        frames=800,
+        evaluations=4,
+        evaluation_episodes=6,
+    )
+
+
+@pytest.fixture
+def counted():
+    OnDeviceBatch.open = OnDeviceBatch.most = 0
+    yield OnDeviceBatch
+    assert OnDeviceBatch.open == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tmp_path):
+    """Returns are those of a batch of its own, and training goes on as if there had been none."""
+    experiment = once(policy_lag=lag)
+    result = podracer.train(experiment, run_dir=tmp_path / "a", progress=False, devices=1)
+    assert counted.most == 1
+    alone = podracer.train(
+        experiment, evaluations=0, run_dir=tmp_path / "b", progress=False, devices=1
+    )
+    assert equal_trees(result.state, alone.state)
+    on_host = dataclasses.replace(experiment, environment=DeviceEnvironments(make("catch")))
+    on_host = podracer.train(
+        on_host, driver={"threads_per_actor": 1}, run_dir=tmp_path / "c", progress=False, devices=1
+    )
+    assert equal_trees(result.state, on_host.state)
+    assert np.array_equal(result.evaluation.returns, on_host.evaluation.returns)
+    assert result.evaluation.returns.shape == (6,)
+
+
+def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp_path, caplog):
+    @dataclasses.dataclass(frozen=True)
+    class Unsaved(OnDevice):
+        def make(self, num_envs, num_threads):
+            batch = super().make(num_envs, num_threads)
+            return types.SimpleNamespace(reset=batch.reset, step=batch.step, close=batch.close)
+
+    experiment = dataclasses.replace(
+        once(), environment=Unsaved(DeviceEnvironments(make("catch")), shared=True)
+    )
+    result = podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+    assert counted.most == 1
+    assert result.evaluation is None
+    assert result.exit_code == 0
+    assert caplog.text.count("evaluations are left out: the simulator exists once") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"driver": {"threads_per_actor": 4}}, "one thread steps all of its environments"),
+        ({"driver": {"actors": 2}}, "one thread steps all of its environments"),
+        ({"evaluation_episodes": 9}, "take at most 8 `evaluation_episodes`, not 9"),
+    ],
+)
+def test_what_needs_a_second_simulator_is_refused_before_the_first(overrides, text, counted):
+    with pytest.raises(ConfigError, match=text):
+        podracer.train(once(), **overrides)
+    assert counted.most == 0
+
+
+def test_a_fault_in_an_evaluation_gives_the_turn_back(counted, tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Failing(OnDevice):
+        def make(self, num_envs, num_threads):
+            batch = super().make(num_envs, num_threads)
+            step, resets = batch.step, []
+
+            def reset(*seeds):
+                resets.append(seeds)
+                return OnDeviceBatch.reset(batch, *seeds)
+
+            def fail(action):
+                if len(resets) > 1:
+                    raise ValueError("the arm broke")
+                return step(action)
+
+            batch.reset, batch.step = reset, fail
+            return batch
+
+    experiment = dataclasses.replace(
+        once(), environment=Failing(DeviceEnvironments(make("catch")), shared=True)
+    )
+    with pytest.raises(EnvironmentFault, match=r"in an evaluation: .*the arm broke"):
+        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+    assert actor_threads() == []
+
+
+def test_resumed_runs_in_one_simulator_begin_new_episodes_and_are_equal(counted, tmp_path, caplog):
+    experiment = once(policy_lag=0)
+    podracer.train(experiment, frames=400, run_dir=tmp_path / "a", progress=False, devices=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    runs = [
+        podracer.train(experiment, run_dir=tmp_path / x, resume=True, progress=False, devices=1)
+        for x in "ab"
+    ]
+    assert equal_trees(runs[0].state, runs[1].state)
+    assert np.array_equal(runs[0].evaluation.returns, runs[1].evaluation.returns)
+    assert "begin new episodes" in caplog.text
+    assert counted.most == 1
+
+
+# --- the example in PyTorch -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_simulators(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: `pip install torch`")
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXTENSIONS)
+    yield importlib.import_module("batched_simulator")
+    for name in ("batched_simulator", "manager_based"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["CartPoles", "PointMasses"])
+def test_tensors_of_torch_never_pass_through_numpy(name, torch_simulators, monkeypatch):
+    """Neither in training's steps nor by an implicit transfer of JAX; evaluations may."""
+    torch = importlib.import_module("torch")
+    batch, stack = torch_simulators.Batch, contextlib.ExitStack()
+    step, copies, steps = batch.step, [], []
+    monkeypatch.setattr(torch.Tensor, "__array__", lambda *args, **options: copies.append(args))
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda *args, **options: copies.append(args))
+
+    def guarded_step(self, action):
+        if not steps:
+            stack.enter_context(jax.transfer_guard("disallow"))  # in this thread
+        steps.append(action.unsafe_buffer_pointer())
+        timestep = step(self, action)
+        for leaf in jax.tree.leaves(timestep):
+            assert jax.dlpack.from_dlpack(leaf).unsafe_buffer_pointer() == leaf.data_ptr()
+        return timestep
+
+    monkeypatch.setattr(batch, "step", guarded_step)
+    env = getattr(torch_simulators, name)()
+    experiment = dataclasses.replace(once(num_envs=32), environment=env, agent=podracer.PPO())
+    podracer.train(experiment, evaluations=0, devices=1, progress=False)
+    assert len(steps) >= 25
+    assert copies == []
+
+
+def test_simulators_in_torch_keep_the_contract_of_a_batch(torch_simulators):
+    for env in (torch_simulators.CartPoles(), torch_simulators.PointMasses()):
+        report = podracer.check_environment(env)
+        assert report.usable
+        assert not report.findings
+
+
+def test_an_evaluation_in_torch_changes_nothing(torch_simulators, tmp_path):
+    def train(name, evaluations):
+        return podracer.train(
+            dataclasses.replace(once(), environment=torch_simulators.CartPoles()),
+            evaluations=evaluations,
+            run_dir=tmp_path / name,
+            progress=False,
+            devices=1,
+        )
+
+    result = train("a", 4)
+    assert equal_trees(result.state, train("b", 0).state)
+    assert result.evaluation.returns.shape == (6,)
+
+
+@pytest.mark.slow
+def test_4096_cartpoles_in_torch_are_learned_to_the_optimum(torch_simulators, capsys):
+    assert torch_simulators.main(devices=1) >= 475.0
+    text = capsys.readouterr().out
+    assert "actor_time_environment" in text
+
+
+@pytest.mark.slow
+def test_point_masses_in_torch_are_learned_to_the_best_controller(torch_simulators):
+    """Within 3 % of the best of 48 linear controllers, whose gains were searched."""
+    env = torch_simulators.PointMasses()
+    best = controlled(env)
+    driver = SebulbaConfig(num_envs=4096, rollout_length=20, updates_per_chunk=5)
+    result = torch_simulators.main(env, driver=driver, frames=3_000_000, devices=1)
+    assert result >= 0.97 * best
+
+
+def controlled(env):
+    torch = importlib.import_module("torch")
+    batch = env.make(256, 1)
+    timestep = batch.reset(1, np.arange(256, dtype=np.uint32), 0)
+    total = torch.zeros(256)
+    for _ in range(env.limit):
+        place, velocity = timestep.observation.split(2, dim=1)
+        timestep = batch.step((-40.0 * place - 12.0 * velocity).clamp(-1.0, 1.0))
+        total += timestep.reward
+    return total.mean().item()
+
+
+# --- the adapter of Isaac Lab and mjlab, with a stub of their environments ------------------------
+
+
+class ManagerBasedStub:
+    """A torch environment that resets by index the rows that end, and loses final observations.
+
+    Row i falls after i + 2 steps if i is even, and has a limit of 4 steps. Observations are the
+    row, its episode and its step, in a tensor that every step overwrites.
+    """
+
+    open = 0
+
+    def __init__(self, num_envs):
+        self.torch = importlib.import_module("torch")
+        self.policy = self.torch.zeros(num_envs, 3)
+        self.policy[:, 0] = self.torch.arange(num_envs)
+        ManagerBasedStub.open += 1
+
+    def reset(self, seed=None):
+        self.policy[:, 1:] = 0
+        return {"policy": self.policy}, {}
+
+    def step(self, action):
+        assert action.shape == (len(self.policy), 2)
+        self.policy[:, 2] += 1
+        row, step = self.policy[:, 0], self.policy[:, 2]
+        terminated = (row % 2 == 0) & (step >= row + 2)
+        truncated = step >= 4
+        ids = (terminated | truncated).nonzero().squeeze(-1)
+        reward = step.clone()
+        self.policy[ids, 1] += 1
+        self.policy[ids, 2] = 0
+        return {"policy": self.policy}, reward, terminated, truncated, {}
+
+    def close(self):
+        ManagerBasedStub.open -= 1
+
+
+def test_ends_of_a_manager_based_environment_are_shown_as_drivers_expect(torch_simulators):
+    module = importlib.import_module("manager_based")
+    env = module.ManagerBased("stub", ManagerBasedStub, 3, 2)
+    batch = env.make(2, 1)
+    timesteps = [batch.reset(0, np.arange(2, dtype=np.uint32), 0)]
+    timesteps += [batch.step(jax.numpy.zeros((2, 2))) for _ in range(6)]
+    rows = {
+        field: [getattr(t, field).tolist() for t in timesteps]
+        for field in ("reward", "discount", "first", "last")
+    }
+    # Row 0 falls every second step. Row 1 has a time-out in step 4 and begins again in step 5.
+    assert [x[0] for x in rows["discount"]] == [1, 1, 0, 1, 0, 1, 0]
+    assert [x[0] for x in rows["first"]] == [True, False, True, False, True, False, True]
+    assert not any(x[0] for x in rows["last"])
+    assert [x[1] for x in rows["reward"]] == [0, 1, 2, 3, 4, 0, 2]
+    assert [x[1] for x in rows["last"]] == [False] * 4 + [True, False, False]
+    assert [x[1] for x in rows["first"]] == [True, False, False, False, False, True, False]
+    assert timesteps[4].observation[1].tolist() == [1, 0, 3]  # the one before the final one
+    assert timesteps[5].observation[1].tolist() == [1, 1, 1]
+    batch.close()
+    batch.close()
+    assert ManagerBasedStub.open == 0
+    assert podracer.check_environment(env).usable
+
+
+def test_a_manager_based_environment_is_trained_in(torch_simulators):
+    module = importlib.import_module("manager_based")
+    env = module.ManagerBased("stub", ManagerBasedStub, 3, 2)
+    driver = SebulbaConfig(num_envs=8, rollout_length=6, updates_per_chunk=5)
+    metrics = module.main(env, driver=driver, frames=400, devices=1, progress=False)
+    assert metrics["environment_faults"] == 0
+    assert metrics["episodes"] > 0
+    assert ManagerBasedStub.open == 0
