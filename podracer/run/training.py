@@ -312,6 +312,16 @@ class Run:
         self._files[name] = JsonlSink(path, resume_updates=resumed_from, sealed=sealed)
         return self._files[name]
 
+    def _start_compile(self, state: TrainState, checkpointer: Checkpointer) -> None:
+        """Compile what the run needs beside each other, unless it was over before."""
+        if self.budget.reason_to_end(self.totals):
+            return
+        self.setup.start_compile()
+        if self.budget.evaluates:
+            with tag_component("evaluator"):
+                self.setup.start_evaluation(state)
+        checkpointer.start()  # once all is traced, as both need Python's lock
+
     def _consume(
         self,
         state: TrainState,
@@ -325,12 +335,7 @@ class Run:
         evaluation: Evaluation | None = None
         times, exit_code, learner = Stopwatch(), 0, state.learner
         self.budget.begin(self.totals)
-        if not self.budget.reason_to_end(self.totals):
-            self.setup.start_compile()
-            if self.budget.evaluates:
-                with tag_component("evaluator"):
-                    self.setup.start_evaluation(state)
-            checkpointer.start()  # once all is traced, as both need Python's lock
+        self._start_compile(state, checkpointer)
         reports = self._progress(state, signals, times)
         if self.num_profiled and self.is_main:
             reports = profiled(reports, self.num_profiled, self.directory / "profile")

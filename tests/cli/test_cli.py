@@ -283,7 +283,7 @@ def test_tune_names_the_fastest():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
+        (("catch", "--num-envs", "10", "--devices", "4"), "in a new run 8 or 12"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (

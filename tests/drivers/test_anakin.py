@@ -338,7 +338,7 @@ def test_an_environment_that_does_not_restart_is_named():
     ("agent", "environment", "devices", "config", "message"),
     [
         ("a2c", "catch", 8, {"num_envs": 12}, "num_envs is 12.*8 devices.*8 or 16"),
-        ("a2c", "catch", 4, {"num_envs": 2}, "4 devices.*take 4"),
+        ("a2c", "catch", 4, {"num_envs": 2}, "4 devices.*in a new run 4"),
         ("a2c", "catch", 1, {"rollout_length": 0}, "rollout_length must be at least 1"),
         ("a2c", "catch", 1, {"updates_per_chunk": -1}, "updates_per_chunk"),
         ("ppo", "catch", 1, {"num_envs": 3, "rollout_length": 5}, "4 equal minibatches"),

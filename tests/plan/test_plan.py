@@ -413,7 +413,7 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
         (("plan", "catch", "--steps-per-second", "nan"), "--steps-per-second must lie in"),
         (("plan", "catch", "--tarset", "here"), "--target"),
         (("compile", "cartpole_sebulba", "--arch", "anakin"), "runs on the host"),
-        (("compile", "catch", "--devices", "3"), "take 126 or 129"),
+        (("compile", "catch", "--devices", "3"), "in a new run 126 or 129"),
     ],
 )
 def test_wrong_inputs_are_refused_with_a_reason(outcome, arguments, words):

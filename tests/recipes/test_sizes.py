@@ -50,7 +50,7 @@ def test_each_size_is_traced(name):
             pytest.skip(str(error))
         raise
     for program in programs:
-        program.trace()
+        program.function.trace(*program.arguments)
 
 
 @pytest.mark.slow

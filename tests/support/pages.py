@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<why>.+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
+    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
 )
 
 

@@ -362,9 +362,7 @@ def test_a_directory_that_holds_nothing_is_a_sentence(
     "command",
     [
         "train trading_ppo --environment trading:PATH.csv",
-        "backtest PATH",
         "promote PATH run",
-        "promote models PATH",
         "rollback PATH",
     ],
 )

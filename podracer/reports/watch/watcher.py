@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from podracer.io.directories import LOG
-from podracer.io.paths import user_path
+from podracer.io.paths import refuse_address
 from podracer.reports.page import section
 from podracer.reports.watch.files import signature
 from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
@@ -30,7 +30,8 @@ class Watcher:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = user_path(directory)
+        refuse_address(directory)
+        self._directory = Path(directory)
         self._lock = threading.Lock()
         self._runs: dict[Path, WatchedRun] = {}
         self._shown: list[WatchedRun] = []  # whose films can be asked for
