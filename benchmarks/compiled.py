@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ SLICES = {
 }
 SCALED = ("cartpole_ppo", "catch", "lpg", "cartpole_dqn", "catch_muzero", "cartpole_sebulba")
 SECONDS = 900
+ERROR_CHARACTERS = 200  # of each on the page; the records have all
 DISCO = {"predictions": 600, "units": 256, "lifetime_units": 128}  # sizes of Disco103
 SETTINGS = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # those of the tests, for a CPU
 
@@ -135,8 +137,12 @@ def page(records: Records) -> str:
         *_slices(valid),
     ]
     if errors:
-        lines += ["", "## What does not compile", ""]
-        lines += [f"- `{recipe}` for {target}: {text}" for (recipe, target), text in errors.items()]
+        lines += ["", "## What was not compiled", ""]
+        texts: dict[tuple[str, str], list[str]] = {}
+        for (recipe, target), text in errors.items():
+            text = re.sub(r"^the compiler for \S+ ", "the compiler ", text)[:ERROR_CHARACTERS]
+            texts.setdefault((recipe, text), []).append(target)
+        lines += [f"- `{recipe}`, {', '.join(x)}: {text}" for (recipe, text), x in texts.items()]
     return "\n".join([*lines, ""])
 
 
