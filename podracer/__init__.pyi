@@ -19,7 +19,6 @@ from podracer.environment import Environment as Environment
 from podracer.environment import auto_reset as auto_reset
 from podracer.environment import restart as restart
 from podracer.environment import transition as transition
-from podracer.envs.agents import agents_as_rows as agents_as_rows
 from podracer.envs.catalog import make as make
 from podracer.envs.host.gymnasium import Gymnasium as Gymnasium
 from podracer.errors import ConfigError as ConfigError

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import podracer
+from podracer.envs.agents import agents_as_rows
 
 SIZE, LIMIT, AGENTS = 7, 20, 2
 
@@ -70,7 +71,7 @@ def main(**overrides: Any) -> float:
     """Train both agents of a game as one policy; return the mean return of the last evaluation."""
     experiment = podracer.Experiment(
         recipe="meeting_ppo",
-        environment=podracer.agents_as_rows(Meeting(), AGENTS),
+        environment=agents_as_rows(Meeting(), AGENTS),
         agent=podracer.PPO(learning_rate=1e-3),
         driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
         frames=204_800,

@@ -260,7 +260,7 @@ def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
             raise ConfigError(
                 f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: of several "
                 "objectives return a weighted sum, `jnp.dot(weights, rewards)`, and of several "
-                f"agents make rows, `podracer.agents_as_rows(env, {leaf.shape[0]})`."
+                f"agents make rows, `agents_as_rows(env, {leaf.shape[0]})`."
             )
         if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
             raise ConfigError(

@@ -11,6 +11,7 @@ from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 import podracer
 from podracer.agents.impala import Impala
+from podracer.envs.agents import agents_as_rows
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.rollout import count_episodes, zero_episode_stats
@@ -68,7 +69,7 @@ def play(env, actions):
 
 
 def test_the_dead_are_cut_until_the_game_begins_again():
-    timesteps = play(podracer.agents_as_rows(Hunt(), 3), [[1, 0, 1]] * 8)
+    timesteps = play(agents_as_rows(Hunt(), 3), [[1, 0, 1]] * 8)
     # Agent 0 dies in step 1, agent 2 in step 3; agent 1 rests until the limit in step 6.
     assert timesteps.reward.T.tolist() == [
         [0, 3, 0, 0, 0, 0, 0, 0, 3],
@@ -93,7 +94,7 @@ def test_the_dead_are_cut_until_the_game_begins_again():
 
 
 def test_a_game_that_ends_with_terminals_restarts_in_the_same_step():
-    timesteps = play(podracer.agents_as_rows(Hunt(), 3), [[1, 1, 1]] * 4)
+    timesteps = play(agents_as_rows(Hunt(), 3), [[1, 1, 1]] * 4)
     assert timesteps.discount[3].tolist() == [1, 1, 0]
     assert timesteps.reward[3].tolist() == [0, 0, 1]
     assert timesteps.first[3].all()
@@ -102,7 +103,7 @@ def test_a_game_that_ends_with_terminals_restarts_in_the_same_step():
 
 
 def test_episodes_and_valid_steps_are_those_of_the_living():
-    timesteps = play(podracer.agents_as_rows(Hunt(), 3), [[1, 0, 1]] * 14)
+    timesteps = play(agents_as_rows(Hunt(), 3), [[1, 0, 1]] * 14)
     steps = jax.tree.map(lambda x: jnp.asarray(x[:-1]), timesteps)
     final = jax.tree.map(lambda x: jnp.asarray(x[-1]), timesteps)
     trajectory = Trajectory(Step(steps, (), ()), final, (), ())
@@ -114,13 +115,13 @@ def test_episodes_and_valid_steps_are_those_of_the_living():
 
 
 def test_rewards_are_shared_as_their_mean():
-    timesteps = play(podracer.agents_as_rows(Hunt(), 3, share_rewards=True), [[1, 0, 1]] * 3)
+    timesteps = play(agents_as_rows(Hunt(), 3, share_rewards=True), [[1, 0, 1]] * 3)
     assert timesteps.reward[1].tolist() == pytest.approx([4 / 3] * 3)
     assert timesteps.reward[2].tolist() == pytest.approx([0, 1 / 3, 1 / 3])  # the dead get nothing
 
 
 def test_an_evaluation_plays_games_to_their_end_and_returns_are_of_teams():
-    env = podracer.agents_as_rows(Hunt(), 3)
+    env = agents_as_rows(Hunt(), 3)
     timesteps = play(env.for_evaluation(), [[1, 0, 1]] * 7)
     assert (timesteps.reward == timesteps.reward[:, :1]).all()
     assert timesteps.reward.sum(axis=0).tolist() == pytest.approx([2.0] * 3)
@@ -136,7 +137,7 @@ def test_an_evaluation_plays_games_to_their_end_and_returns_are_of_teams():
 
 @pytest.mark.parametrize("timeout", [True, False])
 def test_both_drivers_compute_the_same(timeout):
-    env = podracer.agents_as_rows(Hunt(timeout), 3)
+    env = agents_as_rows(Hunt(timeout), 3)
     agent = Impala(network=SMALL)
     sizes = {"num_envs": 12, "rollout_length": 8}
     anakin, _ = train_anakin(*anakin_setup(agent, env, **sizes), 5)
@@ -149,7 +150,7 @@ def test_both_drivers_compute_the_same(timeout):
 
 def test_what_is_no_number_of_agents_is_refused():
     with pytest.raises(podracer.ConfigError, match="num_agents must be 1, 2, 3 and so on, not 0"):
-        podracer.agents_as_rows(Hunt(), 0)
+        agents_as_rows(Hunt(), 0)
 
 
 def test_a_vector_of_rewards_is_refused_with_the_remedy():
@@ -173,7 +174,7 @@ def test_a_team_learns_the_optimum(tmp_path):
     result = podracer.train(
         podracer.Experiment(
             recipe="hunt",
-            environment=podracer.agents_as_rows(Hunt(), 3),
+            environment=agents_as_rows(Hunt(), 3),
             agent=podracer.PPO(learning_rate=3e-3),
             driver=podracer.AnakinConfig(num_envs=48, rollout_length=16, updates_per_chunk=10),
             frames=60_000,

@@ -17,6 +17,7 @@ import pytest
 import podracer
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.train import TrainOptions
+from podracer.envs.agents import agents_as_rows
 
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "examples" / "extensions"
@@ -151,7 +152,7 @@ def test_a_transformer_computes_the_same_step_by_step(load):
 
 def test_rows_of_a_team_play_one_game(load):
     module = load("shared_agents")
-    env = podracer.agents_as_rows(module.Meeting(), module.AGENTS)
+    env = agents_as_rows(module.Meeting(), module.AGENTS)
     podracer.check_environment(env)
     rows = jax.random.split(jax.random.key(0), 6)
     state, timestep = jax.vmap(env.reset)(rows)

@@ -422,7 +422,7 @@ def test_frames_of_any_agent_can_be_recorded_from_python():
 def test_every_public_name_exists():
     for name in podracer.__all__:
         assert getattr(podracer, name).__name__ == name
-    assert len(podracer.__all__) <= 51
+    assert len(podracer.__all__) <= 50
     assert not set(dir(podracer)) - set(podracer.__all__)
 
 
