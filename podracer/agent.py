@@ -215,6 +215,9 @@ class Blueprint:
     settings: Any
     spec: EnvironmentSpec = static()
     context: Context = DEFAULT_CONTEXT
+    environment: PyTree = None
+    """The environment with its numbers alone, if it is a pytree of them: Anakin's program takes
+    these, so that a run can change them."""
 
     @property
     def name(self) -> str:

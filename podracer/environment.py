@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError, EnvironmentFault, PodracerError
-from podracer.fields import struct
+from podracer.fields import static, struct
 from podracer.types import Discrete, EnvironmentSpec, EnvState, MultiDiscrete, PyTree, TimeStep
 
 T = TypeVar("T")
@@ -323,12 +323,12 @@ class AutoResetState:
     timed_out: jax.Array  # bool: the newest timestep was a time-out, so the next step restarts
 
 
-@dataclasses.dataclass(frozen=True)
+@struct
 class AutoReset:
     """Wrapper that restarts an environment which only marks ends of episodes."""
 
     inner: Any
-    resets_per_step: int = 0
+    resets_per_step: int = static(default=0)
 
     def __post_init__(self) -> None:
         if type(count := self.resets_per_step) is not int or count < 0:

@@ -266,3 +266,16 @@ class EnvironmentSpec:
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)
         return hash((self.name, tuple(leaves), structure, self.action))
+
+
+def blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:
+    """Return the first timestep of episodes `[B, ...]` whose observations are zeros."""
+    return TimeStep(
+        observation=jax.tree.map(
+            lambda leaf: jnp.zeros((num_envs, *leaf.shape), leaf.dtype), spec.observation
+        ),
+        reward=jnp.zeros(num_envs),
+        discount=jnp.ones(num_envs),
+        first=jnp.ones(num_envs, bool),
+        last=jnp.zeros(num_envs, bool),
+    )

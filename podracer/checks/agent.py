@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
@@ -24,7 +23,6 @@ from podracer.io.sinks import group
 from podracer.means import Mean
 from podracer.types import (
     Carry,
-    EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
@@ -32,6 +30,7 @@ from podracer.types import (
     Step,
     TimeStep,
     Trajectory,
+    blank_timestep,
 )
 
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
@@ -204,7 +203,7 @@ def _check_act(
         blueprint,
         state,
     )
-    timestep = jax.eval_shape(lambda: _blank_timestep(built.spec, num_envs))
+    timestep = jax.eval_shape(lambda: blank_timestep(built.spec, num_envs))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
     inputs = (params, carry, timestep, keys)
     action, extras, new_carry = _act(blueprint, built, num_envs, inputs, explore=True)
@@ -271,18 +270,6 @@ def _check_distribution(
 
     _, new_carry = _trace(built.name, "distribution", distribution, blueprint, *inputs)
     _check_kept(name, "carry", inputs[1], new_carry)
-
-
-def _blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:
-    return TimeStep(
-        observation=jax.tree.map(
-            lambda leaf: jnp.zeros((num_envs, *leaf.shape), leaf.dtype), spec.observation
-        ),
-        reward=jnp.zeros(num_envs),
-        discount=jnp.ones(num_envs),
-        first=jnp.ones(num_envs, bool),
-        last=jnp.zeros(num_envs, bool),
-    )
 
 
 def _check_metrics(place: str, metrics: Any) -> None:

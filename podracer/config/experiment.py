@@ -112,7 +112,7 @@ class Experiment:
         A dictionary holds values of a part's fields: `{"agent": {"learning_rate": 1e-3}}`. Raises
         `ConfigError` for an unknown name.
         """
-        return _replace_fields(self, values)
+        return replace_fields(self, values)
 
     @property
     def run_driver(self) -> AnakinConfig | SebulbaConfig:
@@ -200,7 +200,15 @@ class Experiment:
                     self.of_pod(Pod(0, (Hyperparameter(bound.name, value),))).check()
 
 
-def _replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
+def replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
+    """Return a dataclass with other values of fields and of those of its parts, as `with_fields`.
+
+    `path` leads to it, in messages.
+    """
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise ConfigError(
+            f"{type(config).__name__} is no dataclass, so it has no fields to change."
+        )
     names, changes = [field.name for field in dataclasses.fields(config)], {}
     for name, value in values.items():
         if name not in names:
@@ -214,7 +222,7 @@ def _replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...
         part = getattr(config, name)
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
         if is_part:
-            changes[name] = _replace_fields(part, value, (*path, name))
+            changes[name] = replace_fields(part, value, (*path, name))
         else:
             changes[name] = _as_plain(value, part)
     return dataclasses.replace(config, **changes)

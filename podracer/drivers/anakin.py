@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,7 @@ from podracer.drivers.common import (
     reset_episode_totals,
     to_progress,
     updates_of_run,
+    with_agent,
 )
 from podracer.environment import Environment
 from podracer.errors import ConfigError
@@ -52,8 +54,8 @@ from podracer.means import pack, unpack
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
 from podracer.types import Metrics, Params, PyTree, Trajectory
 
-Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
-"""Compiled chunk `(state, request) -> (state, metrics)`, see `lower_chunk`."""
+Program = partial[tuple[TrainState, Metrics]]
+"""Compiled chunk `(state, request) -> (state, metrics)`, with its agent, see `lower_chunk`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +105,7 @@ def anakin(
     num_updates: int | Callable[[int], int],
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
+    change: Callable[[], Blueprint | None] = lambda: None,
     compile: Callable[[], Program] | None = None,
 ) -> Iterator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done.
@@ -114,8 +117,10 @@ def anakin(
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
     boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
     next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
-    `compile` returns the program where a caller has begun to compile it; else it is compiled here.
-    Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
+    `change` is called before each chunk, which takes the numbers of the blueprint that it returns,
+    if any; nothing else may differ in it. `compile` returns the program where a caller has begun to
+    compile it; else it is compiled here. Raises `NonFiniteError` with the number of the update;
+    neither it nor a later one was applied.
     """
     yield from run_chunks(
         compile or (lambda: lower_chunk(blueprint, env, mesh, config, state)()),
@@ -126,6 +131,7 @@ def anakin(
         num_updates=num_updates,
         request=request,
         boundary=boundary,
+        change=change,
     )
 
 
@@ -151,8 +157,8 @@ def eager_chunk(
     blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
 ) -> Callable[[], Program]:
     """Return what `lower_chunk` does, for one device and without any compilation: to debug."""
-    program = eagerly(partial(chunk, place_agent(blueprint, mesh), env, config, None))
-    return lambda: program
+    program = eagerly(lambda blueprint, *args: chunk(blueprint, env, config, None, *args))
+    return lambda: partial(program, place_agent(blueprint, mesh))
 
 
 def make_chunk(
@@ -185,7 +191,7 @@ def chunk(
 ) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
-    agent = blueprint.build()
+    agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(_update, agent, env=env, config=config, axis=axis))  # is traced once
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
@@ -258,6 +264,7 @@ def run_chunks(
     num_updates: int | Callable[[int], int],
     request: Callable[[], int],
     boundary: Callable[[int], bool],
+    change: Callable[[], Blueprint | None] = lambda: None,
 ) -> Iterator[Progress]:
     """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`."""
     multi_host = jax.process_count() > 1
@@ -271,6 +278,8 @@ def run_chunks(
         chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk
         length = min(chunk_end, target) - updates
         requests = request_array(mesh, request(), length)
+        if (blueprint := change()) is not None:
+            compiled = with_agent(compiled, blueprint, mesh)
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
             _handle_signals()

@@ -129,6 +129,11 @@ def place_agent(agent: Any, mesh: Mesh) -> Any:
     return jax.tree.map(place, agent)
 
 
+def with_agent(program: partial[Any], agent: Any, mesh: Mesh) -> partial[Any]:
+    """Return a driver's program with other leaves of its agent, which compiles nothing."""
+    return partial(program.func, place_agent(agent, mesh))
+
+
 def abstract_agent(agent: Any, mesh: Mesh) -> Any:
     """Return shape, dtype and sharding of every leaf of `place_agent`."""
     sharding = NamedSharding(mesh, REPLICATED)

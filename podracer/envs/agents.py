@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podracer.environment import Renderable, evaluation_environment, sibling_key
 from podracer.errors import ConfigError
-from podracer.fields import struct
+from podracer.fields import static, struct
 from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep
 
 
@@ -29,14 +29,14 @@ class GameState:
     timed_out: jax.Array  # bool: the newest timestep was the game's end, so the next step restarts
 
 
-@dataclasses.dataclass(frozen=True)
+@struct
 class AgentsAsRows:
     """Environment of one agent, see `agents_as_rows`."""
 
     env: Any
-    num_agents: int
-    share_rewards: bool = False
-    by_team: bool = False
+    num_agents: int = static()
+    share_rewards: bool = static(default=False)
+    by_team: bool = static(default=False)
 
     def __post_init__(self) -> None:
         if type(self.num_agents) is not int or self.num_agents < 1:

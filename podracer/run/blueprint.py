@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+
 from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.checks import check_fields, check_jax_settings, check_spec
 from podracer.config.experiment import Experiment
@@ -30,7 +32,8 @@ def build_with(
     settings = over_run(experiment.agent, experiment.num_steps)
     data = settings.read(_content(settings)) if isinstance(settings, ReadsFile) else None
     context = Context(experiment.driver.rollout_length, data)
-    return Blueprint(settings, check_spec(env), context), env
+    numbers = eqx.filter(env, eqx.is_inexact_array_like)
+    return Blueprint(settings, check_spec(env), context, numbers), env
 
 
 def _content(settings: ReadsFile) -> bytes:

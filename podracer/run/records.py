@@ -34,6 +34,7 @@ class Recorder:
         self._env, self._keeps_best = env, experiment.keep_best
         # Each pod of a population has its own.
         self._agent = None if experiment.pods else over_run(experiment.agent, experiment.num_steps)
+        self._changes: dict[str, float] = {}  # numbers that were changed while the run trained
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # environments' faults so far
@@ -45,6 +46,10 @@ class Recorder:
         self.totals = dataclasses.replace(totals, dropped=dropped if totals.collected else 0)
         self._collected_before = totals.collected
         self.best = best if self._keeps_best else None
+
+    def change(self, agent: Any, numbers: dict[str, float]) -> None:
+        """Record from now on an agent's schedules, and these numbers, which have changed."""
+        self._agent, self._changes = agent, numbers
 
     def record(
         self, progress: Progress, times: Stopwatch, compile_seconds: float = 0.0
@@ -71,6 +76,7 @@ class Recorder:
             "seconds": self.totals.seconds,
             "frames_per_second": progress.frames / stepping,
             **self._schedules(self.totals.frames - round(frames_per_update)),
+            **self._changes,
             **progress.metrics,
             **self._accounts(progress),
             "time_compile": compiling,

@@ -73,8 +73,12 @@ _METADATA = {
     "topologies": [text, ...],
     "versions": (None, [VERSIONS, ...]),
     "best": (None, {"updates": count, "mean_return": finite}),
+    "changes": (None, {...: anything}),
     ...: anything,
 }
+
+
+_OPTIONAL = ("versions", "best", "changes")
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
@@ -82,7 +86,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
     A seal tells that it was not changed since, but not who wrote it.
     """
-    if unsound := unsound_fields({"versions": None, "best": None, **metadata}, _METADATA):
+    if unsound := unsound_fields({**dict.fromkeys(_OPTIONAL), **metadata}, _METADATA):
         raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
 
 

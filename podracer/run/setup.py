@@ -85,6 +85,7 @@ class Drive(Protocol):
         num_updates: Callable[[int], int],
         request: Callable[[], int],
         boundary: Callable[[int], bool],
+        change: Callable[[], Blueprint | None],
     ) -> Iterator[Progress]: ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
@@ -13,11 +14,17 @@ from typing import Any
 import jax
 
 from podracer import recipes
+from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
-from podracer.devices.mesh import any_process, find_devices, wait_for_all_processes
+from podracer.devices.mesh import (
+    any_process,
+    find_devices,
+    gather_texts,
+    wait_for_all_processes,
+)
 from podracer.devices.startup import compilation_cache
 from podracer.drivers.common import Progress, Request, TrainState, breakpoints_off
 from podracer.errors import ConfigError
@@ -34,6 +41,13 @@ from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
 from podracer.io.text import redact_settings
 from podracer.run.claim import check_claim, name_run_directory
+from podracer.run.control import (
+    Control,
+    changed_blueprint,
+    check_control,
+    merged,
+    record_of,
+)
 from podracer.run.errors import StallError, classify_error, tag_component
 from podracer.run.history import History
 from podracer.run.profiling import profiled
@@ -74,6 +88,7 @@ def train(
     mirror: str | None = None,
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
+    control: Control | None = None,
     progress: bool | None = None,
     debug: bool = False,
     profile: int = 0,
@@ -107,6 +122,10 @@ def train(
     saved and ends there if one returns True. With several processes, each calls its own, and the
     run ends if one returns True in any process.
 
+    `control` is called after each evaluation and returns other numbers for the agent or the
+    environment, see `Control`: nothing is compiled again, the records and checkpoints have them,
+    and a resumed run goes on with them.
+
     To `debug`, the operations of `act`, `learn` and the environment run one by one on one device:
     `breakpoint` and `print` work there, and the first value that is not a number raises
     `FloatingPointError` at its line. It is a thousand times slower: take few environments.
@@ -127,6 +146,7 @@ def train(
     check_types(experiment)
     experiment.check()
     check_functions(sinks, callbacks)
+    check_control(control, experiment)
     if weights is not None and (resume or begin is not None):
         raise ConfigError("a run begins in one way: give weights without resume and begin.")
     if weights is None and checkpoint != "newest":
@@ -156,7 +176,7 @@ def train(
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
     recorder, sinks = Recorder(experiment, setup.env), with_progress(sinks, progress)
-    run = Run(setup, config, recorder, info, sinks, callbacks, begin, copier, profile)
+    run = Run(setup, config, recorder, info, sinks, callbacks, control, begin, copier, profile)
     lock = RunLock(directory, check, setup.saved_bytes) if is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
@@ -206,6 +226,7 @@ class Run:
         info: RunInfo,
         sinks: Sequence[Sink | MakeSink] = (),
         callbacks: Sequence[Callback] = (),
+        control: Control | None = None,
         begin: Begin | None = None,
         mirror: Mirror | None = None,
         profile: int = 0,
@@ -216,7 +237,9 @@ class Run:
         self.config, self.settings = config, config["experiment"]
         self.agent, self.budget = setup.blueprint.build(), setup.budget
         self.directory, self.info = info.run_dir, info
-        self.sinks, self.callbacks = sinks, callbacks
+        self.sinks, self.callbacks, self.control = sinks, callbacks, control
+        self.changes: dict[str, Any] = {}  # fields that `control` has changed, and their values
+        self._changed: Blueprint | None = None  # with them, until the driver has taken it
         self.is_main = jax.process_index() == 0
         self.history = History([setup.topology])
         self.saved: int | None = None  # updates at the newest checkpoint
@@ -282,6 +305,10 @@ class Run:
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
             self.history.warn()
         self.recorder.restore(totals, best and Best(**best))
+        if changes := metadata.get("changes"):
+            if self.control is None:
+                _LOG.warning("The run goes on with what its `control` changed, but without it.")
+            self._change(changes)
         self._sealed = metadata["records"]
         self.saved = restored.step
         return state
@@ -362,6 +389,9 @@ class Run:
                     times.add("time_evaluate")
                     watchdog.alive()
                 self._write(sinks, record, progress)
+                boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
+                if is_due and self.control is not None:
+                    self._change(self._controlled(boundary))
                 # Decided together: clocks and signals of several processes differ.
                 is_over, is_stopped, is_due = any_process(
                     bool(self.budget.reason_to_end(self.totals)),
@@ -371,7 +401,6 @@ class Run:
                 is_saved = is_over or is_stopped or is_due or bool(progress.request)
                 if is_saved:
                     self._save(checkpointer, progress.state)
-                boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
                 (is_ended,) = any_process(self._call_back(boundary, checkpointer))
                 if is_ended and not is_saved:
                     self._save(checkpointer, progress.state)
@@ -417,7 +446,32 @@ class Run:
             num_updates=lambda updates: budget.num_updates(self.totals, updates),
             request=request,
             boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
+            **({"change": self._take_change} if self.control or self.changes else {}),
         )
+
+    def _controlled(self, boundary: Boundary) -> Any:
+        """Return what `control` changes, which is the same in all processes."""
+        assert self.control is not None
+        with tag_component("control"):
+            changes = self.control(boundary)
+            if len(set(gather_texts(json.dumps(changes, default=str)))) > 1:
+                raise ConfigError("`control` returned something else in another process.")
+        return changes
+
+    def _change(self, changes: Any) -> None:
+        """Have the driver go on with other values of fields."""
+        if changes is None:
+            return
+        self.changes, experiment = merged(self.changes, changes), self.info.experiment
+        self._changed = changed_blueprint(
+            experiment, self.setup.blueprint, self.setup.env, self.changes
+        )
+        self.agent = self._changed.build()
+        self.recorder.change(self._changed.settings, record_of(self.changes))
+
+    def _take_change(self) -> Blueprint | None:
+        changed, self._changed = self._changed, None
+        return changed
 
     def _call_back(self, boundary: Boundary, checkpointer: Checkpointer) -> bool:
         """Call all callbacks, with the last save done; return whether one of them ends the run."""
@@ -441,6 +495,7 @@ class Run:
             **dataclasses.asdict(self.history),
             "records": {name: file.seal() for name, file in self._files.items()},
             "best": None if best is None else dataclasses.asdict(best),
+            "changes": self.changes,
         }
         with tag_component("checkpointer"):
             checkpointer.save(self.totals.updates, state, metadata)

@@ -24,13 +24,14 @@ from podracer.drivers.common import (
     place_agent,
     request_array,
     to_progress,
+    with_agent,
 )
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, host_part
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
+from podracer.drivers.sebulba.trajectory import actor_shapes
 from podracer.drivers.sebulba.update import (
     abstract_on_mesh,
     make_update,
@@ -45,10 +46,9 @@ from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
-UpdateProgram = Callable[
-    [TrainState, list[TrajectoryShard], jax.Array], tuple[TrainState, Params, Metrics]
-]
-"""Compiled update `(state, shards, request) -> (state, params, metrics)`, see `make_update`."""
+UpdateProgram = partial[tuple[TrainState, Params, Metrics]]
+"""Compiled update `(state, shards, request) -> (state, params, metrics)`, with its agent, see
+`make_update`."""
 
 
 def lower_update(
@@ -91,8 +91,7 @@ def eager_update(
 ) -> Callable[[], UpdateProgram]:
     """Return what `lower_update` does, for one device and without any compilation: to debug."""
     update = partial(update_of_learner, config.updates_per_batch, None, None)
-    program = eagerly(partial(update, place_agent(blueprint, split.mesh)))
-    return lambda: program
+    return lambda: partial(eagerly(update), place_agent(blueprint, split.mesh))
 
 
 class Learner:
@@ -155,6 +154,10 @@ class Learner:
             self._fetch_metrics()
         self._timer.start("collect")
         return state
+
+    def change(self, blueprint: Blueprint) -> None:
+        """Go on with a blueprint that differs in its numbers alone."""
+        self._update = with_agent(self._update, blueprint, self._split.mesh)
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""

@@ -1,0 +1,159 @@
+"""Changes of a run while it trains: other numbers of its agent and of its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Blueprint
+from podracer.config.experiment import Experiment, replace_fields
+from podracer.config.field_types import check_types
+from podracer.drivers.anakin import AnakinConfig
+from podracer.environment import Environment, HostEnvironments
+from podracer.errors import ConfigError
+from podracer.io.differences import leaves
+from podracer.run.result import Boundary
+from podracer.schedules import over_run
+from podracer.types import blank_timestep
+
+Control = Callable[[Boundary], Mapping[str, Any] | None]
+"""Function that is called after each evaluation and returns fields to change, if any, as
+`{"agent": {"learning_rate": 1e-4}, "environment": {"wind": 0.5}}`."""
+
+
+def check_control(control: Control | None, experiment: Experiment) -> None:
+    """Raise `ConfigError` where a run cannot be changed."""
+    if control is None:
+        return
+    if not callable(control):
+        raise ConfigError(f"control must be a function of the boundary, not {control!r}.")
+    if experiment.pods:
+        raise ConfigError("a population is changed by its selection: leave control out.")
+    if not experiment.evaluations:
+        raise ConfigError("control is called after each evaluation: take evaluations above 0.")
+
+
+def merged(old: Mapping[str, Any], new: Any) -> dict[str, Any]:
+    """Return nested values of fields with others in their place. Raises `ConfigError`."""
+    if not isinstance(new, Mapping) or not new.keys() <= {"agent", "environment"}:
+        raise ConfigError(
+            'control must return None or fields, as {"agent": {"learning_rate": 1e-4}} or '
+            f'{{"environment": {{...}}}}, not {new!r}.'
+        )
+    return _merged(old, new)
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(old)
+    for name, value in new.items():
+        if isinstance(value, Mapping):
+            values[name] = _merged(values.get(name, {}), value)
+        else:
+            values[name] = value.item() if isinstance(value, np.generic | jax.Array) else value
+    return values
+
+
+def record_of(changes: Mapping[str, Any]) -> dict[str, float]:
+    """Return the changed numbers by dotted names, for the records."""
+    return {name: value for name, value in leaves(changes) if isinstance(value, int | float)}
+
+
+def changed_blueprint(
+    experiment: Experiment,
+    blueprint: Blueprint,
+    env: Environment | HostEnvironments,
+    changes: Mapping[str, Any],
+) -> Blueprint:
+    """Return a run's blueprint with other values of fields, for the programs that are compiled.
+
+    Raises `ConfigError` for a field that is unknown, out of range, or compiled into a program.
+    """
+    numbers = blueprint.environment
+    if part := changes.get("environment"):
+        numbers = _numbers(experiment, env, part)
+    settings = blueprint.settings
+    if part := changes.get("agent"):
+        changed = experiment.with_fields({"agent": part})
+        check_types(changed)
+        changed.check()
+        settings = over_run(changed.agent, changed.num_steps)
+    new = Blueprint(settings, blueprint.spec, blueprint.context, numbers)
+    if jax.tree.structure(new.settings) != jax.tree.structure(blueprint.settings):
+        raise _fixed(experiment.agent, "agent", changes["agent"])
+    if not isinstance(experiment.driver, AnakinConfig):
+        _check_actors(blueprint, new)
+    return jax.tree.map(_like, blueprint, new)
+
+
+def _numbers(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any:
+    """Return the environment with its numbers alone, and other values of some fields."""
+    if not isinstance(experiment.driver, AnakinConfig):
+        raise ConfigError(
+            "control changes numbers of an environment under Anakin alone: take "
+            "`driver=podracer.AnakinConfig()`, or let the environment on the host change itself."
+        )
+    new, are_numbers = replace_fields(env, part), jax.tree.map(eqx.is_inexact_array_like, env)
+    if jax.tree.structure(new) != jax.tree.structure(env):
+        raise _fixed(env, "environment", part)
+    old_rest, new_rest = (eqx.filter(x, are_numbers, inverse=True) for x in (env, new))
+    if not eqx.tree_equal(old_rest, new_rest):
+        raise _fixed(env, "environment", part)
+    return eqx.filter(new, are_numbers)
+
+
+def _fixed(owner: Any, name: str, part: Mapping[str, Any]) -> ConfigError:
+    numbers = [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(owner)
+        if eqx.is_inexact_array_like(leaf)
+    ]
+    remedy = "declare the class by `podracer.struct`, and its other fields by `podracer.static()`"
+    if numbers:
+        remedy = f"what can change is {', '.join(numbers)}"
+    return ConfigError(
+        f"control changed {', '.join(path for path, _ in leaves({name: part}))}, but that is "
+        f"compiled into the program of {type(owner).__name__}: {remedy}."
+    )
+
+
+def _like(old: Any, new: Any) -> np.ndarray:
+    """Return a number as an array of the shape and the dtype of the old one."""
+    try:
+        value = np.asarray(new, jnp.result_type(old))
+    except (TypeError, ValueError):
+        raise ConfigError(f"control must change a number to a number, not to {new!r}.") from None
+    if value.shape != np.shape(old) or not np.isfinite(value).all():
+        raise ConfigError(
+            f"control must change a number to a finite one of the same shape {np.shape(old)}, not "
+            f"to {new!r}."
+        )
+    return value
+
+
+def _check_actors(old: Blueprint, new: Blueprint) -> None:
+    """Raise `ConfigError` if a number changes that actors act by, whose programs have it."""
+
+    def act(blueprint: Blueprint, *inputs: Any) -> Any:
+        params, carry, timestep, keys = inputs
+        return blueprint.build().act(params, carry, timestep, keys, True)
+
+    agent, key = old.build(), jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(lambda key: agent.actor_params(agent.init(key, 1)), key)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    inputs = params, jax.eval_shape(lambda: agent.carry(1)), blank_timestep(old.spec, 1), keys
+    program = jax.make_jaxpr(act)(old, *inputs).jaxpr
+    used = {id(x) for x in (*program.outvars, *(x for e in program.eqns for x in e.invars))}
+    paths = jax.tree_util.tree_leaves_with_path(old.settings)
+    values = zip(paths, jax.tree.leaves(new.settings), program.invars, strict=False)
+    for (path, old_value), new_value, variable in values:
+        if old_value != new_value and id(variable) in used:
+            name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".start")
+            raise ConfigError(
+                f"control changed agent.{name}, but actors act by it, and their programs are "
+                "compiled with it: it can change under Anakin."
+            )

@@ -1,0 +1,196 @@
+"""A run's `control`: other numbers of the agent and of the environment while it trains."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podracer
+from podracer import recipes
+from podracer.drivers.population import Pod
+from podracer.errors import ConfigError
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.run.control import changed_blueprint, merged
+from podracer.run.setup import build
+
+
+@podracer.struct
+class Bowl:
+    """One step: the reward is less by the squared distance of the action from `center`."""
+
+    center: float = 0.0
+    width: int = podracer.static(default=1)
+
+    @property
+    def spec(self):
+        return podracer.EnvironmentSpec(
+            "bowl", podracer.ArraySpec((self.width,), np.float32), podracer.Continuous((-1,), (1,))
+        )
+
+    def reset(self, key):
+        return (), self._timestep(0.0, 1.0, True)
+
+    def step(self, key, state, action):
+        return (), self._timestep(-((action[0] - self.center) ** 2), 0.0, True)
+
+    def _timestep(self, reward, discount, first):
+        return podracer.TimeStep(
+            jnp.zeros(self.width), jnp.float32(reward), jnp.float32(discount),
+            jnp.bool_(first), jnp.bool_(False),
+        )  # fmt: skip
+
+
+EXPERIMENT = dataclasses.replace(
+    recipes.find("catch_a2c").with_fields({
+        "environment": Bowl(), "frames": 16 * 8 * 40, "evaluations": 4, "evaluation_episodes": 2,
+        "devices": 1, "save_seconds": 0.0, "target_return": None,
+        "driver": {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5},
+    })
+)  # fmt: skip
+
+
+def halve(boundary: podracer.Boundary) -> dict[str, Any]:
+    return {"agent": {"learning_rate": 1e-3 * 0.5 ** (boundary.metrics["updates"] / 10)}}
+
+
+def records(run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_number_of_the_agent_changes_and_nothing_is_compiled_again(tmp_path):
+    compiles, counts = [], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiles.append(name) if "backend_compile" in name else None
+    )
+
+    def control(boundary):
+        counts.append(len(compiles))
+        return halve(boundary)
+
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", control=control)
+    rates = [record.get("agent.learning_rate") for record in records(tmp_path / "run")]
+    assert rates == [None, None, 5e-4, 5e-4, 2.5e-4, 2.5e-4, 1.25e-4, 1.25e-4]
+    assert counts[0] > 0
+    assert counts[1:] == [counts[1]] * 3
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
+    assert stored_fingerprint(tmp_path / "run") != stored_fingerprint(tmp_path / "alone")
+
+
+def test_a_number_of_the_environment_changes_and_evaluations_keep_it(tmp_path):
+    seen = []
+
+    def control(boundary):
+        seen.append(boundary.evaluation.returns.mean())
+        return {"environment": {"center": 10.0}}
+
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", control=control)
+    returns = [record["episode_return"] for record in records(tmp_path / "run")]
+    assert min(returns[:2]) > -10
+    assert max(returns[2:]) < -50
+    assert min(seen) > -10
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_as_it_would_have(devices, tmp_path):
+    """What `control` changed before the last save is in the checkpoint; later it is asked again."""
+
+    def control(boundary):
+        change = {"center": boundary.metrics["updates"] / 100}
+        return {"environment": change, **halve(boundary)}
+
+    def lose(boundary):
+        if boundary.metrics["updates"] == 30:
+            raise RuntimeError("lost")
+
+    experiment = dataclasses.replace(EXPERIMENT, devices=devices)
+    podracer.train(experiment, run_dir=tmp_path / "alone", control=control)
+    run = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="lost"):
+        podracer.train(experiment, run_dir=run, control=control, callbacks=[lose])
+    podracer.train(experiment, run_dir=run, resume=True, control=control)
+    assert stored_fingerprint(run) == stored_fingerprint(tmp_path / "alone")
+    names = ("updates", "agent.learning_rate", "environment.center", "episode_return")
+    pairs = [
+        [[record.get(name) for name in names] for record in records(path)]
+        for path in (run, tmp_path / "alone")
+    ]
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_without_its_control_keeps_what_changed(tmp_path, caplog):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, control=halve)
+    longer = dataclasses.replace(EXPERIMENT, frames=EXPERIMENT.frames + 16 * 8 * 5)
+    podracer.train(longer, run_dir=run, resume=True)
+    assert records(run)[-1]["agent.learning_rate"] == 1e-3 / 16
+    assert "without" in caplog.text
+
+
+def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
+    sebulba = EXPERIMENT.with_fields({"environment": "catch"}).with_arch("sebulba")
+    podracer.train(sebulba, run_dir=tmp_path / "run", control=halve)
+    assert records(tmp_path / "run")[-1]["agent.learning_rate"] == 1.25e-4
+    sebulba = recipes.find("cartpole_dqn").with_arch("sebulba")
+    parts = (sebulba, *build(sebulba))
+    changed_blueprint(*parts, {"agent": {"learning_rate": 1e-4}})
+    with pytest.raises(ConfigError, match="but actors act by it"):
+        changed_blueprint(*parts, {"agent": {"apex_alpha": 0.5}})
+    with pytest.raises(ConfigError, match="under Anakin alone"):
+        changed_blueprint(*parts, {"environment": {"length": 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"driver": {"num_envs": 8}}, "control must return None or fields"),
+        (0.1, "control must return None or fields"),
+        ({"agent": {"learning_rat": 0.1}}, "has no field 'learning_rat'"),
+        ({"agent": {"learning_rate": -1.0}}, "learning_rate"),
+        ({"agent": {"learning_rate": float("nan")}}, "learning_rate"),
+        ({"agent": {"network": {"torso": {"hidden": (8,)}}}}, "hidden, but that is compiled"),
+        ({"environment": {"width": 2}}, "environment.width, but that is compiled"),
+        ({"environment": {"center": "left"}}, "a number to a number"),
+        ({"environment": {"center": float("inf")}}, "a finite one"),
+        ({"environment": {"edge": 2.0}}, "has no field 'edge'"),
+    ],
+)
+def test_what_cannot_change_is_refused_in_a_sentence(change, message):
+    blueprint, env = build(EXPERIMENT)
+    with pytest.raises(ConfigError, match=message):
+        changed_blueprint(EXPERIMENT, blueprint, env, merged({}, change))
+
+
+def test_numbers_of_a_wrapped_environment_can_change():
+    experiment = dataclasses.replace(EXPERIMENT, environment=podracer.auto_reset(Bowl()))
+    changes = {"environment": {"inner": {"center": 2.0}}}
+    blueprint = changed_blueprint(experiment, *build(experiment), changes)
+    assert blueprint.environment.inner.center == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluations": 0}, "take evaluations above 0"),
+        ({"pods": (Pod(0), Pod(1))}, "a population is changed by its selection"),
+    ],
+)
+def test_a_run_that_cannot_be_controlled_is_refused_before_it_starts(changes, message, tmp_path):
+    experiment = dataclasses.replace(EXPERIMENT, **changes)
+    with pytest.raises(ConfigError, match=message):
+        podracer.train(experiment, run_dir=tmp_path / "run", control=halve)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fields_of_an_environment_that_is_no_pytree_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Plain(Bowl):
+        """A subclass is no pytree unless it is declared as one."""
+
+    experiment = dataclasses.replace(EXPERIMENT, environment=Plain())
+    with pytest.raises(ConfigError, match=r"declare the class by `podracer\.struct`"):
+        changed_blueprint(experiment, *build(experiment), {"environment": {"center": 1.0}})
