@@ -106,10 +106,10 @@ def sebulba(
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
     `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
-    update later). Before each update it asks `change`, as `anakin` does. `compile` returns the update's
-    program where a caller has begun to compile it; else it is compiled here. If `eager`, actors act
-    operation by operation. Close the iterator to stop: when that returns, its threads and processes
-    have ended.
+    update later). Before each update it asks `change`, as `anakin` does. `compile` returns the
+    update's program where a caller has begun to compile it; else it is compiled here. If `eager`,
+    actors act operation by operation. Close the iterator to stop: when that returns, its threads
+    and processes have ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
