@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,20 @@ def free_host_bytes() -> int | None:
         of_container = cgroups.free_memory()
         return free if of_container is None else min(free, of_container)
     return None
+
+
+def used_bytes() -> int:
+    """Return the memory of this process in bytes, at most so far where the system says no more."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def used_device_bytes() -> int | None:
+    """Return the memory in use on the fullest device of this process, or None on a CPU."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max((x["bytes_in_use"] for x in stats if "bytes_in_use" in x), default=None)
 
 
 def format_bytes(size: int) -> str:

@@ -47,16 +47,17 @@ class Sink(Protocol):
 
 
 def group(key: str) -> str:
-    """Return the category of a metric: run, episode, evaluation, time, mirror, sebulba or learn.
+    """Return the category of a metric.
 
-    `sebulba` holds policy lag, queue occupancy and idle shares; `learn` holds the agent's metrics.
+    It is run, episode, evaluation, time, mirror, machine, sebulba or learn. `sebulba` holds policy
+    lag, queue occupancy and idle shares; `learn` holds the agent's metrics.
     """
     if key in _RUN_KEYS:
         return "run"
     if key in _SEBULBA_KEYS or key.startswith(_SEBULBA_PREFIXES):
         return "sebulba"
     prefix = key.partition("_")[0]
-    return prefix if prefix in ("episode", "evaluation", "time", "mirror") else "learn"
+    return prefix if prefix in ("episode", "evaluation", "time", "mirror", "machine") else "learn"
 
 
 def scalars(record: Record) -> dict[str, float]:

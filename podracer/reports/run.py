@@ -59,6 +59,11 @@ LEARNING = (
     Panel("Episode length", "episode_length"),
     Panel("Frames per second", "frames_per_second"),
 )
+MACHINE = (
+    Panel("Cores that process 0 keeps busy", "machine_cores"),
+    Panel("Its memory in bytes", "machine_memory"),
+    Panel("Memory of its fullest device in bytes", "machine_device_memory"),
+)
 
 
 def write_report(runs: Sequence[Path], file: Path) -> Path:
@@ -276,6 +281,7 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
         ("learning", "Learning", LEARNING),
         ("tasks", "Rewards by task", tasks),
         ("metrics", "Losses and other metrics", metrics),
+        ("machine", "Machine", MACHINE),
     ):
         parts = []
         for environment, members in environments.items():

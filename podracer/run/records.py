@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import time
 from typing import Any
 
 import jax
 import numpy as np
 
 from podracer.config.experiment import Experiment
+from podracer.devices.memory import used_bytes, used_device_bytes
 from podracer.drivers.common import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import MAX_STEPS, Evaluation
@@ -38,6 +40,7 @@ class Recorder:
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # environments' faults so far
+        self._clock, self._cpu = time.perf_counter(), time.process_time()
         self._warnings = set[str]()  # subjects of which it has warned
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:
@@ -81,6 +84,19 @@ class Recorder:
             **self._accounts(progress),
             "time_compile": compiling,
             **lap,
+            **self._usage(),
+        }
+
+    def _usage(self) -> dict[str, float]:
+        """Return what this process took of its machine since the last record."""
+        clock, cpu = time.perf_counter(), time.process_time()
+        cores = (cpu - self._cpu) / max(clock - self._clock, 1e-9)
+        self._clock, self._cpu = clock, cpu
+        on_device = used_device_bytes()
+        return {
+            "machine_cores": cores,
+            "machine_memory": used_bytes(),
+            **({} if on_device is None else {"machine_device_memory": on_device}),
         }
 
     def _schedules(self, frames: int) -> dict[str, float]:

@@ -319,7 +319,7 @@ def test_an_odd_run_hides_nothing_of_the_others(tmp_path, cases):
     watcher = Watcher(tmp_path)
     live_page(watcher).encode(errors="replace")
     whole = watcher.parts()
-    assert list(whole)[-1] == "metrics"
+    assert list(whole)[-1] == "machine"
     hostile = [
         '{"experiment": {"pods": 5}}', '{"experiment": {"pods": [{"hyperparameters": [5]}]}}',
         '{"experiment": {"pods": [5]}}', '{"experiment": {"driver": 5, "frames": "x"}}',

@@ -223,6 +223,8 @@ def test_what_a_run_leaves(finished):
     assert {"seconds", "frames_per_second", "episode_return", "loss", "time_step"} <= lines[
         0
     ].keys()
+    assert 0 < lines[-1]["machine_cores"] < 64
+    assert 50e6 < lines[-1]["machine_memory"] < 20e9
     config = json.loads((run / "config.json").read_text())
     assert from_json(config["experiment"]) == EXPERIMENT == read_experiment(run)
     assert config["versions"]["jax"] == jax.__version__

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,9 +77,9 @@ def wait_for_lines(process, run: Path, lines: int, timeout=240):
 def records(run: Path):
     """What a run recorded, without what depends on the clock."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k not in TIMINGS and "time_" not in k} for line in lines
-    ]
+    names = {name for line in lines for name in line} - set(TIMINGS)
+    names = {name for name in names if not re.search("time_|machine_", name)}
+    return [{name: value for name, value in line.items() if name in names} for line in lines]
 
 
 def fingerprint(run: Path):

@@ -166,6 +166,7 @@ def run_sections(runs: Sequence[WatchedRun], num_runs: int) -> Iterator[tuple[st
     films = [_film(index, run) for index, run in enumerate(runs) if run.film is not None]
     yield "films", section("Films", f'<div class="panels">{"".join(films)}</div>' if films else "")
     yield "metrics", learning["tasks"] + learning["metrics"]
+    yield "machine", learning["machine"]
     if len(runs) == 1:
         settings = configuration(records)
         folded = f"<details><summary>All settings</summary>{settings}</details>"
