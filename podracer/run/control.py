@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,13 +15,17 @@ import numpy as np
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment, replace_fields
 from podracer.config.field_types import check_types
+from podracer.devices.mesh import gather_texts
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.io.differences import leaves
+from podracer.run.errors import tag_component
 from podracer.run.result import Boundary
 from podracer.schedules import over_run
 from podracer.types import blank_timestep
+
+_LOG = logging.getLogger("podracer")
 
 Control = Callable[[Boundary], Mapping[str, Any] | None]
 """Function that is called after each evaluation and returns fields to change, if any, as
@@ -38,6 +44,62 @@ def check_control(control: Control | None, experiment: Experiment) -> None:
         raise ConfigError("control is called after each evaluation: take evaluations above 0.")
 
 
+class Controller:
+    """Calls a run's `control`, and keeps what it has changed."""
+
+    def __init__(
+        self,
+        control: Control | None,
+        experiment: Experiment,
+        blueprint: Blueprint,
+        env: Environment | HostEnvironments,
+    ) -> None:
+        self._control, self._parts = control, (experiment, blueprint, env)
+        self._pending: Blueprint | None = None  # until the driver has taken it
+        self.changes: dict[str, Any] = {}  # nested fields with their values, part of checkpoints
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a number has changed, or may change."""
+        return self._control is not None or bool(self.changes)
+
+    @property
+    def record(self) -> dict[str, float]:
+        """The changed numbers by their dotted names."""
+        return {name: x for name, x in leaves(self.changes) if isinstance(x, int | float)}
+
+    def ask(self, boundary: Boundary) -> Blueprint | None:
+        """Call `control`; return the blueprint with its changes, or None where it changes nothing.
+
+        Raises `ConfigError` where it cannot change them, or the processes of a run differ.
+        """
+        if self._control is None:
+            return None
+        with tag_component("control"):
+            changes = self._control(boundary)
+            if len(set(gather_texts(json.dumps(changes, default=str)))) > 1:
+                raise ConfigError("control returned something else in another process of the run.")
+            return None if changes is None else self._change(changes)
+
+    def restore(self, changes: Mapping[str, Any]) -> Blueprint | None:
+        """Change what a checkpoint says."""
+        if not changes:
+            return None
+        if self._control is None:
+            _LOG.warning("The run goes on with what its control changed, but without the function.")
+        return self._change(changes)
+
+    def take(self) -> Blueprint | None:
+        """Return the blueprint with the newest changes, once, and None at other times."""
+        blueprint, self._pending = self._pending, None
+        return blueprint
+
+    def _change(self, changes: Any) -> Blueprint:
+        self.changes = merged(self.changes, changes)
+        self._pending = changed_blueprint(*self._parts, self.changes)
+        return self._pending
+
+
 def merged(old: Mapping[str, Any], new: Any) -> dict[str, Any]:
     """Return nested values of fields with others in their place. Raises `ConfigError`."""
     if not isinstance(new, Mapping) or not new.keys() <= {"agent", "environment"}:
@@ -54,13 +116,9 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             values[name] = _merged(values.get(name, {}), value)
         else:
-            values[name] = value.item() if isinstance(value, np.generic | jax.Array) else value
+            is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+            values[name] = np.asarray(value).tolist() if is_array else value
     return values
-
-
-def record_of(changes: Mapping[str, Any]) -> dict[str, float]:
-    """Return the changed numbers by dotted names, for the records."""
-    return {name: value for name, value in leaves(changes) if isinstance(value, int | float)}
 
 
 def changed_blueprint(
@@ -97,13 +155,21 @@ def _numbers(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any:
             "control changes numbers of an environment under Anakin alone: take "
             "`driver=podracer.AnakinConfig()`, or let the environment on the host change itself."
         )
-    new, are_numbers = replace_fields(env, part), jax.tree.map(eqx.is_inexact_array_like, env)
+    new = replace_fields(env, _with_arrays(part))
+    are_numbers = jax.tree.map(eqx.is_inexact_array_like, env)
     if jax.tree.structure(new) != jax.tree.structure(env):
         raise _fixed(env, "environment", part)
     old_rest, new_rest = (eqx.filter(x, are_numbers, inverse=True) for x in (env, new))
     if not eqx.tree_equal(old_rest, new_rest):
         raise _fixed(env, "environment", part)
     return eqx.filter(new, are_numbers)
+
+
+def _with_arrays(value: Any) -> Any:
+    """Return nested values whose lists, as a checkpoint has them, are arrays."""
+    if isinstance(value, Mapping):
+        return {name: _with_arrays(part) for name, part in value.items()}
+    return np.asarray(value, np.float32) if isinstance(value, list) else value
 
 
 def _fixed(owner: Any, name: str, part: Mapping[str, Any]) -> ConfigError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
@@ -19,12 +18,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
-from podracer.devices.mesh import (
-    any_process,
-    find_devices,
-    gather_texts,
-    wait_for_all_processes,
-)
+from podracer.devices.mesh import any_process, find_devices, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
 from podracer.drivers.common import Progress, Request, TrainState, breakpoints_off
 from podracer.errors import ConfigError
@@ -41,13 +35,7 @@ from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
 from podracer.io.text import redact_settings
 from podracer.run.claim import check_claim, name_run_directory
-from podracer.run.control import (
-    Control,
-    changed_blueprint,
-    check_control,
-    merged,
-    record_of,
-)
+from podracer.run.control import Control, Controller, check_control
 from podracer.run.errors import StallError, classify_error, tag_component
 from podracer.run.history import History
 from podracer.run.profiling import profiled
@@ -237,9 +225,8 @@ class Run:
         self.config, self.settings = config, config["experiment"]
         self.agent, self.budget = setup.blueprint.build(), setup.budget
         self.directory, self.info = info.run_dir, info
-        self.sinks, self.callbacks, self.control = sinks, callbacks, control
-        self.changes: dict[str, Any] = {}  # fields that `control` has changed, and their values
-        self._changed: Blueprint | None = None  # with them, until the driver has taken it
+        self.sinks, self.callbacks = sinks, callbacks
+        self.controller = Controller(control, info.experiment, setup.blueprint, setup.env)
         self.is_main = jax.process_index() == 0
         self.history = History([setup.topology])
         self.saved: int | None = None  # updates at the newest checkpoint
@@ -305,10 +292,7 @@ class Run:
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
             self.history.warn()
         self.recorder.restore(totals, best and Best(**best))
-        if changes := metadata.get("changes"):
-            if self.control is None:
-                _LOG.warning("The run goes on with what its `control` changed, but without it.")
-            self._change(changes)
+        self._change(self.controller.restore(metadata.get("changes") or {}))
         self._sealed = metadata["records"]
         self.saved = restored.step
         return state
@@ -390,8 +374,8 @@ class Run:
                     watchdog.alive()
                 self._write(sinks, record, progress)
                 boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
-                if is_due and self.control is not None:
-                    self._change(self._controlled(boundary))
+                if is_due:
+                    self._change(self.controller.ask(boundary))
                 # Decided together: clocks and signals of several processes differ.
                 is_over, is_stopped, is_due = any_process(
                     bool(self.budget.reason_to_end(self.totals)),
@@ -446,32 +430,14 @@ class Run:
             num_updates=lambda updates: budget.num_updates(self.totals, updates),
             request=request,
             boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
-            **({"change": self._take_change} if self.control or self.changes else {}),
+            **({"change": self.controller.take} if self.controller.is_used else {}),
         )
 
-    def _controlled(self, boundary: Boundary) -> Any:
-        """Return what `control` changes, which is the same in all processes."""
-        assert self.control is not None
-        with tag_component("control"):
-            changes = self.control(boundary)
-            if len(set(gather_texts(json.dumps(changes, default=str)))) > 1:
-                raise ConfigError("`control` returned something else in another process.")
-        return changes
-
-    def _change(self, changes: Any) -> None:
-        """Have the driver go on with other values of fields."""
-        if changes is None:
-            return
-        self.changes, experiment = merged(self.changes, changes), self.info.experiment
-        self._changed = changed_blueprint(
-            experiment, self.setup.blueprint, self.setup.env, self.changes
-        )
-        self.agent = self._changed.build()
-        self.recorder.change(self._changed.settings, record_of(self.changes))
-
-    def _take_change(self) -> Blueprint | None:
-        changed, self._changed = self._changed, None
-        return changed
+    def _change(self, blueprint: Blueprint | None) -> None:
+        """Go on with a blueprint that `control` changed, which the driver takes."""
+        if blueprint is not None:
+            self.agent = blueprint.build()
+            self.recorder.change(blueprint.settings, self.controller.record)
 
     def _call_back(self, boundary: Boundary, checkpointer: Checkpointer) -> bool:
         """Call all callbacks, with the last save done; return whether one of them ends the run."""
@@ -495,7 +461,7 @@ class Run:
             **dataclasses.asdict(self.history),
             "records": {name: file.seal() for name, file in self._files.items()},
             "best": None if best is None else dataclasses.asdict(best),
-            "changes": self.changes,
+            "changes": self.controller.changes,
         }
         with tag_component("checkpointer"):
             checkpointer.save(self.totals.updates, state, metadata)

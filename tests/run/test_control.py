@@ -23,6 +23,7 @@ class Bowl:
     """One step: the reward is less by the squared distance of the action from `center`."""
 
     center: float = 0.0
+    slopes: Any = dataclasses.field(default_factory=lambda: np.zeros(2, np.float32))
     width: int = podracer.static(default=1)
 
     @property
@@ -156,6 +157,7 @@ def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
         ({"environment": {"width": 2}}, "environment.width, but that is compiled"),
         ({"environment": {"center": "left"}}, "a number to a number"),
         ({"environment": {"center": float("inf")}}, "a finite one"),
+        ({"environment": {"slopes": [1.0]}}, "of the same shape"),
         ({"environment": {"edge": 2.0}}, "has no field 'edge'"),
     ],
 )
@@ -167,9 +169,11 @@ def test_what_cannot_change_is_refused_in_a_sentence(change, message):
 
 def test_numbers_of_a_wrapped_environment_can_change():
     experiment = dataclasses.replace(EXPERIMENT, environment=podracer.auto_reset(Bowl()))
-    changes = {"environment": {"inner": {"center": 2.0}}}
+    changes = {"environment": {"inner": {"center": 2, "slopes": jnp.asarray([1.0, 2.0])}}}
+    changes = json.loads(json.dumps(merged({}, changes)))  # as from a checkpoint
     blueprint = changed_blueprint(experiment, *build(experiment), changes)
     assert blueprint.environment.inner.center == 2.0
+    np.testing.assert_array_equal(blueprint.environment.inner.slopes, [1.0, 2.0])
 
 
 @pytest.mark.parametrize(
