@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Int32, Shaped
 
 from podracer.fields import struct, unchecked
@@ -73,9 +74,15 @@ def zeros_in_host_memory(tree: PyTree, shapes: PyTree) -> PyTree:
 
 def pin(shardings: PyTree) -> PyTree:
     """Return shardings of a state, in `HostMemory` nodes with the memory of the host."""
-    return map_host_memory(
-        lambda node: jax.tree.map(lambda x: x.with_memory_kind(PINNED), node), shardings
-    )
+    return map_host_memory(lambda node: jax.tree.map(_pinned, node), shardings)
+
+
+def _pinned(sharding: NamedSharding) -> NamedSharding:
+    pinned = sharding.with_memory_kind(PINNED)
+    if pinned.memory_kind == PINNED:
+        return pinned
+    # A GPU's compiler describes devices without their memories, so JAX drops the memory's kind.
+    return NamedSharding(sharding.mesh.abstract_mesh, sharding.spec, memory_kind=PINNED)
 
 
 def keep_on_host(tree: PyTree) -> PyTree:
