@@ -19,7 +19,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
-from podracer.devices.host_memory import HostMemory, read_windows, write_slices
+from podracer.devices.host_memory import (
+    HostMemory,
+    from_stored,
+    read_windows,
+    to_stored,
+    write_slices,
+)
 from podracer.devices.reductions import global_max
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
@@ -128,19 +134,17 @@ class Buffer:
 
         flag: Any = ArraySpec((), jnp.bool_)
         number: Any = ArraySpec(())
-        frames = self._map_stacks(
-            lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
-            lambda x: x,
-            self.spec.observation,
+        step = Step(
+            TimeStep(self._frames, number, number, flag, flag), action_struct(self.spec), extras
         )
-        step = Step(TimeStep(frames, number, number, flag, flag), action_struct(self.spec), extras)
         num_starts = ring_size // self.stride
         priorities = None
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         steps = jax.tree.map(zeros(num_envs, ring_size), step)
         if self.config.storage == "host":
-            steps = _with_observation(steps, HostMemory(steps.timestep.observation))
+            stored = jax.tree.map(to_stored, steps.timestep.observation)
+            steps = _with_observation(steps, HostMemory(stored))
         return ReplayState(
             steps=steps,
             frame_source=self._map_stacks(
@@ -315,6 +319,15 @@ class Buffer:
         leaves = jax.tree.leaves(self.spec.observation)
         return max((leaf.shape[-1] - 1 for leaf in leaves if leaf.frame_stack), default=0)
 
+    @property
+    def _frames(self) -> PyTree:
+        """Specifications of observations, of stacks that of a frame."""
+        return self._map_stacks(
+            lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
+            lambda x: x,
+            self.spec.observation,
+        )
+
     def _map_stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
         """Map `function(spec, *leaves)` over stacks of frames, `otherwise(*leaves)` over others."""
 
@@ -345,7 +358,8 @@ class Buffer:
         on_host, length = isinstance(source, HostMemory), times.shape[0]
         if isinstance(source, HostMemory):
             window = partial(read_windows, rows=rows, starts=times[0] - history)
-            source = jax.tree.map(partial(window, length=history + length), source.arrays)
+            windows = jax.tree.map(partial(window, length=history + length), source.arrays)
+            source = jax.tree.map(from_stored, windows, self._frames)
 
         def read(source: jax.Array, age: int) -> jax.Array:
             start = history - age

@@ -7,7 +7,9 @@ the host instead (decision 0055).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +18,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Int32, Shaped
 
+from podracer.devices.reductions import is_for_tpu
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
 
 PINNED = "pinned_host"  # JAX's name of the memory
+_TILE = (8, 128)  # words of 32 bits that a TPU keeps together
 
 
 @unchecked
@@ -98,14 +102,49 @@ def _to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device)
 
 
+def to_stored(x: Shaped[Array, "X Y ..."]) -> Shaped[Array, "X Y ..."]:
+    """Return arrays in the form in which a ring keeps them: on a TPU as whole tiles of words.
+
+    A TPU copies between both memories only what lies there in one piece, so a ring of another form
+    would go through the device as a whole.
+    """
+    if not is_for_tpu():
+        return x
+    x = x.astype(jnp.uint8) if x.dtype == bool else x
+    parts, lead = 4 // x.dtype.itemsize, x.shape[:2]
+    flat = x.reshape(*lead, -1)
+    padding = -flat.shape[-1] % (parts * _TILE[0] * _TILE[1])
+    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, padding)))
+    flat = flat.reshape(*lead, -1, parts) if parts > 1 else flat
+    return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(*lead, -1, _TILE[1])
+
+
+def from_stored(stored: Shaped[Array, "X Y ..."], like: Any) -> Shaped[Array, "X Y ..."]:
+    """Return what `to_stored` was given; `like` has shape and dtype of one timestep."""
+    if not is_for_tpu():
+        return stored
+    dtype, lead = jnp.dtype(jnp.uint8 if like.dtype == bool else like.dtype), stored.shape[:2]
+    flat = jax.lax.bitcast_convert_type(stored, dtype).reshape(*lead, -1)
+    return flat[..., : math.prod(like.shape)].reshape(*lead, *like.shape).astype(like.dtype)
+
+
 def write_slices(
     ring: Shaped[Array, "B C ..."], new: Shaped[Array, "T B ..."], position: Int32[Array, ""]
 ) -> Shaped[Array, "B C ..."]:
     """Return a ring in host memory with timesteps `new`, on the device, from a position on."""
+    new = to_stored(new)
     ring, size, length = _to_host(ring), ring.shape[1], new.shape[0]
 
     def write(ring: jax.Array, new: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(ring, _to_host(new), position, 1)
+        if not is_for_tpu():
+            return jax.lax.dynamic_update_slice_in_dim(ring, _to_host(new), position, 1)
+        rows = jnp.arange(ring.shape[0])
+        return jax.lax.scan(partial(write_row, position=position), ring, (new, rows))[0]
+
+    def write_row(ring: jax.Array, item: Any, position: jax.Array) -> tuple[jax.Array, None]:
+        new, row = item
+        start = (row, position, *[0] * (ring.ndim - 2))
+        return jax.lax.dynamic_update_slice(ring, _to_host(new[None]), start), None
 
     if size % length == 0:  # never crosses the end
         return write(ring, jnp.moveaxis(new, 0, 1), position)

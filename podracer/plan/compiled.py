@@ -149,7 +149,8 @@ def compile_run(experiment: Experiment, target: Target) -> CompiledRun:
 
     Raises `ConfigError` where the run is impossible there.
     """
-    programs = [compile_program(x, target) for x in programs_of(experiment, target)]
+    with traced_for(target.platform):
+        programs = [compile_program(x, target) for x in programs_of(experiment, target)]
     num_envs = experiment.run_driver.num_envs * max(1, len(experiment.pods))
     return CompiledRun(experiment.recipe, experiment.arch, target, num_envs, programs)
 
@@ -169,10 +170,9 @@ def scaled(experiment: Experiment, devices: int) -> Experiment:
 
 
 def compile_program(program: Program, target: Target) -> Compiled:
-    """Compile one program for a target."""
+    """Compile one program for a target, within `traced_for` its platform."""
     start = time.process_time()
-    with traced_for(target.platform):
-        traced = program.function.trace(*program.arguments)
+    traced = program.function.trace(*program.arguments)
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
