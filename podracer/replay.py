@@ -142,9 +142,9 @@ class Buffer:
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         steps = jax.tree.map(zeros(num_envs, ring_size), step)
-        if self.config.storage == "host":
-            stored = jax.tree.map(to_stored, steps.timestep.observation)
-            steps = _with_observation(steps, HostMemory(stored))
+        on_host = self.config.storage == "host"
+        stored = jax.tree.map(partial(to_stored, on_host=on_host), steps.timestep.observation)
+        steps = _with_observation(steps, HostMemory(stored) if on_host else stored)
         return ReplayState(
             steps=steps,
             frame_source=self._map_stacks(
@@ -182,10 +182,13 @@ class Buffer:
             return ring.at[:, positions].set(new, mode="promise_in_bounds", unique_indices=True)
 
         start = position // self.stride
-        rings, write_frames = state.steps.timestep.observation, write
+        rings = state.steps.timestep.observation
         if isinstance(rings, HostMemory):
-            frames, write_frames = HostMemory(frames), partial(write_slices, position=position)
-        rings = jax.tree.map(write_frames, rings, frames)
+            write_frames = partial(write_slices, position=position)
+            rings = jax.tree.map(write_frames, rings, HostMemory(frames))
+        else:
+            stored = jax.tree.map(partial(to_stored, on_host=False), frames)
+            rings = jax.tree.map(write, rings, stored)
         without_frames = (_with_observation(x, ()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
@@ -358,15 +361,16 @@ class Buffer:
         on_host, length = isinstance(source, HostMemory), times.shape[0]
         if isinstance(source, HostMemory):
             window = partial(read_windows, rows=rows, starts=times[0] - history)
-            windows = jax.tree.map(partial(window, length=history + length), source.arrays)
-            source = jax.tree.map(from_stored, windows, self._frames)
+            source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
-        def read(source: jax.Array, age: int) -> jax.Array:
+        def read(source: jax.Array, like: ArraySpec, age: int) -> jax.Array:
             start = history - age
-            return source[start : start + length] if on_host else _read(source, rows, times - age)
+            window = slice(start, start + length)
+            stored = source[window] if on_host else _read(source, rows, times - age)
+            return from_stored(stored, like)
 
-        def stack(spec: ArraySpec, source: jax.Array, frame_source: jax.Array) -> jax.Array:
-            frame = read(source, 0)
+        def stack(spec: ArraySpec, reader: Any, frame_source: jax.Array) -> jax.Array:
+            frame = reader(0)
             newest_first, complete = [frame], jnp.zeros(times.shape, bool)
             for age in range(1, spec.shape[-1]):
                 origin = _read(frame_source, rows, times - age + 1)
@@ -374,11 +378,12 @@ class Buffer:
                 complete = complete | (origin != CONTINUED)
                 axes = range(blank.ndim, frame.ndim)
                 repeat, zero = (jnp.expand_dims(flag, axes) for flag in (complete, blank))
-                older = jnp.where(repeat, newest_first[-1], read(source, age))
+                older = jnp.where(repeat, newest_first[-1], reader(age))
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 
-        return self._map_stacks(stack, lambda x, _: read(x, 0), source, state.frame_source)
+        readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
+        return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
 
 
 def _with_observation(steps: Step, observation: PyTree) -> Step:

@@ -102,26 +102,27 @@ def _to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device)
 
 
-def to_stored(x: Shaped[Array, "X Y ..."]) -> Shaped[Array, "X Y ..."]:
+def to_stored(x: Shaped[Array, "X Y ..."], *, on_host: bool = True) -> Shaped[Array, "X Y ..."]:
     """Return arrays in the form in which a ring keeps them: on a TPU as whole tiles of words.
 
     A TPU copies between both memories only what lies there in one piece, so a ring of another form
-    would go through the device as a whole.
+    would go through the device as a whole. A ring on the device would be copied to a form with
+    padded frames before samples are read, so there large observations have this form, too.
     """
-    if not is_for_tpu():
+    parts, lead = 4 // x.dtype.itemsize, x.shape[:2]
+    tile = parts * math.prod(_TILE)
+    if not is_for_tpu() or (not on_host and 4 * math.prod(x.shape[2:]) < 3 * tile):
         return x
     x = x.astype(jnp.uint8) if x.dtype == bool else x
-    parts, lead = 4 // x.dtype.itemsize, x.shape[:2]
     flat = x.reshape(*lead, -1)
-    padding = -flat.shape[-1] % (parts * _TILE[0] * _TILE[1])
-    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, padding)))
+    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[-1] % tile)))
     flat = flat.reshape(*lead, -1, parts) if parts > 1 else flat
     return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(*lead, -1, _TILE[1])
 
 
 def from_stored(stored: Shaped[Array, "X Y ..."], like: Any) -> Shaped[Array, "X Y ..."]:
     """Return what `to_stored` was given; `like` has shape and dtype of one timestep."""
-    if not is_for_tpu():
+    if (stored.shape[2:], stored.dtype) == (tuple(like.shape), like.dtype):
         return stored
     dtype, lead = jnp.dtype(jnp.uint8 if like.dtype == bool else like.dtype), stored.shape[:2]
     flat = jax.lax.bitcast_convert_type(stored, dtype).reshape(*lead, -1)

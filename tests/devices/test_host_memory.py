@@ -1,6 +1,7 @@
 """Replay in the memory of the host: the bits of the one on the device, and no copy of the ring."""
 
 import dataclasses
+import operator
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -34,9 +35,9 @@ from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.programs import state_parts
-from podracer.replay import Replay
+from podracer.replay import Buffer, Replay
 from podracer.run import setup
-from podracer.types import ArraySpec
+from podracer.types import ArraySpec, Step, TimeStep
 
 ON_HOST = Replay(
     480, batch_size=16, updates_per_rollout=2, warmup=100, prioritized=True, storage="host"
@@ -73,6 +74,35 @@ def test_windows_and_writes_go_around_the_end(platform, dtype):
             np.testing.assert_array_equal(from_stored(written, spec), expected)
             assert written.sharding.memory_kind == "pinned_host"
     assert (stored.dtype == jnp.uint32) == (platform == "tpu")
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_a_tpu_that_keeps_tiles_samples_the_same(storage):
+    """Also a ring on the device, where frames are large."""
+    config = Replay(2 * 12, storage=storage)
+    observation = ArraySpec((32, 99, 2), np.uint8, frame_stack=True)
+    spec = dataclasses.replace(make("catch").spec, observation=observation)
+    random, buffer = np.random.default_rng(0), Buffer(config, spec, 3)
+    frames = random.integers(0, 255, (17, 2, 32, 99)).astype(np.uint8)
+    stacks, zeros = jnp.stack([frames[:-1], frames[1:]], -1), jnp.zeros((16, 2))
+    signals = zeros, zeros, zeros > 0, zeros > 0
+    steps = Step(TimeStep(stacks, *signals), jnp.zeros((16, 2), jnp.int32), ())
+
+    def sampled():
+        state = buffer.init(2)
+        for start in (0, 5, 10):
+            rows = slice(start, start + 5)
+            state = buffer.add(state, jax.tree.map(operator.itemgetter(rows), steps))
+        rows, starts = jnp.array([0, 1, 1]), jnp.array([4, 5, 10])
+        observations = buffer.trajectory_at(state, rows, starts).steps.timestep.observation
+        return observations, jax.tree.leaves(state.steps.timestep.observation)[0]
+
+    expected, frames_on_cpu = sampled()
+    with traced_for("tpu"):
+        actual, tiles = sampled()
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(expected[:, 0], stacks[jnp.array([4, 5]), 0])
+    assert (frames_on_cpu.shape, tiles.shape) == ((2, 12, 32, 99), (2, 12, 8, 128))
 
 
 def test_devices_that_only_a_compiler_knows_keep_the_ring_in_host_memory():
