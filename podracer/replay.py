@@ -363,11 +363,11 @@ class Buffer:
             window = partial(read_windows, rows=rows, starts=times[0] - history)
             source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
-        def read(source: jax.Array, like: ArraySpec, age: int) -> jax.Array:
+        def read(source: jax.Array, spec: ArraySpec, age: int) -> jax.Array:
             start = history - age
             window = slice(start, start + length)
             stored = source[window] if on_host else _read(source, rows, times - age)
-            return from_stored(stored, like)
+            return from_stored(stored, spec)
 
         def stack(spec: ArraySpec, reader: Any, frame_source: jax.Array) -> jax.Array:
             frame = reader(0)

@@ -120,13 +120,13 @@ def to_stored(x: Shaped[Array, "X Y ..."], *, on_host: bool = True) -> Shaped[Ar
     return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(*lead, -1, _TILE[1])
 
 
-def from_stored(stored: Shaped[Array, "X Y ..."], like: Any) -> Shaped[Array, "X Y ..."]:
-    """Return what `to_stored` was given; `like` has shape and dtype of one timestep."""
-    if (stored.shape[2:], stored.dtype) == (tuple(like.shape), like.dtype):
+def from_stored(stored: Shaped[Array, "X Y ..."], spec: Any) -> Shaped[Array, "X Y ..."]:
+    """Return what `to_stored` was given; `spec` has shape and dtype of one timestep."""
+    if (stored.shape[2:], stored.dtype) == (tuple(spec.shape), spec.dtype):
         return stored
-    dtype, lead = jnp.dtype(jnp.uint8 if like.dtype == bool else like.dtype), stored.shape[:2]
+    dtype, lead = jnp.dtype(jnp.uint8 if spec.dtype == bool else spec.dtype), stored.shape[:2]
     flat = jax.lax.bitcast_convert_type(stored, dtype).reshape(*lead, -1)
-    return flat[..., : math.prod(like.shape)].reshape(*lead, *like.shape).astype(like.dtype)
+    return flat[..., : math.prod(spec.shape)].reshape(*lead, *spec.shape).astype(spec.dtype)
 
 
 def write_slices(
