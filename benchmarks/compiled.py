@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from podracer import recipes
 from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
 
 ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "benchmarks/results/compiled.jsonl"
 TARGETS = ("tpu-v3:2x2", "tpu-v5e:4x4", "h100", "h100:8")
 SLICES = {
     "tpu-v3:2x2": "8 cores of v3",
@@ -125,6 +127,15 @@ def page(records: Records) -> str:
         "",
         *_table(names, TARGETS, lambda recipe, target: _kernels(valid.get((recipe, target)))),
         "",
+        "## The plan's memory beside the compiler's",
+        "",
+        "A plan adds up the state, what the compiler needs besides, and under Sebulba the rollouts "
+        "that wait for the learner, which no program has as an argument. Its difference from the "
+        "memory of the first program, arguments included, in % of the latter, for the recipes "
+        "compiled since the records have both.",
+        "",
+        *_differences(valid),
+        "",
         "## CPU seconds to trace and compile",
         "",
         *_times(valid),
@@ -166,6 +177,28 @@ def _times(records: Records) -> list[str]:
     return lines
 
 
+def _differences(records: Records) -> list[str]:
+    lines = ["| target | driver | recipes | median | largest | its recipe |", "|---" * 6 + "|"]
+    for arch in ("anakin", "sebulba"):
+        for target in TARGETS:
+            differences = {
+                recipe: 100 * abs(_total(x) - x["compiler_bytes"]) / x["compiler_bytes"]
+                for (recipe, y), x in records.items()
+                if y == target and x["arch"] == arch and "compiler_bytes" in x
+            }
+            if differences:
+                largest = max(differences, key=lambda recipe: differences[recipe])
+                median = statistics.median(differences.values())
+                texts = [target, arch.capitalize(), str(len(differences)), f"{median:.3f}"]
+                texts += [f"{differences[largest]:.3f}", largest]
+                lines.append(f"| {' | '.join(texts)} |")
+    return lines
+
+
+def _total(x: dict[str, Any]) -> int:
+    return x["state_bytes"] + x["temporary_bytes"] + x["bytes_beside"]
+
+
 def _memory(x: dict[str, Any] | None) -> str:
     return f"{(x['state_bytes'] + x['temporary_bytes']) / 2**20:,.1f}" if x else ""
 
@@ -203,7 +236,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="*", default=list(recipes.RECIPES))
     parser.add_argument("--targets", nargs="*", default=[*TARGETS, *SLICES])
-    parser.add_argument("--records", type=Path, default=ROOT / "benchmarks/results/compiled.jsonl")
+    parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/compiled.md")
     parser.add_argument("--against", type=Path)
     options = parser.parse_args()

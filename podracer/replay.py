@@ -19,7 +19,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
-from podracer.devices.host_memory import HostMemory, read_windows, write_slices
+from podracer.devices.host_memory import (
+    HostMemory,
+    from_stored,
+    read_windows,
+    to_stored,
+    write_slices,
+)
 from podracer.devices.reductions import global_max
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
@@ -128,19 +134,17 @@ class Buffer:
 
         flag: Any = ArraySpec((), jnp.bool_)
         number: Any = ArraySpec(())
-        frames = self._map_stacks(
-            lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
-            lambda x: x,
-            self.spec.observation,
+        step = Step(
+            TimeStep(self._frames, number, number, flag, flag), action_struct(self.spec), extras
         )
-        step = Step(TimeStep(frames, number, number, flag, flag), action_struct(self.spec), extras)
         num_starts = ring_size // self.stride
         priorities = None
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         steps = jax.tree.map(zeros(num_envs, ring_size), step)
-        if self.config.storage == "host":
-            steps = _with_observation(steps, HostMemory(steps.timestep.observation))
+        on_host = self.config.storage == "host"
+        stored = jax.tree.map(partial(to_stored, on_host=on_host), steps.timestep.observation)
+        steps = _with_observation(steps, HostMemory(stored) if on_host else stored)
         return ReplayState(
             steps=steps,
             frame_source=self._map_stacks(
@@ -178,10 +182,13 @@ class Buffer:
             return ring.at[:, positions].set(new, mode="promise_in_bounds", unique_indices=True)
 
         start = position // self.stride
-        rings, write_frames = state.steps.timestep.observation, write
+        rings = state.steps.timestep.observation
         if isinstance(rings, HostMemory):
-            frames, write_frames = HostMemory(frames), partial(write_slices, position=position)
-        rings = jax.tree.map(write_frames, rings, frames)
+            write_frames = partial(write_slices, position=position)
+            rings = jax.tree.map(write_frames, rings, HostMemory(frames))
+        else:
+            stored = jax.tree.map(partial(to_stored, on_host=False), frames)
+            rings = jax.tree.map(write, rings, stored)
         without_frames = (_with_observation(x, ()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
@@ -315,6 +322,15 @@ class Buffer:
         leaves = jax.tree.leaves(self.spec.observation)
         return max((leaf.shape[-1] - 1 for leaf in leaves if leaf.frame_stack), default=0)
 
+    @property
+    def _frames(self) -> PyTree:
+        """Specifications of observations, of stacks that of a frame."""
+        return self._map_stacks(
+            lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
+            lambda x: x,
+            self.spec.observation,
+        )
+
     def _map_stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
         """Map `function(spec, *leaves)` over stacks of frames, `otherwise(*leaves)` over others."""
 
@@ -347,12 +363,14 @@ class Buffer:
             window = partial(read_windows, rows=rows, starts=times[0] - history)
             source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
-        def read(source: jax.Array, age: int) -> jax.Array:
+        def read(source: jax.Array, spec: ArraySpec, age: int) -> jax.Array:
             start = history - age
-            return source[start : start + length] if on_host else _read(source, rows, times - age)
+            window = slice(start, start + length)
+            stored = source[window] if on_host else _read(source, rows, times - age)
+            return from_stored(stored, spec)
 
-        def stack(spec: ArraySpec, source: jax.Array, frame_source: jax.Array) -> jax.Array:
-            frame = read(source, 0)
+        def stack(spec: ArraySpec, reader: Any, frame_source: jax.Array) -> jax.Array:
+            frame = reader(0)
             newest_first, complete = [frame], jnp.zeros(times.shape, bool)
             for age in range(1, spec.shape[-1]):
                 origin = _read(frame_source, rows, times - age + 1)
@@ -360,11 +378,12 @@ class Buffer:
                 complete = complete | (origin != CONTINUED)
                 axes = range(blank.ndim, frame.ndim)
                 repeat, zero = (jnp.expand_dims(flag, axes) for flag in (complete, blank))
-                older = jnp.where(repeat, newest_first[-1], read(source, age))
+                older = jnp.where(repeat, newest_first[-1], reader(age))
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 
-        return self._map_stacks(stack, lambda x, _: read(x, 0), source, state.frame_source)
+        readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
+        return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
 
 
 def _with_observation(steps: Step, observation: PyTree) -> Step:

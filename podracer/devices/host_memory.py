@@ -7,18 +7,23 @@ the host instead (decision 0055).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Int32, Shaped
 
+from podracer.devices.reductions import is_for_tpu
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
 
 PINNED = "pinned_host"  # JAX's name of the memory
+_TILE = (8, 128)  # words of 32 bits that a TPU keeps together
 
 
 @unchecked
@@ -73,9 +78,15 @@ def zeros_in_host_memory(tree: PyTree, shapes: PyTree) -> PyTree:
 
 def pin(shardings: PyTree) -> PyTree:
     """Return shardings of a state, in `HostMemory` nodes with the memory of the host."""
-    return map_host_memory(
-        lambda node: jax.tree.map(lambda x: x.with_memory_kind(PINNED), node), shardings
-    )
+    return map_host_memory(lambda node: jax.tree.map(_pinned, node), shardings)
+
+
+def _pinned(sharding: NamedSharding) -> NamedSharding:
+    pinned = sharding.with_memory_kind(PINNED)
+    if pinned.memory_kind == PINNED:
+        return pinned
+    # A GPU's compiler describes devices without their memories, so JAX drops the memory's kind.
+    return NamedSharding(sharding.mesh.abstract_mesh, sharding.spec, memory_kind=PINNED)
 
 
 def keep_on_host(tree: PyTree) -> PyTree:
@@ -91,14 +102,50 @@ def _to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device)
 
 
+def to_stored(x: Shaped[Array, "X Y ..."], *, on_host: bool = True) -> Shaped[Array, "X Y ..."]:
+    """Return arrays in the form in which a ring keeps them: on a TPU as whole tiles of words.
+
+    A TPU copies between both memories only what lies there in one piece, so a ring of another form
+    would go through the device as a whole. A ring on the device would be copied to a form with
+    padded frames before samples are read, so there large observations have this form, too.
+    """
+    parts, lead = 4 // x.dtype.itemsize, x.shape[:2]
+    tile = parts * math.prod(_TILE)
+    if not is_for_tpu() or (not on_host and 4 * math.prod(x.shape[2:]) < 3 * tile):
+        return x
+    x = x.astype(jnp.uint8) if x.dtype == bool else x
+    flat = x.reshape(*lead, -1)
+    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[-1] % tile)))
+    flat = flat.reshape(*lead, -1, parts) if parts > 1 else flat
+    return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(*lead, -1, _TILE[1])
+
+
+def from_stored(stored: Shaped[Array, "X Y ..."], spec: Any) -> Shaped[Array, "X Y ..."]:
+    """Return what `to_stored` was given; `spec` has shape and dtype of one timestep."""
+    if (stored.shape[2:], stored.dtype) == (tuple(spec.shape), spec.dtype):
+        return stored
+    dtype, lead = jnp.dtype(jnp.uint8 if spec.dtype == bool else spec.dtype), stored.shape[:2]
+    flat = jax.lax.bitcast_convert_type(stored, dtype).reshape(*lead, -1)
+    return flat[..., : math.prod(spec.shape)].reshape(*lead, *spec.shape).astype(spec.dtype)
+
+
 def write_slices(
     ring: Shaped[Array, "B C ..."], new: Shaped[Array, "T B ..."], position: Int32[Array, ""]
 ) -> Shaped[Array, "B C ..."]:
     """Return a ring in host memory with timesteps `new`, on the device, from a position on."""
+    new = to_stored(new)
     ring, size, length = _to_host(ring), ring.shape[1], new.shape[0]
 
     def write(ring: jax.Array, new: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(ring, _to_host(new), position, 1)
+        if not is_for_tpu():
+            return jax.lax.dynamic_update_slice_in_dim(ring, _to_host(new), position, 1)
+        rows = jnp.arange(ring.shape[0])
+        return jax.lax.scan(partial(write_row, position=position), ring, (new, rows))[0]
+
+    def write_row(ring: jax.Array, item: Any, position: jax.Array) -> tuple[jax.Array, None]:
+        new, row = item
+        start = (row, position, *[0] * (ring.ndim - 2))
+        return jax.lax.dynamic_update_slice(ring, _to_host(new[None]), start), None
 
     if size % length == 0:  # never crosses the end
         return write(ring, jnp.moveaxis(new, 0, 1), position)

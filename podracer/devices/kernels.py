@@ -32,19 +32,20 @@ def scan(
     """Return what `jax.lax.scan` returns.
 
     On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
-    The few that remain are fused with the program around the loop: of many, XLA makes a kernel that
-    takes minutes to compile. On a GPU a step writes the small arrays of its results together.
+    On a GPU few remain, which are fused with the program around the loop: of many, XLA makes a
+    kernel that takes minutes to compile. There a step writes the small arrays of its results
+    together.
     """
     if is_for_cpu() or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.lax.scan(body, carry, xs, reverse=reverse)
     first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
     program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
-    limit = min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1))
+    limit = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1)))
+    if not is_for_gpu():
+        return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=limit)
     length = len(jax.tree.leaves(xs)[0])
     sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
-    steps = max(1, next(sizes, limit))
-    if not is_for_gpu():
-        return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=steps)
+    steps = next(sizes, limit)
 
     def packed_body(carry: Any, x: Any) -> tuple[Any, Any]:
         carry, y = body(carry, x)

@@ -180,3 +180,8 @@ def is_for_cpu() -> bool:
 def is_for_gpu() -> bool:
     """Return whether the program that is traced is for a GPU, see `traced_for`."""
     return (_TRACED_FOR.get() or jax.default_backend()) == "gpu"
+
+
+def is_for_tpu() -> bool:
+    """Return whether the program that is traced is for a TPU, see `traced_for`."""
+    return (_TRACED_FOR.get() or jax.default_backend()) == "tpu"

@@ -32,6 +32,7 @@ class Compiled:
     """A compiled program. Numbers are of one device."""
 
     program: Program
+    compiler_bytes: int  # arguments, results, temporaries and code of one of them
     temporary_bytes: int
     bytes_beside: int  # results that replace no argument, padding of arrays, code
     update: Loop  # an update of Anakin, else one call
@@ -62,6 +63,7 @@ class Compiled:
             "state_bytes": sum(self.program.state.values()),
             "temporary_bytes": self.program.copies * self.temporary_bytes,
             "bytes_beside": self.bytes_beside,
+            "compiler_bytes": self.compiler_bytes,
             "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
             "kernels_per_update": kernels.total(),
@@ -149,7 +151,8 @@ def compile_run(experiment: Experiment, target: Target) -> CompiledRun:
 
     Raises `ConfigError` where the run is impossible there.
     """
-    programs = [compile_program(x, target) for x in programs_of(experiment, target)]
+    with traced_for(target.platform):
+        programs = [compile_program(x, target) for x in programs_of(experiment, target)]
     num_envs = experiment.run_driver.num_envs * max(1, len(experiment.pods))
     return CompiledRun(experiment.recipe, experiment.arch, target, num_envs, programs)
 
@@ -169,10 +172,9 @@ def scaled(experiment: Experiment, devices: int) -> Experiment:
 
 
 def compile_program(program: Program, target: Target) -> Compiled:
-    """Compile one program for a target."""
+    """Compile one program for a target, within `traced_for` its platform."""
     start = time.process_time()
-    with traced_for(target.platform):
-        traced = program.function.trace(*program.arguments)
+    traced = program.function.trace(*program.arguments)
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
@@ -183,11 +185,13 @@ def compile_program(program: Program, target: Target) -> Compiled:
     seconds = time.process_time() - start
     memory = compiled.memory_analysis()
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    padding_and_results = arrays - memory.alias_size_in_bytes - program.argument_bytes
+    arrays -= memory.alias_size_in_bytes
+    temporary, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
     return Compiled(
         program,
-        memory.temp_size_in_bytes,
-        max(0, padding_and_results) + memory.generated_code_size_in_bytes,
+        arrays + temporary + code,
+        temporary,
+        max(0, arrays - program.argument_bytes) + code,
         Text(compiled.as_text()).update,
         matrix_flops(traced.jaxpr.jaxpr),
         seconds,

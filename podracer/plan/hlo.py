@@ -25,6 +25,7 @@ _SLICES = ("dynamic-slice", "gather", "dynamic-update-slice")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 _LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)")
 _CALL = re.compile(r"(.*?) ([\w\-]+)\((.*)")  # the shape, which may be a tuple, opcode, operands
+_ASYNC = re.compile(r"\(\(.*?\), (.*), [su]32\[\].*\)")  # ((operands), result, context)
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+\w*|c64|c128)\[([\d,]*)\]")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"?(\d+)')
@@ -171,11 +172,12 @@ class Program:
 
     def _traffic(self, x: Instruction, computation: dict[str, Instruction]) -> int:
         """Return the bytes that a kernel reads and writes; of a slice only the slice."""
-        if x.opcode == "dynamic-update-slice":
+        opcode = x.opcode.removesuffix("-start")
+        if opcode == "dynamic-update-slice":
             return 2 * _size(computation, x.operands[1])
-        if x.opcode in ("dynamic-slice", "gather"):
+        if opcode in ("dynamic-slice", "gather"):
             return 2 * x.size
-        fused = self._computations.get(x.attribute("calls"), {}) if x.opcode == "fusion" else {}
+        fused = self._computations.get(x.attribute("calls"), {}) if opcode == "fusion" else {}
         size = x.size
         for number, operand in enumerate(x.operands):
             start = f"parameter({number})"
@@ -201,6 +203,8 @@ def _size(computation: dict[str, Instruction], name: str) -> int:
 
 def _parse(name: str, text: str, *, is_root: bool) -> Instruction:
     shape, opcode, call = _CALL.match(_COMMENT.sub("", text)).groups()  # type: ignore[union-attr]
+    if opcode.endswith("-start"):
+        shape = _ASYNC.sub(r"\1", shape)
     operands = tuple(re.findall(r"%([\w.\-]+)", call.partition("), ")[0]))
     return Instruction(name, opcode, _bytes(shape), operands, f"{opcode}({call}", is_root)
 

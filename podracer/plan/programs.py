@@ -18,9 +18,8 @@ from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import TrainState, abstract_agent, abstract_request, abstract_state
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.averaging import host_averaging
-from podracer.drivers.sebulba.trajectory import actor_shapes, infer
-from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
+from podracer.drivers.sebulba.learner import abstract_update
+from podracer.drivers.sebulba.trajectory import infer
 from podracer.environment import HostEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.targets import Target
@@ -113,27 +112,11 @@ def _sebulba(
     split = _split(config, target)
     sebulba.check(blueprint, host_env, config, split)
     num_learners = len(split.learners)
-    state = dataclasses.replace(abstract_state(blueprint, None, split.mesh, config), actor=())
-    shapes = actor_shapes(
-        blueprint,
-        spec,
-        state.learner,
-        num_envs=split.num_envs,
-        length=config.rollout_length,
-        num_learners=num_learners,
-    )
-    shards = [abstract_on_mesh(split.mesh, shapes.shard)] * split.threads
-    hosts = host_averaging(config, split)
-    update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
-    arguments = (
-        abstract_agent(blueprint, split.mesh),
-        hosts.abstract(state) if hosts else state,
-        shards,
-        abstract_request(split.mesh),
-    )
+    state = abstract_state(blueprint, None, split.mesh, config)
+    update, arguments, shapes = abstract_update(blueprint, spec, split, config, state)
     learner = state_parts(state, target.platform) | {
         # One batch of trajectories is learned from while others wait.
-        "rollouts": (1 + config.queue_depth) * _device_bytes(shards),
+        "rollouts": (1 + config.queue_depth) * _device_bytes(arguments[2]),
     }
     threads = config.threads_per_actor
     actor = {

@@ -1,7 +1,9 @@
 """Replay in the memory of the host: the bits of the one on the device, and no copy of the ring."""
 
 import dataclasses
+import operator
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import SMALL, blueprint
+from jax.sharding import PartitionSpec
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 from podracer.agents.dqn import DQN
-from podracer.devices.host_memory import HostMemory, host_leaves, read_windows, write_slices
+from podracer.devices.host_memory import (
+    HostMemory,
+    from_stored,
+    host_leaves,
+    pin,
+    read_windows,
+    to_stored,
+    write_slices,
+)
 from podracer.devices.mesh import make_mesh
+from podracer.devices.reductions import traced_for
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
 from podracer.drivers.common import abstract_request, abstract_state
@@ -23,8 +35,9 @@ from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.programs import state_parts
-from podracer.replay import Replay
+from podracer.replay import Buffer, Replay
 from podracer.run import setup
+from podracer.types import ArraySpec, Step, TimeStep
 
 ON_HOST = Replay(
     480, batch_size=16, updates_per_rollout=2, warmup=100, prioritized=True, storage="host"
@@ -41,21 +54,68 @@ def assert_same_bits(state, other):
         np.testing.assert_array_equal(x, y)
 
 
-def test_windows_and_writes_go_around_the_end():
-    ring = np.arange(2 * 7 * 3, dtype=np.float32).reshape(2, 7, 3)
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])  # a TPU keeps whole tiles of words
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, bool])
+def test_windows_and_writes_go_around_the_end(platform, dtype):
+    random, spec = np.random.default_rng(0), ArraySpec((3, 5), dtype)
+    ring, new = (random.integers(0, 2, (*axes, 3, 5)).astype(dtype) for axes in ((2, 7), (5, 2)))
     rows, starts = np.array([0, 1, 1, 0, 1]), np.array([0, 3, 5, 6, -2])
     expected = np.stack(
         [[ring[r, (s + t) % 7] for t in range(4)] for r, s in zip(rows, starts, strict=True)], 1
     )
-    windows = jax.jit(read_windows, static_argnums=3)(ring, rows, starts, 4)
-    np.testing.assert_array_equal(windows, expected)
-    new = -np.arange(5 * 2 * 3, dtype=np.float32).reshape(5, 2, 3)
-    for position in (0, 4, 6):
-        expected = ring.copy()
-        expected[:, (position + np.arange(5)) % 7] = np.moveaxis(new, 0, 1)
-        written = jax.jit(write_slices)(ring, new, jnp.int32(position))
-        np.testing.assert_array_equal(written, expected)
-        assert written.sharding.memory_kind == "pinned_host"
+    with traced_for(platform):
+        stored = to_stored(jnp.asarray(ring))
+        windows = jax.jit(partial(read_windows, length=4))(stored, rows, starts)
+        np.testing.assert_array_equal(from_stored(windows, spec), expected)
+        for position in (0, 4, 6):
+            expected = ring.copy()
+            expected[:, (position + np.arange(5)) % 7] = np.moveaxis(new, 0, 1)
+            written = jax.jit(lambda *x: write_slices(*x))(stored, new, jnp.int32(position))
+            np.testing.assert_array_equal(from_stored(written, spec), expected)
+            assert written.sharding.memory_kind == "pinned_host"
+    assert (stored.dtype == jnp.uint32) == (platform == "tpu")
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_a_tpu_that_keeps_tiles_samples_the_same(storage):
+    """Also a ring on the device, where frames are large."""
+    config = Replay(2 * 12, storage=storage)
+    observation = ArraySpec((32, 99, 2), np.uint8, frame_stack=True)
+    spec = dataclasses.replace(make("catch").spec, observation=observation)
+    random, buffer = np.random.default_rng(0), Buffer(config, spec, 3)
+    frames = random.integers(0, 255, (17, 2, 32, 99)).astype(np.uint8)
+    stacks, zeros = jnp.stack([frames[:-1], frames[1:]], -1), jnp.zeros((16, 2))
+    signals = zeros, zeros, zeros > 0, zeros > 0
+    steps = Step(TimeStep(stacks, *signals), jnp.zeros((16, 2), jnp.int32), ())
+
+    def sampled():
+        state = buffer.init(2)
+        for start in (0, 5, 10):
+            rows = slice(start, start + 5)
+            state = buffer.add(state, jax.tree.map(operator.itemgetter(rows), steps))
+        rows, starts = jnp.array([0, 1, 1]), jnp.array([4, 5, 10])
+        observations = buffer.trajectory_at(state, rows, starts).steps.timestep.observation
+        return observations, jax.tree.leaves(state.steps.timestep.observation)[0]
+
+    expected, frames_on_cpu = sampled()
+    with traced_for("tpu"):
+        actual, tiles = sampled()
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(expected[:, 0], stacks[jnp.array([4, 5]), 0])
+    assert (frames_on_cpu.shape, tiles.shape) == ((2, 12, 32, 99), (2, 12, 8, 128))
+
+
+def test_devices_that_only_a_compiler_knows_keep_the_ring_in_host_memory():
+    """A GPU's compiler describes no memories, so a sharding there has no kind."""
+    mesh: Any = make_mesh(jax.devices()[:1])
+    sharding: Any = SimpleNamespace(
+        mesh=mesh,
+        spec=PartitionSpec("data"),
+        with_memory_kind=lambda _: SimpleNamespace(memory_kind=None),
+    )
+    pinned = pin(HostMemory(sharding)).arrays
+    assert (pinned.memory_kind, pinned.spec) == ("pinned_host", sharding.spec)
+    assert pinned.shard_shape((4, 2)) == (4, 2)
 
 
 @pytest.mark.slow

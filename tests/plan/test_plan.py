@@ -29,7 +29,10 @@ from podracer.run.setup import build
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
-from compiled import TARGETS, compile_one
+from compiled import RECORDS as RECORDS_FILE
+from compiled import TARGETS, compile_one, read
+
+RECORDS = read(RECORDS_FILE)
 
 needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the compiler of TPUs is not installed"
@@ -91,8 +94,14 @@ ENTRY %main (e: f32[4,8]) -> f32[4,8] {
 """
 
 
-def test_kernels_bytes_and_collectives_are_counted_by_loop_and_scope():
-    program = Program(TEXT.replace("SCOPE", 'metadata={op_name="rollout/while"}'))
+ROW = "%row = f32[1,8]{1,0} fusion("
+STARTED = "%row = ((f32[4,8]{1,0:S(5)}, s32[]{:T(256)}), f32[1,8]{1,0}, u32[]{:S(2)}) fusion-start("
+
+
+@pytest.mark.parametrize("row", [ROW, STARTED])  # while a slice comes from host memory, others run
+def test_kernels_bytes_and_collectives_are_counted_by_loop_and_scope(row):
+    text = TEXT.replace("SCOPE", 'metadata={op_name="rollout/while"}').replace(ROW, row)
+    program = Program(text)
     update = program.update.total()
     assert dict(update.kernels) == {"rollout": 8, "": 1}  # 4 times a slice and a sum, and a copy
     assert update.collectives == 4 * (Collective("all-reduce", 128),)
@@ -232,11 +241,16 @@ def test_a_compiler_that_is_not_installed_is_named(name, extra, monkeypatch):
 
 
 def compiled_facts(recipe, target):
-    """Compile a recipe by the command; skip where a package of it or of the target is missing."""
+    """Compile a recipe by the command; skip where a package of it or of the target is missing.
+
+    What did not compile for the table of `docs/compiled.md` is expected to fail, with its reason.
+    """
     facts = compile_one(recipe, target)
     error = facts.get("error", "")
     if re.search("not installed|needs .*(install|package)", error):
         pytest.skip(error)
+    if error and (known := RECORDS.get((recipe, target), {}).get("error")):
+        pytest.xfail(known)
     assert not error, error
     assert facts["kernels_per_update"] > 0
     assert facts["temporary_bytes"] > 0

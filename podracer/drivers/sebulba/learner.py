@@ -19,6 +19,7 @@ from podracer.drivers.common import (
     Progress,
     Request,
     TrainState,
+    abstract_agent,
     abstract_request,
     eagerly,
     place_agent,
@@ -31,7 +32,7 @@ from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, host_part
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.trajectory import actor_shapes
+from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes
 from podracer.drivers.sebulba.update import (
     abstract_on_mesh,
     make_update,
@@ -51,6 +52,34 @@ UpdateProgram = partial[tuple[TrainState, Params, Metrics]]
 `make_update`."""
 
 
+def abstract_update(
+    blueprint: Blueprint,
+    spec: EnvironmentSpec,
+    split: DeviceSplit,
+    config: SebulbaConfig,
+    state: TrainState,
+) -> tuple[jax.stages.Wrapped, tuple[Any, ...], ActorShapes]:
+    """Return the jitted update, its arguments or their shapes, and the shapes of an actor."""
+    shapes = actor_shapes(
+        blueprint,
+        spec,
+        state.learner,
+        num_envs=split.num_envs,
+        length=config.rollout_length,
+        num_learners=len(split.learners),
+    )
+    hosts = host_averaging(config, split)
+    update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
+    state = dataclasses.replace(state, actor=())
+    arguments = (
+        abstract_agent(blueprint, split.mesh),
+        hosts.abstract(state) if hosts else state,
+        [abstract_on_mesh(split.mesh, shapes.shard)] * split.threads,
+        abstract_request(split.mesh),
+    )
+    return update, arguments, shapes
+
+
 def lower_update(
     blueprint: Blueprint,
     spec: EnvironmentSpec,
@@ -62,24 +91,9 @@ def lower_update(
 
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
-    num_learners = len(split.learners)
-    shapes = actor_shapes(
-        blueprint,
-        spec,
-        state.learner,
-        num_envs=split.num_envs,
-        length=config.rollout_length,
-        num_learners=num_learners,
-    )
-    shard = abstract_on_mesh(split.mesh, shapes.shard)
-    hosts = host_averaging(config, split)
-    update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
-    blueprint, state = place_agent(blueprint, split.mesh), dataclasses.replace(state, actor=())
-    if hosts:
-        state = hosts.abstract(state)
-    request = abstract_request(split.mesh)
-    lowered = update.lower(blueprint, state, [shard] * split.threads, request)
-    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
+    update, arguments, _ = abstract_update(blueprint, spec, split, config, state)
+    agent, lowered = place_agent(blueprint, split.mesh), update.lower(*arguments)
+    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
 
 
 def eager_update(
