@@ -135,7 +135,7 @@ def _sebulba(
         # One batch of trajectories is learned from while others wait.
         "rollouts": (1 + config.queue_depth) * _device_bytes(shards),
     }
-    threads = config.threads_per_actor
+    threads = config.num_threads
     actor = {
         "parameters of actors": _device_bytes(shapes.params),
         # A thread fills its buffer while the copy that it finished travels.

@@ -311,7 +311,7 @@ def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"driver": {"threads_per_actor": 4}}, "one thread steps all of its environments"),
+        ({"driver": {"threads_per_actor": 2}}, "one thread steps all of its environments"),
         ({"driver": {"actors": 2}}, "one thread steps all of its environments"),
         ({"evaluation_episodes": 9}, "take at most 8 `evaluation_episodes`, not 9"),
     ],
