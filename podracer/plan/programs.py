@@ -109,7 +109,7 @@ def _sebulba(
     config: SebulbaConfig, blueprint: Blueprint, env: Any, target: Target
 ) -> list[Program]:
     spec, host_env = checked_spec(env), to_host_environments(env)
-    config = sebulba.one_thread_if_shared(config, host_env)
+    config = sebulba.with_threads(config, host_env)
     split = _split(config, target)
     sebulba.check(blueprint, host_env, config, split)
     num_learners = len(split.learners)

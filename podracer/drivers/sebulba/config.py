@@ -104,13 +104,13 @@ class DeviceSplit:
         }
 
 
-def one_thread_if_shared(config: SebulbaConfig, env: HostEnvironments) -> SebulbaConfig:
-    """Return the configuration with one actor thread for a simulator that exists once.
+def with_threads(config: SebulbaConfig, env: HostEnvironments) -> SebulbaConfig:
+    """Return the configuration with its number of threads: one for a simulator that exists once.
 
     Raises `ConfigError` where more are asked for.
     """
     if not exists_once(env):
-        return config
+        return dataclasses.replace(config, threads_per_actor=config.num_threads)
     if config.threads_per_actor > 1 or config.actors > 1:
         raise ConfigError(
             f"{env.spec.name} exists once, so one thread steps all of its environments: take "
