@@ -153,7 +153,7 @@ class AtariBatch:
             life_loss_restarts=self._fire is not None,
         )
         self._task = np.zeros(num_envs, np.int32)  # number of each row's game
-        self._vectors: dict[int, tuple[Any, Any]] = {}  # of each game: its rows and environments
+        self._vectors: dict[int, tuple[Any, Any]] = {}  # rows and environments by game
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Begin new games, `[B, ...]`. Takes about 0.1 s a row, as ale-py loads the ROM again."""
@@ -213,7 +213,7 @@ class AtariBatch:
         )
 
     def _join(self, parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-        """Return arrays `[B, ...]` of all rows from those of each game."""
+        """Return arrays `[B, ...]` of all rows from the arrays of each game."""
         if len(parts) == 1:
             return parts[0]
         order = np.argsort(np.concatenate([rows for rows, _ in self._vectors.values()]))
