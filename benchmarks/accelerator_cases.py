@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import catch
 import convolution
+import device_simulators
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +90,7 @@ def all_cases(plan: Plan) -> Iterator[Case]:
     yield from ppo_speed(plan)
     yield Case("lpg/61440", partial(lpg, plan), goal=10e6)
     yield from sebulba_speed(plan)
+    yield from simulators(plan)
     yield from sizes(plan)
     yield from populations(plan)
     yield from convolution_gradients(plan)
@@ -441,6 +443,15 @@ def sebulba_speed(plan: Plan) -> Iterator[Case]:
         yield Case(f"sebulba/{torso}-{batch}-{threads}threads", measure, "emulator frames/s", goal)
         if plan.quick:
             return
+
+
+def simulators(plan: Plan) -> Iterator[Case]:
+    """Torch simulators on the device that learns."""
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    num_envs, seconds = plan.size(4096, 256), plan.size(5, 1)
+    for task in device_simulators.TASKS:
+        measure = partial(device_simulators.measure, task, num_envs, seconds, device)
+        yield Case(f"simulator/{task}", measure, "ms a step")
 
 
 def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[str, Any]:

@@ -4,6 +4,10 @@ Contenders take turns. Steps are counted per second of the process's CPU time, s
 programs on the machine count little; run it on one core:
 
     taskset -c 0 python benchmarks/arcade.py --repeats 5
+    taskset -c 0 python benchmarks/arcade.py --only atari:pong ale_py ale_py.xla envpool:Pong-v5
+
+The second command compares simulators of Atari (needs EnvPool): the adapter, ale-py's vector alone
+with NumPy and as a program of XLA, and EnvPool's adapter, all under IMPALA's protocol.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ CONTENDERS = {
     "jaxtari:pong,objects=true": 20_000,
     "atari-sticky:pong": 64,
 }
+SIMULATORS = {"atari:pong": 64, "ale_py": 64, "ale_py.xla": 64, "envpool:Pong-v5": 64}
 
 
 def device(env: Any, num_envs: int, steps: int) -> Callable[[], Any]:
@@ -49,24 +54,53 @@ def host(env: HostEnvironments, num_envs: int, steps: int) -> Callable[[], Any]:
     return lambda: [batch.step(action) for action in actions]
 
 
+def ale_py(num_envs: int, steps: int, *, xla: bool) -> Callable[[], Any]:
+    """Return a turn of ale-py's vector environment without an adapter."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    env: Any = AtariVectorEnv(
+        "pong", num_envs, num_threads=1, noop_max=31, use_fire_reset=False, reward_clipping=False
+    )
+    rng, seeds = np.random.default_rng(0), np.arange(num_envs)
+    actions = rng.integers(6, size=(steps, num_envs), dtype=np.int32)
+    if not xla:
+        env.reset(seed=seeds)
+        return lambda: [env.step(action) for action in actions]
+    handle, reset, step = env.xla()
+    handle, _ = jax.jit(reset)(handle, seeds)
+    program, on_device = jax.jit(step), list(jax.device_put(actions))
+
+    def turn() -> None:
+        nonlocal handle
+        for action in on_device:
+            handle, timestep = program(handle, action)
+            jax.block_until_ready(timestep)
+
+    return turn
+
+
 def main() -> None:
+    steps_of = CONTENDERS | SIMULATORS
     made = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    made.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    made.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=steps_of)
     made.add_argument("--num-envs", type=int, default=64)
     made.add_argument("--repeats", type=int, default=5)
     options = made.parse_args()
     turns: dict[str, Callable[[], Any]] = {}
     for name in options.only:
-        env = envs.make(name)
-        make_turn = host if isinstance(env, HostEnvironments) else device
-        turns[name] = make_turn(env, options.num_envs, CONTENDERS[name])
+        if name.startswith("ale_py"):
+            turns[name] = ale_py(options.num_envs, steps_of[name], xla=name.endswith("xla"))
+        else:
+            env = envs.make(name)
+            make_turn = host if isinstance(env, HostEnvironments) else device
+            turns[name] = make_turn(env, options.num_envs, steps_of[name])
         turns[name]()  # compiles
     rates: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(options.repeats):
         for name, turn in turns.items():
             start = time.process_time()
             turn()
-            steps = CONTENDERS[name] * options.num_envs
+            steps = steps_of[name] * options.num_envs
             rates[name].append(steps / (time.process_time() - start))
     for name, values in rates.items():
         median, low, high = statistics.median(values), min(values), max(values)

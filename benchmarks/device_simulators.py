@@ -26,6 +26,7 @@ from podracer.bench.machine import machine
 from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import find_devices
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.errors import ConfigError
 
 TASKS = ("CartPoles", "PointMasses")
 MOST_MS, MOST_SHARE = 1.0, 0.2  # the goals on a GPU
@@ -33,8 +34,11 @@ MOST_MS, MOST_SHARE = 1.0, 0.2  # the goals on a GPU
 
 def measure(task: str, num_envs: int, seconds: float, device: str = "cuda") -> dict[str, Any]:
     """Return figures of a task, `value` among them: milliseconds of a step with inference."""
-    import batched_simulator  # pyright: ignore[reportMissingImports]  # it imports torch
-
+    sys.path.append(str(Path(__file__).parents[1] / "examples" / "extensions"))
+    try:
+        import batched_simulator  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{task} needs the package {error.name}: pip install torch.") from error
     env = getattr(batched_simulator, task)(device)
     config = SebulbaConfig(num_envs=num_envs, rollout_length=32)
     setup = sebulba.make_setup(PPO(), env, config, find_devices(1))
@@ -80,7 +84,6 @@ def main() -> None:
     flags.add_argument("--seconds", type=float, default=10.0, help="of each of three measurements")
     options = flags.parse_args()
     size, seconds, device = (256, 0.5, "cpu") if options.quick else (4096, options.seconds, "cuda")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "extensions"))
     for task in TASKS:
         print(json.dumps({"task": task, **machine(), **measure(task, size, seconds, device)}))
 

@@ -48,7 +48,7 @@ def parts(options: Any) -> None:
         figures = bench.compare(what, options.seconds, options.repetitions)
         about = {"benchmark": "Sebulba's parts", "environment": environment, "torso": str(torso)}
         append(options.out, {**about, **figures})
-        sizes = f"{config.num_envs} environments, {config.threads_per_actor} threads"
+        sizes = f"{config.num_envs} environments, {config.num_threads} threads"
         print(f"\n{environment}, {sizes}, {torso}")
         for name, speed in figures["steps_per_second"].items():
             share = figures["share_of_simulator"].get(name)

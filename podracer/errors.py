@@ -1,5 +1,8 @@
 """Errors that a user can cause or meet, each with a stable exit code."""
 
+WEIGHTED_SUM = "of several objectives return a weighted sum, `dot(weights, rewards)`"
+"""Remedy in the messages on rewards that are vectors."""
+
 
 class PodracerError(Exception):
     """Failure with a stable exit code; the message is one clear sentence."""

@@ -33,8 +33,8 @@ from podracer.drivers.sebulba.config import (
     DeviceSplit,
     SebulbaConfig,
     environment_indices,
-    one_thread_if_shared,
     split_devices,
+    with_threads,
 )
 from podracer.drivers.sebulba.driver import check, sebulba
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -65,7 +65,7 @@ def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devi
     agent = settings
     if not isinstance(settings, Blueprint):
         agent = Blueprint(settings, env.spec, Context(config.rollout_length))
-    config = one_thread_if_shared(config, env)
+    config = with_threads(config, env)
     split = split_devices(devices, config)
     check(agent, env, config, split)
     return Setup(agent, env, config, split)

@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer.checks.errors import describe_error
 from podracer.environment import AutoReset, HostEnvironments, action_struct
-from podracer.errors import ConfigError
+from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.schema import leaves_by_path
 from podracer.ops.action_masks import action_mask
 from podracer.types import (
@@ -258,9 +258,9 @@ def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
         spec = expected_leaves[path]
         if part.endswith(".reward") and spec.shape == () and len(leaf.shape) == 1:
             raise ConfigError(
-                f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: of several "
-                "objectives return a weighted sum, `jnp.dot(weights, rewards)`, and of several "
-                f"agents make rows, `agents_as_rows(env, {leaf.shape[0]})`."
+                f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: "
+                f"{WEIGHTED_SUM}, and of several agents make rows, "
+                f"`agents_as_rows(env, {leaf.shape[0]})`."
             )
         if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
             raise ConfigError(

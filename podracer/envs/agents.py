@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import Renderable, evaluation_environment, sibling_key
-from podracer.errors import ConfigError
+from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
 from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep
 
@@ -70,6 +70,11 @@ class AgentsAsRows:
     def _step(self, key: jax.Array, game: GameState, actions: jax.Array) -> Any:
         """Return the game and the timesteps `[n, ...]` after actions `[n]`, with restarts."""
         inner, timesteps = self.env.step(key, game.inner, actions)
+        if timesteps.reward.shape != (self.num_agents,):
+            raise ConfigError(
+                f"{self.spec.name}: rewards must be float32[{self.num_agents}], one for each "
+                f"agent, but they are float32{list(timesteps.reward.shape)}: {WEIGHTED_SUM}."
+            )
         first_game, first_timesteps = self._reset(sibling_key(key))
         ends = timesteps.last & ~game.finished
         finished = game.finished | ends

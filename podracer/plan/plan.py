@@ -106,7 +106,7 @@ def _multiple(experiment: Experiment, run: CompiledRun) -> int:
     if not isinstance(config, SebulbaConfig):
         return len(run.target.devices)
     learner, actor = programs
-    threads = actor.devices * config.threads_per_actor
+    threads = actor.devices * config.num_threads
     return run.target.num_hosts * learner.devices * math.lcm(threads, config.updates_per_batch)
 
 

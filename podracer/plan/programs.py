@@ -108,7 +108,7 @@ def _sebulba(
     config: SebulbaConfig, blueprint: Blueprint, env: Any, target: Target
 ) -> list[Program]:
     spec, host_env = checked_spec(env), to_host_environments(env)
-    config = sebulba.one_thread_if_shared(config, host_env)
+    config = sebulba.with_threads(config, host_env)
     split = _split(config, target)
     sebulba.check(blueprint, host_env, config, split)
     num_learners = len(split.learners)
@@ -118,7 +118,7 @@ def _sebulba(
         # One batch of trajectories is learned from while others wait.
         "rollouts": (1 + config.queue_depth) * _device_bytes(arguments[2]),
     }
-    threads = config.threads_per_actor
+    threads = config.num_threads
     actor = {
         "parameters of actors": _device_bytes(shapes.params),
         # A thread fills its buffer while the copy that it finished travels.

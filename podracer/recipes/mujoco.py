@@ -1,4 +1,4 @@
-"""MuJoCo's HalfCheetah, stepped on the host."""
+"""MuJoCo's HalfCheetah, Ant and Humanoid, stepped on the host."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
+from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -64,3 +65,31 @@ def halfcheetah_td3() -> Experiment:
 def halfcheetah_ddpg() -> Experiment:
     """DDPG on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=10_000, replay=REPLAY))
+
+
+@accelerator(driver={"num_envs": 64}, frames=10_000_000)
+def ant_ppo() -> Experiment:
+    """PPO on MuJoCo's Ant (needs the extra `mujoco`), with the settings of HalfCheetah.
+
+    With `--size accelerator` for a host of many cores, and not trained at this size.
+    """
+    return dataclasses.replace(halfcheetah_ppo(), environment="gymnasium:Ant-v5")
+
+
+def ant_sac() -> Experiment:
+    """SAC on MuJoCo's Ant (needs the extra `mujoco`)."""
+    return dataclasses.replace(halfcheetah_sac(), environment="gymnasium:Ant-v5")
+
+
+@accelerator(driver={"num_envs": 64}, frames=10_000_000)
+def humanoid_ppo() -> Experiment:
+    """PPO on MuJoCo's Humanoid (needs the extra `mujoco`), with the settings of HalfCheetah.
+
+    With `--size accelerator` as `ant_ppo`, and not trained at this size.
+    """
+    return dataclasses.replace(halfcheetah_ppo(), environment="gymnasium:Humanoid-v5")
+
+
+def humanoid_sac() -> Experiment:
+    """SAC on MuJoCo's Humanoid (needs the extra `mujoco`)."""
+    return dataclasses.replace(halfcheetah_sac(), environment="gymnasium:Humanoid-v5")

@@ -232,7 +232,7 @@ def _sebulba(
         config = dataclasses.replace(config, env_timeout_seconds=1e6)
     checked_spec(env)
     host = to_host_environments(env)
-    config = sebulba.one_thread_if_shared(config, host)
+    config = sebulba.with_threads(config, host)
     split = sebulba.split_devices(devices, config)
     sebulba.check(blueprint, host, config, split, experiment.num_updates)
     if exists_once(host):

@@ -81,6 +81,8 @@ def test_names_are_unique_and_the_most_valuable_come_first(tmp_path):
         "ppo/cartpole-mlp",
         "lpg/61440",
         "sebulba/ppo-cleanrl",
+        "simulator/CartPoles",
+        "simulator/PointMasses",
         "population/16384",
     ]
     places = [names.index(name) for name in goals]

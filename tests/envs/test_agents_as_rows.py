@@ -11,11 +11,12 @@ from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 import podracer
 from podracer.agents.impala import Impala
+from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.envs.agents import agents_as_rows
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.rollout import count_episodes, zero_episode_stats
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, Trajectory
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 LIMIT = 6
 
@@ -164,8 +165,25 @@ def test_a_vector_of_rewards_is_refused_with_the_remedy():
             timestep = podracer.transition(jnp.zeros(3), 0.0)
             return state, dataclasses.replace(timestep, reward=jnp.zeros(2))
 
-    with pytest.raises(podracer.ConfigError, match=r"jnp\.dot\(weights, rewards\).*agents_as_rows"):
+    with pytest.raises(podracer.ConfigError, match=r"dot\(weights, rewards\).*agents_as_rows"):
         podracer.check_environment(podracer.auto_reset(Vector()))
+
+
+def test_a_vector_of_rewards_from_the_host_is_a_fault_with_the_remedy():
+    rows = np.ones(2, np.float32)
+    timestep = TimeStep(np.zeros((2, 5), np.float32), np.ones((2, 4)), rows, rows > 1, rows > 1)
+    with pytest.raises(podracer.errors.EnvironmentFault, match=r"\[2, 4\]: .*dot\(weights, rew"):
+        TimestepValidator(Hunt.spec, 2).check(timestep)
+
+
+def test_rewards_of_agents_that_are_vectors_are_refused():
+    class Objectives(Hunt):
+        def step(self, key, state, actions):
+            state, timesteps = super().step(key, state, actions)
+            return state, dataclasses.replace(timesteps, reward=jnp.zeros((3, 2)))
+
+    with pytest.raises(podracer.ConfigError, match=r"float32\[3\], one for .*dot\(weights, rew"):
+        podracer.check_environment(agents_as_rows(Objectives(), 3))
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ Source: Hessel et al. 2021, section 4 (arXiv 2104.06272).
 from podracer.drivers.sebulba.actor_pool import continues_episodes as continues_episodes
 from podracer.drivers.sebulba.config import DeviceSplit as DeviceSplit
 from podracer.drivers.sebulba.config import SebulbaConfig as SebulbaConfig
-from podracer.drivers.sebulba.config import one_thread_if_shared as one_thread_if_shared
 from podracer.drivers.sebulba.config import split_devices as split_devices
+from podracer.drivers.sebulba.config import with_threads as with_threads
 from podracer.drivers.sebulba.driver import check as check
 from podracer.drivers.sebulba.driver import sebulba as sebulba
 from podracer.drivers.sebulba.learner import eager_update as eager_update

@@ -265,7 +265,7 @@ def _actor_contexts(
         indices = environment_indices(split, thread, host)
         context = ActorContext(
             name=f"actor {thread}",
-            device=split.actors[thread // config.threads_per_actor],
+            device=split.actors[thread // config.num_threads],
             learners=split.learners,
             indices=indices,
             first_rollout=int(jax.device_get(state.update)),

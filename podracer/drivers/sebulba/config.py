@@ -34,9 +34,9 @@ class SebulbaConfig:
     """Actor devices of each host; 0 chooses a split with about three learners for each actor."""
     learners: int = bounded(0, low=0)
     """Learner devices of each host; 0 takes the devices that are not actors."""
-    threads_per_actor: int = bounded(2, low=1)
+    threads_per_actor: int = bounded(0, low=0)
     """Actor threads of each actor device: while the environments of one thread step, the device
-    acts for another."""
+    acts for another. 0 takes two, or one for a simulator that exists once."""
     env_threads: int = bounded(0, low=0)
     """Native threads or processes that step the environments of one actor thread; 0 divides the
     cores of the host evenly."""
@@ -62,6 +62,11 @@ class SebulbaConfig:
     env_timeout_seconds: float = bounded(120.0, low=0.001)
     """Seconds that a step of the environments may take; the run ends at most five seconds later,
     with exit code 72."""
+
+    @property
+    def num_threads(self) -> int:
+        """Actor threads of each actor device."""
+        return self.threads_per_actor or 2
 
     @property
     def steps_per_update(self) -> int:
@@ -99,14 +104,14 @@ class DeviceSplit:
         }
 
 
-def one_thread_if_shared(config: SebulbaConfig, env: HostEnvironments) -> SebulbaConfig:
-    """Return the configuration with one actor thread for a simulator that exists once.
+def with_threads(config: SebulbaConfig, env: HostEnvironments) -> SebulbaConfig:
+    """Return the configuration with its number of threads: one for a simulator that exists once.
 
-    The default number of threads counts as unset. Raises `ConfigError` for other numbers.
+    Raises `ConfigError` where more are asked for.
     """
     if not exists_once(env):
-        return config
-    if config.threads_per_actor not in (1, SebulbaConfig().threads_per_actor) or config.actors > 1:
+        return dataclasses.replace(config, threads_per_actor=config.num_threads)
+    if config.threads_per_actor > 1 or config.actors > 1:
         raise ConfigError(
             f"{env.spec.name} exists once, so one thread steps all of its environments: take "
             "`driver.threads_per_actor=1` and `driver.actors=1`."
@@ -133,7 +138,7 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
             return host_devices
         return host_devices[num_actors : num_actors + num_learners]
 
-    threads = num_actors * config.threads_per_actor
+    threads = num_actors * config.num_threads
     return DeviceSplit(
         actors=local_devices[:num_actors],
         learners=learners(local_devices),
@@ -171,14 +176,14 @@ def split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[i
     even = [
         (actors, learners)
         for actors, learners in options
-        if num_envs % (actors * config.threads_per_actor * learners) == 0
+        if num_envs % (actors * config.num_threads * learners) == 0
     ]
     if not even:
         actors, learners = max(options, key=_preference)
-        nearest = nearest_multiples(num_envs, actors * config.threads_per_actor * learners)
+        nearest = nearest_multiples(num_envs, actors * config.num_threads * learners)
         raise ConfigError(
             f"{num_envs} environments on each host cannot be shared evenly by "
-            f"{actors} x {config.threads_per_actor} actor threads and then by {learners} learners: "
+            f"{actors} x {config.num_threads} actor threads and then by {learners} learners: "
             f"take {nearest}."
         )
     return max(even, key=_preference)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
-from podracer.errors import EnvironmentFault
+from podracer.errors import WEIGHTED_SUM, EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, TimeStep
 
@@ -90,6 +90,8 @@ class TimestepValidator:
     def _check(self, name: str, leaf: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
         if getattr(leaf, "shape", None) != shape or leaf.dtype != dtype:
             actual = f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
+            if name == "reward" and len(np.shape(leaf)) > 1:
+                actual += f": {WEIGHTED_SUM}"
             self._raise(name, f"{dtype}{list(shape)}", actual)
 
     def _raise(self, name: str, expected: Any, actual: Any) -> NoReturn:

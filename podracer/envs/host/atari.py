@@ -28,10 +28,10 @@ def impala(game: str, **settings: Any) -> Atari:
     """Return a game under the training protocol of IMPALA (Espeholt et al. 2018).
 
     Up to 30 no-ops begin a game, a lost life ends an episode, rewards are clipped to [-1, 1]; DQN's
-    protocol is nearly the same. `settings` replace fields of `Atari`. Raises `ConfigError` as
-    `Atari` does.
+    protocol is nearly the same. Several games have all 18 actions. `settings` replace fields of
+    `Atari`. Raises `ConfigError` as `Atari` does.
     """
-    return Atari(game, **settings)
+    return Atari(game, **{"full_action_set": "+" in game, **settings})
 
 
 def sticky(game: str, **settings: Any) -> Atari:
@@ -66,12 +66,13 @@ class Atari:
 
     Observations are u8 `[height, width, stack]`, the newest frame last; in color
     `[height, width, 3 * stack]`. Frames before a game's first are black, as in dopamine, and a lost
-    life leaves the stack as it is. Raises `ConfigError` where ale-py or gymnasium is not installed
-    and for an unknown game.
+    life leaves the stack as it is. Several games play in one batch, row i the game `i % n` of the
+    n, and observations have a `picture` and the number of the game, `task`. Raises `ConfigError`
+    where ale-py or gymnasium is not installed and for an unknown game.
     """
 
     game: str
-    """Name of the game in ale-py, in snake case."""
+    """Name of the game in ale-py, in snake case, or of several joined by plus signs."""
     noop_max: int = bounded(30)
     """Largest number of no-ops that begin a game, drawn from 0 on; DQN's wrappers draw from 1."""
     use_fire_reset: bool = False
@@ -101,18 +102,28 @@ class Atari:
         check_ranges(self, f"atari:{self.game}")
         if not (isinstance(self.size, tuple) and len(self.size) == 2):
             raise ConfigError(f"size must be a tuple such as (84, 84), not {self.size!r}.")
-        game_actions(self.game, self.full_action_set)
+        for game in self.games:
+            game_actions(game, self.full_action_set)
+        if len(self.games) > 1 and not self.full_action_set:
+            raise ConfigError(
+                f"atari:{self.game} needs full_action_set=true, as games share their actions."
+            )
+
+    @property
+    def games(self) -> tuple[str, ...]:
+        """Names of the games."""
+        return tuple(self.game.split("+"))
 
     @property
     def spec(self) -> EnvironmentSpec:
         channels = self.stack * (1 if self.grayscale else 3)
-        return EnvironmentSpec(
-            f"atari:{self.game}",
-            ArraySpec(
-                (*self.size, channels), np.uint8, frame_stack=self.grayscale and self.stack > 1
-            ),
-            Discrete(len(game_actions(self.game, self.full_action_set))),
-        )
+        frame_stack = self.grayscale and self.stack > 1
+        observation: PyTree = ArraySpec((*self.size, channels), np.uint8, frame_stack)
+        if len(self.games) > 1:
+            task = ArraySpec((), np.int32, num_values=len(self.games))
+            observation = {"picture": observation, "task": task}
+        num_actions = len(game_actions(next(iter(self.games)), self.full_action_set))
+        return EnvironmentSpec(f"atari:{self.game}", observation, Discrete(num_actions))
 
     def for_evaluation(self) -> Atari:
         """Return the same game with whole games as episodes and unclipped rewards."""
@@ -124,17 +135,15 @@ class Atari:
 
 
 class AtariBatch:
-    """B games of ale-py, as a `HostEnvironment`. Observations are never overwritten.
+    """B rows of ale-py, as a `HostEnvironment`. Observations are never overwritten.
 
     When a game is cut at `max_frames`, ale-py leaves out the very last frame: its final observation
     pools the frame before with those of the previous step.
     """
 
     def __init__(self, atari: Atari, num_envs: int, num_threads: int) -> None:
-        from ale_py.vector_env import AtariVectorEnv
-
-        self._atari = atari
-        actions = game_actions(atari.game, atari.full_action_set)
+        self._atari, self._num_envs, self._num_threads = atari, num_envs, num_threads
+        actions = game_actions(atari.games[0], atari.full_action_set)
         self._num_actions = len(actions)
         self._fire = actions.index("FIRE") if atari.use_fire_reset and "FIRE" in actions else None
         self._timesteps = TimestepBuilder(
@@ -143,10 +152,51 @@ class AtariBatch:
             atari.clip_rewards,
             life_loss_restarts=self._fire is not None,
         )
-        self._env: Any = AtariVectorEnv(
-            atari.game,
+        self._task = np.zeros(num_envs, np.int32)  # number of each row's game
+        self._vectors: dict[int, tuple[Any, Any]] = {}  # rows and environments by game
+
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        """Begin new games, `[B, ...]`. Takes about 0.1 s a row, as ale-py loads the ROM again."""
+        task = (np.asarray(indices) % len(self._atari.games)).astype(np.int32)
+        if not self._vectors or (task != self._task).any():
+            self._task, self._vectors = task, self._make_vectors(task)
+        seeds = row_seeds(seed, indices, start)
+        parts = [env.reset(seed=seeds[rows]) for rows, env in self._vectors.values()]
+        observation, lives = self._join([(picture, info["lives"]) for picture, info in parts])
+        return self._timesteps.after_reset(self._observation(observation), lives)
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Step all rows, `[B, ...]`. Raises `EnvironmentFault` for an invalid action."""
+        action = check_actions(action, self._num_actions)
+        if self._fire is not None:
+            action = np.where(self._timesteps.life_lost, np.int32(self._fire), action)
+        for rows, env in self._vectors.values():
+            env.send(action[rows])
+        parts = [env.recv() for _, env in self._vectors.values()]
+        parts = [(*part[:4], part[4]["lives"]) for part in parts]
+        observation, reward, terminal, timeout, lives = self._join(parts)
+        return self._timesteps.after_step(
+            self._observation(observation), reward, terminal, timeout, lives
+        )
+
+    def close(self) -> None:
+        self._vectors = {}  # destructors join the threads
+
+    def _make_vectors(self, task: np.ndarray) -> dict[int, tuple[Any, Any]]:
+        numbers = np.unique(task).tolist()
+        if len(numbers) == 1:
+            return {numbers[0]: (slice(None), self._make(numbers[0], self._num_envs))}
+        rows = {number: np.flatnonzero(task == number) for number in numbers}
+        return {number: (x, self._make(number, len(x))) for number, x in rows.items()}
+
+    def _make(self, number: int, num_envs: int) -> Any:
+        from ale_py.vector_env import AtariVectorEnv
+
+        atari = self._atari
+        return AtariVectorEnv(
+            atari.games[number],
             num_envs,
-            num_threads=num_threads,
+            num_threads=max(1, self._num_threads // len(atari.games)),
             max_num_frames_per_episode=atari.max_frames,
             repeat_action_probability=atari.repeat_action_probability,
             full_action_space=atari.full_action_set,
@@ -162,23 +212,17 @@ class AtariBatch:
             reward_clipping=False,
         )
 
-    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """Begin new games, `[B, ...]`. Takes about 0.1 s a row, as ale-py loads the ROM again."""
-        observation, info = self._env.reset(seed=row_seeds(seed, indices, start))
-        return self._timesteps.after_reset(self._channels_last(observation), info["lives"])
+    def _join(self, parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+        """Return arrays `[B, ...]` of all rows from the arrays of each game."""
+        if len(parts) == 1:
+            return parts[0]
+        order = np.argsort(np.concatenate([rows for rows, _ in self._vectors.values()]))
+        return tuple(np.concatenate(arrays)[order] for arrays in zip(*parts, strict=True))
 
-    def step(self, action: np.ndarray) -> TimeStep:
-        """Step all games, `[B, ...]`. Raises `EnvironmentFault` for an invalid action."""
-        action = check_actions(action, self._num_actions)
-        if self._fire is not None:
-            action = np.where(self._timesteps.life_lost, np.int32(self._fire), action)
-        observation, reward, terminal, timeout, info = self._env.step(action)
-        return self._timesteps.after_step(
-            self._channels_last(observation), reward, terminal, timeout, info["lives"]
-        )
-
-    def close(self) -> None:
-        self._env = None  # its destructor joins the threads
+    def _observation(self, pictures: np.ndarray) -> PyTree:
+        pictures = self._channels_last(pictures)
+        several = len(self._atari.games) > 1
+        return {"picture": pictures, "task": self._task} if several else pictures
 
     def _channels_last(self, observation: np.ndarray) -> np.ndarray:
         # A view: JAX takes it in as fast as a contiguous array, while numpy would need 0.7 ms to
@@ -266,7 +310,7 @@ def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
 
 @functools.cache
 def game_actions(game: str, full: bool) -> tuple[str, ...]:
-    """Return the names of a game's actions in order."""
+    """Return the names of a game's actions in order. Raises `ConfigError` for an unknown game."""
     ale_py, roms, _ = (
         import_optional(module, f"atari:{game}", "atari")
         for module in ("ale_py", "ale_py.roms", "ale_py.vector_env")

@@ -29,7 +29,7 @@ from podracer.envs.host.gymnasium_protocol import (
     Registered,
     WorkerSetup,
 )
-from podracer.errors import ConfigError
+from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.names import nearest
 from podracer.io.processes import children, kill_tree
 from podracer.types import (
@@ -102,6 +102,11 @@ def inspect_environment(
                     f"{name} has no {attribute}: set one of gymnasium.spaces in the class or in "
                     "its __init__."
                 )
+        if shape := getattr(getattr(env, "reward_space", None), "shape", None):
+            raise ConfigError(
+                f"{name} has rewards of the shape {list(shape)}, not a number: {WEIGHTED_SUM}, as "
+                "the wrapper `LinearReward` of MO-Gymnasium does."
+            )
         observation = _observation(name, env.observation_space, "observation")
         action = _action(name, env.action_space)
         setup = WorkerSetup(

@@ -43,6 +43,7 @@ from podracer.envs.host.gymnasium_protocol import (
     map_shared_memory,
     observation_leaves,
 )
+from podracer.errors import WEIGHTED_SUM
 from podracer.io.processes import go_on_guarded, kill_tree, request_signal_at_parent_death
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ def _write(array: np.ndarray, row: int, leaf: Leaf, value: Any) -> None:
                 raise Fault("out_of_space", f"{leaf.name} does not fit {leaf.dtype}: {source}")
     if source.shape != leaf.shape:
         text = f"{leaf.name} must have shape {leaf.shape}, but has {source.shape}"
+        text += f": {WEIGHTED_SUM}" if leaf is _REWARD else ""
         raise Fault("wrong_shape", text)
     array[row] = source
 

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ pytest.importorskip("ale_py.vector_env", exc_type=ImportError)
 import ale_py
 from ale_py import roms
 
+import podracer
 from podracer import envs
 from podracer.environment import HostEnvironments
 from podracer.envs.host import atari
@@ -336,3 +338,48 @@ def test_an_action_that_does_not_exist_is_a_fault() -> None:
             batch.step(np.array([action]))
     batch.close()
     batch.close()
+
+
+def test_several_games_play_in_one_batch() -> None:
+    """Each row equals the row of its game alone, whatever the order of the rows is."""
+    together = impala("pong+breakout+freeway", noop_max=5)
+    assert together == envs.make("atari:pong+breakout+freeway,noop_max=5")
+    assert together.spec.action.num_actions == 18
+    indices = [4, 0, 3, 2]
+    rows = play(together, indices, 20)
+    for row, index in list(enumerate(indices))[:2]:
+        game = together.games[index % 3]
+        alone = play(dataclasses.replace(together, game=game), [index], 20)
+        picture = rows.observation["picture"][:, row]
+        np.testing.assert_array_equal(picture, alone.observation[:, 0])
+        for name in ("reward", "discount", "first", "last"):
+            assert (getattr(rows, name)[:, row] == getattr(alone, name)[:, 0]).all()
+    assert (rows.observation["task"] == np.array(indices) % 3).all()
+    assert len({picture.tobytes() for picture in rows.observation["picture"][-1]}) == 4
+    for name, array in together.spec.observation.items():
+        assert rows.observation[name].shape == (21, 4, *array.shape)
+        assert rows.observation[name].dtype == array.dtype
+
+
+def test_several_games_share_all_actions() -> None:
+    with pytest.raises(ConfigError, match=r"pong\+qbert needs full_action_set=true, as games"):
+        impala("pong+qbert", full_action_set=False)
+    with pytest.raises(ConfigError, match="no game 'pon': did you mean pong"):
+        sticky("qbert+pon")
+
+
+@pytest.mark.slow
+def test_several_games_train_one_agent(tmp_path: Path) -> None:
+    result = podracer.train(
+        "atari_ppo",
+        environment="atari-sticky:pong+breakout,max_frames=400",
+        driver=podracer.SebulbaConfig(num_envs=8, rollout_length=16, updates_per_chunk=1),
+        frames=512,
+        evaluations=1,
+        evaluation_episodes=4,
+        run_dir=tmp_path / "run",
+        devices=1,
+        progress=False,
+    )
+    assert result.evaluation is not None
+    assert result.evaluation.lengths.tolist() == [100] * 4

@@ -1,0 +1,150 @@
+"""Games of PettingZoo's parallel API as rows of a batch, from the examples."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import podracer
+
+FILE = Path(__file__).parents[3] / "examples" / "extensions" / "parallel_games.py"
+SPEC = importlib.util.spec_from_file_location("parallel_games", FILE)
+parallel_games = sys.modules["parallel_games"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(parallel_games)
+ParallelGames = parallel_games.ParallelGames
+
+
+class Hunt:
+    """Three agents who may rest (0) or hunt (1), paid 3, 2 and 1; agent i dies after i + 1 hunts.
+
+    After six steps the game is over for all. Agents without health may only rest.
+    """
+
+    possible_agents = ("a", "b", "c")
+
+    def observation_space(self, agent):
+        mask = spaces.MultiBinary(2)
+        return spaces.Dict({"observation": spaces.Box(0, 6, (5,)), "action_mask": mask})
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time = list(self.possible_agents), 0
+        self.health = {"a": 1, "b": 2, "c": 3}
+        return {agent: self.observe(agent) for agent in self.agents}, {}
+
+    def observe(self, agent):
+        i = self.possible_agents.index(agent)
+        values = [*np.eye(3)[i], self.health[agent], self.time / 6]
+        mask = np.array([1, self.health[agent] > 0], np.int8)
+        return {"observation": np.array(values, np.float64), "action_mask": mask}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), "those who are over do not act"
+        self.time += 1
+        rewards, terminals, timeouts = {}, {}, {}
+        for agent, action in actions.items():
+            self.health[agent] -= action
+            rewards[agent] = action * (3 - self.possible_agents.index(agent))
+            terminals[agent] = self.health[agent] == 0
+            timeouts[agent] = self.time >= 6 and not terminals[agent]
+        observations = {agent: self.observe(agent) for agent in self.agents}
+        self.agents = [x for x in self.agents if not (terminals[x] or timeouts[x])]
+        return observations, rewards, terminals, timeouts, {}
+
+    def close(self):
+        pass
+
+
+def play(games, actions, num_envs=3):
+    batch = games.make(num_envs, 1)
+    timestep = batch.reset(0, np.arange(num_envs), 0)
+    timesteps = [timestep]
+    for action in actions:
+        timesteps.append(batch.step(np.resize(action, num_envs)))
+    batch.close()
+    return timesteps
+
+
+def test_the_rows_of_the_dead_are_cut_until_the_game_begins_again():
+    timesteps = play(ParallelGames(Hunt), [[1, 1, 0]] * 8)
+    reward = np.stack([x.reward for x in timesteps])
+    first = np.stack([x.first for x in timesteps])
+    last = np.stack([x.last for x in timesteps])
+    discount = np.stack([x.discount for x in timesteps])
+    assert reward.T.tolist() == [
+        [0, 3, 0, 0, 0, 0, 0, 0, 3],
+        [0, 2, 2, 0, 0, 0, 0, 0, 2],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    assert last.T.astype(int).tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 0, 1],
+        [0, 0, 1, 1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0, 0],
+    ]
+    assert first.T.astype(int).tolist() == [
+        [1, 0, 1, 1, 1, 1, 1, 1, 0],
+        [1, 0, 0, 1, 1, 1, 1, 1, 0],
+        [1, 0, 0, 0, 0, 0, 0, 1, 0],
+    ]
+    assert np.argwhere(discount == 0).tolist() == [[1, 0], [2, 1], [8, 0]]
+
+
+def test_an_evaluation_counts_the_mean_return_of_a_team_to_the_end_of_its_game():
+    games = ParallelGames(Hunt).for_evaluation()
+    timesteps = play(games, [[1, 1, 1]] * 4, num_envs=6)
+    reward = np.stack([x.reward for x in timesteps])
+    assert reward.sum(axis=0).tolist() == pytest.approx([10 / 3] * 6)
+    assert [x.last.tolist() for x in timesteps] == [[k == 3] * 6 for k in range(5)]
+    assert [x.discount.tolist() for x in timesteps] == [[float(k != 3)] * 6 for k in range(5)]
+    assert timesteps[4].first.all()
+    resting = play(games, [[0, 0, 0]] * 6)
+    assert resting[6].last.all()
+    assert resting[6].discount.all()  # a time-out
+
+
+def test_rows_and_spaces_must_fit():
+    class Unlike(Hunt):
+        def action_space(self, agent):
+            return spaces.Discrete(2 + (agent == "b"))
+
+    with pytest.raises(podracer.ConfigError, match="Unlike: all agents must have the same"):
+        ParallelGames(Unlike)
+    with pytest.raises(podracer.ConfigError, match=r"Hunt: 4 rows .* take a multiple of 3"):
+        ParallelGames(Hunt).make(4, 1)
+
+
+@pytest.mark.slow
+def test_a_team_learns_the_optimum_under_sebulba(tmp_path):
+    """Everybody hunts until death: 3 + 4 + 3, of which a team's return is the mean."""
+    result = podracer.train(
+        podracer.Experiment(
+            recipe="hunt",
+            environment=ParallelGames(Hunt),
+            agent=podracer.PPO(learning_rate=3e-3),
+            driver=podracer.SebulbaConfig(num_envs=48, rollout_length=16, updates_per_chunk=10),
+            frames=60_000,
+            evaluation_episodes=12,
+        ),
+        run_dir=tmp_path / "run",
+        devices=1,
+        progress=False,
+    )
+    assert result.evaluation.returns.tolist() == pytest.approx([10 / 3] * 12)
+    assert "environment_faults" not in result.metrics or not result.metrics["environment_faults"]
+
+
+def test_a_game_of_pettingzoo_plays():
+    """Rock, paper, scissors of the real package: two agents, a fixed number of rounds."""
+    rps = pytest.importorskip("pettingzoo.classic.rps_v2", exc_type=ImportError)
+    games = ParallelGames(rps.parallel_env)
+    assert games.num_agents == 2
+    timesteps = play(games, [[0, 1]] * 20, num_envs=4)
+    reward = np.stack([x.reward for x in timesteps])
+    assert (reward[:, ::2] == -reward[:, 1::2]).all()
+    assert reward.any()
+    assert np.stack([x.last for x in timesteps]).sum(axis=0).tolist() == [1, 1, 1, 1]
