@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from podracer.errors import CheckpointError, ConfigError
@@ -380,10 +380,11 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 
 
-def referenced_checkpoints(state: TournamentState) -> frozenset[str]:
-    """Return the checkpoints that a pod may need: those of all entries of `find_entry`."""
-    entries = (*state.board, *(entry for pod in state.pods.values() for entry in pod.entries))
-    return frozenset(entry.checkpoint for entry in entries)
+def kept_entries(state: TournamentState) -> Iterator[Entry]:
+    """Yield the entries that a pod may need, those of `find_entry`; some repeatedly."""
+    yield from state.board
+    for pod in state.pods.values():
+        yield from pod.entries
 
 
 def accepted_entries(events: Iterable[Event]) -> dict[str, Entry]:
