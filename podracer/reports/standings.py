@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import sys
 import time
@@ -85,12 +86,13 @@ class LiveStandings:
             newest = pod.newest
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
-                places = (str(n) for n, e in enumerate(state.board, 1) if rank(e) == rank(newest))
+                place = bisect.bisect_left(state.board, rank(newest), key=rank)
+                place_text = str(place + 1) if newest.id in state.board_by_id else "-"
                 cut = f" ({newest.unfinished} unfinished)" if newest.unfinished else ""
                 self._terminal.print(
                     _plain(
                         f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
-                        f"place {next(places, '-')}  frames {compact(newest.frames)}  "
+                        f"place {place_text}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}"
                     )
                 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -236,6 +235,7 @@ class TournamentState:
     header: Header
     board: tuple[Entry, ...]  # best first
     pods: Mapping[int, PodState]
+    board_by_id: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
     population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
     dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
     capacity: int | None = None
@@ -307,7 +307,12 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             entry = _rated(join_entry(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
             board, size = exchanged(state.board, None, entry), state.header.size
-            state = dataclasses.replace(state, board=board[:size], dropped=board[size:])
+            by_id = {**state.board_by_id, entry.id: entry}
+            for dropped in board[size:]:
+                del by_id[dropped.id]
+            state = dataclasses.replace(
+                state, board=board[:size], board_by_id=by_id, dropped=board[size:]
+            )
         case Failed():
             further = event.frames > pod.frames
             pod = dataclasses.replace(
@@ -345,11 +350,13 @@ def _with_matches(state: TournamentState, matches: tuple[Match, ...]) -> Tournam
         number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
         for number, pod in state.pods.items()
     }
+    board = ranking(_rated(entry, ratings) for entry in state.board)
     return dataclasses.replace(
         state,
         matches=matches,
         ratings=ratings,
-        board=ranking(_rated(entry, ratings) for entry in state.board),
+        board=board,
+        board_by_id={entry.id: entry for entry in board},
         pods=pods,
         population=ranking(pod.newest for pod in pods.values() if pod.newest and pod.is_live),
     )
@@ -369,13 +376,11 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     `ValueError` for any other, whose checkpoint may have been deleted.
     """
     if match := _ENTRY_ID.fullmatch(entry_id):
-        owner, round = map(int, match.groups())
-        newest = state.pods.get(owner, PodState()).newest
+        newest = state.pods.get(int(match[1]), PodState()).newest
         pod_state = state.pods.get(pod, PodState())
-        if newest is not None and newest.round == round:
-            return newest
-        for entry in itertools.chain(state.board, pod_state.parents, pod_state.opponents):
-            if entry.round == round and entry.pod == owner:
+        on_board = state.board_by_id.get(entry_id)
+        for entry in (newest, on_board, *pod_state.parents, *pod_state.opponents):
+            if entry is not None and entry.id == entry_id:
                 return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
@@ -203,7 +204,8 @@ def _drawn(
         case Uniform():
             return view.board[rng.integers(count)]
         case Softmax():
-            chances = softmax([entry.score for entry in view.board], rule.temperature)
+            scores = np.fromiter(map(operator.attrgetter("score"), view.board), float, count)
+            chances = softmax(scores, rule.temperature)
             candidate = view.board[rng.choice(count, p=chances)]
         case KTournament():
             number = rng.choice(count, size=min(rule.k, count), replace=False).min()
@@ -212,7 +214,7 @@ def _drawn(
     return candidate if newest is None or candidate.score > newest.score else newest
 
 
-def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
+def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> np.ndarray:
     """Return probabilities, f64 `[n]`, of finite scores `[n]`; equal scores are equally likely."""
     values = np.asarray(scores, np.float64)
     values = values / (np.abs(values).max() or 1.0)  # so that no sum overflows

@@ -1,4 +1,4 @@
-"""Tournaments whose machine is lost: they go on elsewhere from their copy, and every account closes.
+"""Tournaments whose machine is lost go on elsewhere from their copy, and every account closes.
 
 Pods only pretend to train. An entry's checkpoint is a digest of the checkpoints that it came from,
 so a tournament that went on from other ones would come to other results.
@@ -6,37 +6,36 @@ so a tournament that went on from other ones would come to other results.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import random
 import shutil
 import threading
-import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from stores import MachineLost, Store, files_of, hurry
 
 from podracer import recipes
-from podracer.cli.main import main
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io import copies, mirror
-from podracer.io.copies import RunCopy, local_run, restore
+from podracer.io import store as stores
+from podracer.io.copies import RunCopy, restore
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
 from podracer.io.run_directory import write_json
 from podracer.io.seal import seal, seal_json, verify_seal
-from podracer.io.store import BLOCK_BYTES, open_store
+from podracer.io.store import open_store
 from podracer.tournament import copies as tournament_copies
 from podracer.tournament import orchestrator, selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.events import (
+    Capacity,
     Failed,
     Rejected,
     Started,
@@ -45,7 +44,7 @@ from podracer.tournament.events import (
     kept_entries,
     state_after,
 )
-from podracer.tournament.leaderboard import LOG, Leaderboard, read_events
+from podracer.tournament.leaderboard import LOG, Leaderboard, encode_line, read_events
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.pod import REPORT, digest, read_task, verified_checkpoint
 
@@ -125,7 +124,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(orchestrator, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(orchestrator, "make_engine", lambda *_: Pretense())
     monkeypatch.setattr(TournamentCopy, "gather_seconds", 0.0)
-    monkeypatch.setattr(tournament_copies, "BLOCK_BYTES", BLOCK_BYTES)
+    for module in (stores, tournament_copies):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 5000)  # the log has several blocks
 
 
 @pytest.fixture
@@ -220,10 +220,8 @@ def lose(address, directory, tournament, **moment) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mirror, "CLOSE_SECONDS", 0.0 if "event" in moment else 60.0)
         machine = Lost(patch, address, **moment)
-        try:
+        with contextlib.suppress(MachineLost, ConfigError):
             run_tournament(tournament, directory, mirror=address)
-        except (MachineLost, ConfigError):
-            pass
         machine.is_over, was_lost = True, machine.is_over
         for thread in threading.enumerate():
             if thread.name == "podracer-mirror":
@@ -277,3 +275,106 @@ def test_a_tournament_whose_machine_is_lost_goes_on_elsewhere(
         shutil.rmtree(last)
         shutil.rmtree(store)
     assert num_continued > moments / 2
+
+
+def test_two_machines_that_went_on_from_one_copy_have_different_tournaments(address, tmp_path):
+    """The one that was taken for lost is refused, and its directory stays as it is."""
+    first, second, behind = (tmp_path / name for name in ("first", "second", "behind"))
+    lose(address, first, TOURNAMENT, event=15)
+    with Leaderboard(first) as board:
+        board.record(Capacity(2))
+    bring(address, second)
+    shutil.copytree(second, behind)
+    assert run_tournament(TOURNAMENT, second) == 0
+    log = (first / LOG).read_bytes()
+    with pytest.raises(ConfigError, match="holds another tournament: choose another address"):
+        run_tournament(TOURNAMENT, first)
+    with pytest.raises(ConfigError, match="holds something else: name a new directory"):
+        bring(address, first)
+    assert (first / LOG).read_bytes() == log
+    with pytest.raises(ConfigError, match=r"is newer than .*behind: podracer resume file://"):
+        run_tournament(TOURNAMENT, behind, mirror=address)
+    bring(address, behind)
+    bring(address, second)  # its own directory, which has everything
+    assert (behind / LOG).read_bytes() == (second / LOG).read_bytes()
+    check_accounts(behind, TOURNAMENT)
+
+
+def test_an_address_holds_one_tournament_or_run(address, tmp_path):
+    assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0
+    with pytest.raises(ConfigError, match="holds another tournament: choose another address"):
+        run_tournament(TOURNAMENT, tmp_path / "second", mirror=address)
+    assert not (tmp_path / "second").exists()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match="holds another tournament"):
+        Mirror(tmp_path / "run", address, RunCopy, new=True).__enter__()
+    with pytest.raises(ConfigError, match="holds no run"):
+        restore(address, tmp_path / "third", report=ignore)
+
+
+@pytest.mark.figure(26)
+def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
+    """Its files are changed, cut off or gone; the others come back, and the log as it was."""
+    assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0
+    store, state = tmp_path / "store", state_after(read_events(tmp_path / "first"))
+    entries = sorted({entry.id: entry for entry in kept_entries(state)}.items())
+    for number, (name, entry) in enumerate(cases(entries)):
+        file = store / entry.checkpoint / ("w", "manifest.json", "meta.json")[number % 3]
+        content = file.read_bytes()
+        damaged = (content[:-1] + bytes([content[-1] ^ 1]), content[:-1], b"")[number // 3 % 3]
+        file.write_bytes(damaged) if damaged else file.unlink()
+        reports: list[str] = []
+        other = tmp_path / f"other{number}"
+        bring(address, other, reports.append)
+        assert f"{name} are lost" in reports[-1]
+        assert not (other / entry.checkpoint).exists()
+        assert all((other / e.checkpoint).exists() for n, e in entries if n != name)
+        assert (other / LOG).read_bytes() == (tmp_path / "first" / LOG).read_bytes()
+        file.write_bytes(content)
+    shutil.rmtree(store / "pods")
+    with pytest.raises(CheckpointError, match=r"none of the .* entries in the store is whole"):
+        bring(address, tmp_path / "last")
+    assert not (tmp_path / "last" / LOG).exists()
+
+
+@pytest.mark.figure(16)
+def test_a_log_in_a_store_leads_nowhere_else(address, tmp_path):
+    directory = tmp_path / "first"
+    assert run_tournament(TOURNAMENT, directory, mirror=address) == 0
+    lines = [json.loads(line) for line in (directory / LOG).read_text().splitlines()]
+    checksum, log = "", b""
+    for fields in lines:
+        del fields["sha256"]
+        if fields["event"] == "submitted":
+            fields["checkpoint"] = f"../escaped/p{fields['pod']}r{fields['round']}"
+        line, checksum = encode_line(fields, checksum)
+        log += line
+    shutil.rmtree(tmp_path / "store" / "log")
+    (tmp_path / "log").write_bytes(log)
+    stores.put_blocks(open_store(address), tmp_path / "log", 0, len(log))
+    with pytest.raises(CheckpointError, match="cannot be the checkpoint of a round"):
+        bring(address, tmp_path / "deep" / "other")
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_a_slow_store_keeps_what_it_copies_and_delays_nobody(address, tmp_path, monkeypatch):
+    """The tournament ends while the first copy waits; then the copy has everything."""
+    ended, held = threading.Event(), []
+
+    def fault(operation, name, call):
+        if operation == "put" and name.startswith("pods/") and not held:
+            held.append(name)
+            assert ended.wait(60.0)
+        return call()
+
+    store = Store(open_store(address, writes=True), fault)
+    monkeypatch.setattr(mirror, "open_store", lambda *_, **__: store)
+
+    def watch(state):
+        if all(pod.round == TOURNAMENT.rounds for pod in state.pods.values()):
+            ended.set()
+
+    tournament = dataclasses.replace(TOURNAMENT, size=1)
+    assert run_tournament(tournament, tmp_path / "first", watch=watch, mirror=address) == 0
+    assert held
+    check_store(tmp_path / "store", tmp_path / "first")
