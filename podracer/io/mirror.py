@@ -38,37 +38,22 @@ _LOG = logging.getLogger("podracer")
 
 
 class Copy(Protocol):
-    """What lies in a directory, and what a store has of it. Any method raises what stores raise."""
+    """What lies in a directory, and what a store has of it. Any method raises what stores raise.
+
+    `is_same`: the store has the run or tournament of the directory. `is_newer`: it has more of it.
+    `look` sees what the store has, `update` makes it like the disk and calls `check` before what
+    others see, `fetch` brings everything into the directory. `str` is what the store has, in words.
+    """
 
     kind: str  # as `kind_at` returns it
     mark: str  # name of the file by which the directory has begun; it comes back last
     gather_seconds: float  # for which changes are gathered before they are copied
 
-    def __init__(self, directory: Path, store: Any) -> None: ...
-
-    def is_same(self) -> bool:
-        """Return whether the store has the same run or tournament as the directory."""
-        ...
-
-    def is_newer(self) -> bool:
-        """Return whether the store has more than the directory."""
-        ...
-
-    def look(self) -> None:
-        """See what the store has."""
-        ...
-
-    def update(self, check: Callable[[], None]) -> None:
-        """Make the store like the disk; `check` is called before what makes others visible."""
-        ...
-
-    def fetch(self, report: Callable[[str], None]) -> None:
-        """Bring everything into the directory, the mark last."""
-        ...
-
-    def __str__(self) -> str:
-        """Return what the store has, in words."""
-        ...
+    def is_same(self) -> bool: ...
+    def is_newer(self) -> bool: ...
+    def look(self) -> None: ...
+    def update(self, check: Callable[[], None]) -> None: ...
+    def fetch(self, report: Callable[[str], None]) -> None: ...
 
 
 class Mirror:
@@ -157,11 +142,14 @@ class Mirror:
                 continue
             try:
                 if not self._is_claimed:
-                    self._claim_late()
+                    self._claim()
                 self._lease.check()
                 self._copy.update(self._lease.check)
             except LeaseLostError as error:
-                self._end(error)
+                self._end(str(error))
+                return
+            except ConfigError as error:  # of a claim, as the store was away at the start
+                self._end(f"the run goes on without a copy: {error}")
                 return
             except Exception as error:
                 num_failures += 1
@@ -181,15 +169,15 @@ class Mirror:
                 if self._lease.is_held:
                     self._lease.beat()
             except LeaseLostError as error:
-                self._end(error)
+                self._end(str(error))
             except Exception:  # the next copy tells more
                 self._faults += 1
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, trouble: str) -> None:
         """Copy nothing any more."""
-        self._trouble = str(error)
+        self._trouble = trouble
         if not self._ended.is_set():
-            _LOG.warning("%s", error)
+            _LOG.warning("%s", trouble)
         self._ended.set()
         self._wake.set()
 
@@ -218,13 +206,6 @@ class Mirror:
             return
         self._lease.release()
         raise ConfigError(problem)
-
-    def _claim_late(self) -> None:
-        """Claim after the store was away."""
-        try:
-            self._claim()
-        except ConfigError as error:
-            raise LeaseLostError(f"the run goes on without a copy: {error}") from error
 
 
 def check_is_free(address: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import shutil
@@ -124,33 +125,52 @@ def kind_at(store: Any) -> str:
 
 # --- logs -----------------------------------------------------------------------------------------
 
+# Stores cannot append, so a log is a sequence of blocks, which ends at the first that is not full.
+
 
 def log_size(store: Any) -> int:
     """Return the bytes of a log in a store."""
-    number = newest_number(store, _BLOCKS)
-    last = size_of(store, numbered(_BLOCKS, number)) if number else 0
-    return max(0, number - 1) * BLOCK_BYTES + (last or 0)
+    listed, size = sizes_below(store, _BLOCKS), 0
+    for number in itertools.count(1):
+        name = numbered(_BLOCKS, number)
+        if (block := listed.get(name)) != BLOCK_BYTES:  # a list may be stale
+            block = size_of(store, name) or 0
+        size += block
+        if block < BLOCK_BYTES:
+            return size
+    raise AssertionError
 
 
 def read_blocks(store: Any, begin: int = 0) -> bytes:
     """Return a log from the beginning of the block that has the byte `begin`."""
-    blocks, number = list[bytes](), begin // BLOCK_BYTES + 1
-    while (block := read_object(store, numbered(_BLOCKS, number))) is not None:
-        blocks.append(block)
-        number += 1
+    blocks, is_full = list[bytes](), True
+    while is_full:
+        number = begin // BLOCK_BYTES + 1 + len(blocks)
+        blocks.append(read_object(store, numbered(_BLOCKS, number)) or b"")
+        is_full = len(blocks[-1]) == BLOCK_BYTES
     return b"".join(blocks)
 
 
 def put_blocks(store: Any, path: Path, begin: int, end: int) -> None:
-    """Copy the bytes of a log from `begin` to `end`; those before `begin` are there."""
+    """Copy the bytes of a log from `begin` to `end`; those before `begin` are there.
+
+    The first block comes last: by it all others count.
+    """
     with open(path, "rb") as file:
-        for number in range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+        for number in reversed(range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))):
             file.seek(number * BLOCK_BYTES)
             block = file.read(min(BLOCK_BYTES, end - number * BLOCK_BYTES))
             name = numbered(_BLOCKS, number + 1)
             store.put(name, block)
             if size_of(store, name) != len(block):
                 raise StorageError(f"{name} did not arrive as a whole")
+
+
+def remove_blocks(store: Any, size: int) -> None:
+    """Remove what a machine that was lost has left behind a log of this size."""
+    for name in sizes_below(store, _BLOCKS):
+        if name > numbered(_BLOCKS, size // BLOCK_BYTES + 1):
+            store.delete(name)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from podracer.io.store import (
     put_step,
     read_blocks,
     read_object,
+    remove_blocks,
     remove_step,
     sizes_below,
 )
@@ -84,6 +85,7 @@ class TournamentCopy:
         are played again, perhaps to other bytes.
         """
         self._size = log_size(self._store)
+        remove_blocks(self._store, self._size)
         lines = map(json.loads, self._log()[: self._size].splitlines())
         named = {line["checkpoint"] for line in lines if line["event"] == "submitted"}
         listed = sizes_below(self._store, "pods")

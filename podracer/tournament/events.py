@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.json_schema import anything, conforms
 from podracer.tournament.ratings import Match, Rating, rate_players
@@ -228,14 +230,43 @@ class PodState:
         return (*newest, *self.parents, *self.opponents)
 
 
+class Board(tuple[Entry, ...]):
+    """Ranked entries, best first, with what is looked up among thousands of them."""
+
+    @functools.cached_property
+    def scores(self) -> np.ndarray:
+        """Scores, f64 `[n]`."""
+        return np.array([entry.score for entry in self], np.float64)
+
+    @functools.cached_property
+    def by_id(self) -> Mapping[str, Entry]:
+        """Entries by id."""
+        return {entry.id: entry for entry in self}
+
+    def place(self, entry: Entry) -> int:
+        """Return the number of better entries."""
+        return bisect.bisect_left(self, rank(entry), key=rank)
+
+    def with_entry(self, entry: Entry, size: int) -> tuple[Board, tuple[Entry, ...]]:
+        """Return the board with one more entry, and those that leave a board of this size."""
+        place = self.place(entry)
+        entries = (*self[:place], entry, *self[place:])
+        board, dropped = Board(entries[:size]), entries[size:]
+        by_id = {**self.by_id, entry.id: entry}
+        for old in dropped:
+            del by_id[old.id]
+        scores = np.insert(self.scores, place, entry.score)[:size]
+        vars(board).update(scores=scores, by_id=by_id)  # in place of a look at each entry
+        return board, dropped
+
+
 @dataclasses.dataclass(frozen=True)
 class TournamentState:
     """State of a tournament, immutable; enough to continue it."""
 
     header: Header
-    board: tuple[Entry, ...]  # best first
+    board: Board
     pods: Mapping[int, PodState]
-    board_by_id: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
     population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
     dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
     capacity: int | None = None
@@ -253,9 +284,9 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
+def ranking(entries: Iterable[Entry], size: int | None = None) -> Board:
     """Rank entries by `rank`; `size` at most."""
-    return tuple(sorted(entries, key=rank)[:size])
+    return Board(sorted(entries, key=rank)[:size])
 
 
 def exchanged(
@@ -277,7 +308,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
     header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
-    return functools.reduce(apply_event, later, TournamentState(header, (), pods))
+    return functools.reduce(apply_event, later, TournamentState(header, Board(), pods))
 
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
@@ -306,13 +337,8 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
                 state = _with_matches(state, event.matches)
             entry = _rated(join_entry(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
-            board, size = exchanged(state.board, None, entry), state.header.size
-            by_id = {**state.board_by_id, entry.id: entry}
-            for dropped in board[size:]:
-                del by_id[dropped.id]
-            state = dataclasses.replace(
-                state, board=board[:size], board_by_id=by_id, dropped=board[size:]
-            )
+            board, dropped = state.board.with_entry(entry, state.header.size)
+            state = dataclasses.replace(state, board=board, dropped=dropped)
         case Failed():
             further = event.frames > pod.frames
             pod = dataclasses.replace(
@@ -350,13 +376,11 @@ def _with_matches(state: TournamentState, matches: tuple[Match, ...]) -> Tournam
         number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
         for number, pod in state.pods.items()
     }
-    board = ranking(_rated(entry, ratings) for entry in state.board)
     return dataclasses.replace(
         state,
         matches=matches,
         ratings=ratings,
-        board=board,
-        board_by_id={entry.id: entry for entry in board},
+        board=ranking(_rated(entry, ratings) for entry in state.board),
         pods=pods,
         population=ranking(pod.newest for pod in pods.values() if pod.newest and pod.is_live),
     )
@@ -378,7 +402,7 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     if match := _ENTRY_ID.fullmatch(entry_id):
         newest = state.pods.get(int(match[1]), PodState()).newest
         pod_state = state.pods.get(pod, PodState())
-        on_board = state.board_by_id.get(entry_id)
+        on_board = state.board.by_id.get(entry_id)
         for entry in (newest, on_board, *pod_state.parents, *pod_state.opponents):
             if entry is not None and entry.id == entry_id:
                 return entry

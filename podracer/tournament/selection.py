@@ -15,7 +15,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
@@ -31,7 +30,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.errors import ConfigError
-from podracer.tournament.events import Entry, PodState, TournamentState, exchanged, rank
+from podracer.tournament.events import Board, Entry, PodState, TournamentState, exchanged, rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +48,7 @@ class SelectionView:
 
     pod: int
     round: int  # the one that the pod is about to start
-    board: tuple[Entry, ...]  # best first
+    board: Board
     population: tuple[Entry, ...]  # the newest entries of the pods that take part, best first
     pods: Mapping[int, PodState]  # all pods
 
@@ -204,8 +203,7 @@ def _drawn(
         case Uniform():
             return view.board[rng.integers(count)]
         case Softmax():
-            scores = np.fromiter(map(operator.attrgetter("score"), view.board), float, count)
-            chances = softmax(scores, rule.temperature)
+            chances = softmax(view.board.scores, rule.temperature)
             candidate = view.board[rng.choice(count, p=chances)]
         case KTournament():
             number = rng.choice(count, size=min(rule.k, count), replace=False).min()
