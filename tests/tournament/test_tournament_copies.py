@@ -394,7 +394,8 @@ def test_a_slow_store_keeps_what_it_copies_and_delays_nobody(address, tmp_path, 
         if operation == "put" and name.startswith("log/"):
             log = stores.read_blocks(store.real)
             events, _, _ = read_log(tmp_path, log.splitlines(keepends=True))
-            needed = {entry.checkpoint for entry in kept_entries(state_after(events))}
+            entries = kept_entries(state_after(events)) if events else ()
+            needed = {entry.checkpoint for entry in entries}
             manifests = (tmp_path / "store" / name / "manifest.json" for name in needed)
             missing.extend(path for path in manifests if not path.exists())
         return result
