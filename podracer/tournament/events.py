@@ -250,8 +250,11 @@ class Board(tuple[Entry, ...]):
     def with_entry(self, entry: Entry, size: int) -> tuple[Board, tuple[Entry, ...]]:
         """Return the board with one more entry, and those that leave a board of this size."""
         place = self.place(entry)
-        entries = (*self[:place], entry, *self[place:])
-        board, dropped = Board(entries[:size]), entries[size:]
+        entries = list(self)
+        entries.insert(place, entry)
+        dropped = tuple(entries[size:])
+        del entries[size:]
+        board = Board(entries)
         by_id = {**self.by_id, entry.id: entry}
         for old in dropped:
             del by_id[old.id]
