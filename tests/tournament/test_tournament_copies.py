@@ -331,6 +331,13 @@ def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
         assert all((other / e.checkpoint).exists() for n, e in entries if n != name)
         assert (other / LOG).read_bytes() == (tmp_path / "first" / LOG).read_bytes()
         file.write_bytes(content)
+    path = store / entries[0][1].checkpoint  # a whole checkpoint, but another one
+    (path / "w").write_bytes(bytes(32))
+    (path / "manifest.json").unlink()
+    seal(path)
+    bring(address, tmp_path / "another", reports.append)
+    assert any("is not the one on the leaderboard" in text for text in reports)
+    assert not (tmp_path / "another" / entries[0][1].checkpoint).exists()
     shutil.rmtree(store / "pods")
     with pytest.raises(CheckpointError, match=r"none of the .* entries in the store is whole"):
         bring(address, tmp_path / "last")
