@@ -55,7 +55,7 @@ from podracer.io.text import mode_of, print_stderr
 _STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})/.+")
 _RECORDS = re.compile(r"[a-z_]+\.jsonl")
 _ATTEMPTS = 4  # where a run goes on to save while it is read
-_ADDRESSES: dict[Path, str] = {}  # of copies to be read
+_ADDRESSES: dict[Path, str] = {}  # addresses of copies to be read
 
 
 class RunCopy:
@@ -65,7 +65,7 @@ class RunCopy:
 
     def __init__(self, directory: Path, store: Any) -> None:
         self._run, self._store = directory, store
-        self._steps: dict[str, bool] = {}  # of which the store has something: whether it is whole
+        self._steps: dict[str, bool] = {}  # what the store has of steps: whether it is whole
         self._config = b""  # the copied one
         self._copied = -1
 
@@ -83,7 +83,7 @@ class RunCopy:
         return self._saved() > (-1 if step is None else step)
 
     def look(self) -> None:
-        """See which steps the store has, and which of them are those of the disk."""
+        """See which steps the store has, and which of them are as on the disk."""
         for name in self._names():
             path = self._run / CHECKPOINTS / name / MANIFEST
             manifest = path.read_bytes() if is_there(path) else b""
@@ -184,8 +184,8 @@ def fetch_files(
     """Bring files of a run, and by default its records; `config.json` last."""
     listed = (item["path"] for item in store.list_with_delimiter(prefix)["objects"])
     listed_names = (path.rpartition("/")[2] for path in listed)
-    found = {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed_names)} if records else set()
-    for name in (*sorted(found), *names, CONFIG):
+    files = {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed_names)} if records else set()
+    for name in (*sorted(files), *names, CONFIG):
         if (content := read_stored(store, f"{prefix}{name}")) is not None:
             mode = mode_of(json.loads(content)) if name == CONFIG else 0o644
             write_bytes(run / name, content, mode=mode)

@@ -45,7 +45,7 @@ class Copy(Protocol):
     others see, `fetch` brings everything into the directory. `str` is what the store has, in words.
     """
 
-    kind: str  # as `kind_at` returns it
+    kind: str  # what `kind_at` returns for it
     mark: str  # name of the file by which the directory has begun; it comes back last
     gather_seconds: float  # for which changes are gathered before they are copied
 
@@ -148,7 +148,7 @@ class Mirror:
             except LeaseLostError as error:
                 self._end(str(error))
                 return
-            except ConfigError as error:  # of a claim, as the store was away at the start
+            except ConfigError as error:  # a late claim: the store was away at the start
                 self._end(f"the run goes on without a copy: {error}")
                 return
             except Exception as error:

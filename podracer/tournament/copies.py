@@ -1,9 +1,9 @@
 """Copies of tournaments in a store, and how they come back.
 
-Below the address lie the log in blocks, `log/000001` and so on, which make `leaderboard.jsonl` one
-after another, and the rounds from which pods may start, each as the run that it is. A round comes
-before the log that names it, and goes after the log that needs it no longer. What pods do within a
-round is not copied: on another machine they begin it again.
+Below the address lie the log in blocks, `log/000001` and so on, and the rounds from which pods may
+start, each as the run that it is. One after another the blocks make `leaderboard.jsonl`. A round
+comes before the log that names it, and goes after the log that needs it no longer. What pods do
+within a round is not copied: on another machine they begin it again.
 """
 
 from __future__ import annotations
@@ -132,15 +132,15 @@ class TournamentCopy:
             raise CheckpointError("the log in the store is damaged: it has no first line.")
         own_directory(self._directory / "pods")
         entries = {entry.id: entry for entry in kept_entries(state_after(events))}
-        lost = [
+        lost_names = [
             name
             for name, entry in entries.items()
             if not self._fetch_entry(entry.checkpoint, entry.digest, report)
         ]
-        if lost and len(lost) == len(entries):
-            raise CheckpointError(f"none of the {len(lost)} entries in the store is whole.")
-        if lost:
-            report(f"{', '.join(lost)} are lost: pods cannot start from them, and report it.")
+        if lost_names and len(lost_names) == len(entries):
+            raise CheckpointError(f"none of the {len(entries)} entries in the store is whole.")
+        if lost_names:
+            report(f"{', '.join(lost_names)} are lost: pods cannot start from them, and report it.")
         settings = json.loads(log[: log.find(b"\n")])
         write_bytes(self._directory / LOG, log[:size], mode=mode_of(settings))
 
@@ -151,7 +151,7 @@ class TournamentCopy:
             report(f"checkpoint skipped: {name} is not the one on the leaderboard.")
             return False
         if not is_there(path / MANIFEST) or (path / MANIFEST).read_bytes() != manifest:
-            shutil.rmtree(self._directory / round, ignore_errors=True)  # of an earlier attempt
+            shutil.rmtree(self._directory / round, ignore_errors=True)  # what an earlier attempt left
         is_whole = fetch_step(self._store, name, path, report)
         if is_whole:
             fetch_files(self._store, f"{round}/", self._directory / round, [SAVED])
