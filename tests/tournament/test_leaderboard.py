@@ -88,6 +88,9 @@ def assert_nothing_dangles(board: Leaderboard, entries: dict[str, Entry]) -> Non
     kept = [*board.state.board, *(pod.newest for pod in pods if pod.newest)]
     names = {entry.checkpoint for entry in kept + [entries[parent] for parent in started]}
     assert names == {entry.checkpoint for entry in kept_entries(board.state)}
+    listed = board.state.board
+    assert listed.by_id == {entry.id: entry for entry in listed}
+    assert listed.scores.tolist() == [entry.score for entry in listed]
     assert names.isdisjoint(board.unreferenced_checkpoints())
     members = [pod.newest for pod in pods if pod.newest and pod.is_live]
     assert board.state.population == ranking(members)
