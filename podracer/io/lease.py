@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from podracer.errors import ConfigError, PodracerError
+from podracer.errors import ConfigError, PodracerError, StorageError
 from podracer.io.store import newest_number, numbered, read_json, size_of, sizes_below
 
 CLOCK = "leases/clock"  # object that tells the time of a store
@@ -72,15 +72,19 @@ class Lease:
                     self._store.delete(name)
 
     def check(self) -> None:
-        """Raise `LeaseLostError` if another machine has taken over."""
+        """Raise `LeaseLostError` if another machine has the lease, `StorageError` if nobody has."""
         number = self._number
         is_own = self._read(number).get("holder", self._holder) == self._holder
-        if not (is_own and self._exists(number)) or self._exists(number + 1):
-            self._number, successor = 0, self._read(newest_number(self._store, _LEASES))
-            host = str(successor.get("host", "another machine"))[:100]
-            raise LeaseLostError(
-                f"{host!r} writes the copy at {self._address} now: this run goes on without it."
-            )
+        if is_own and self._exists(number) and not self._exists(number + 1):
+            return
+        newest = newest_number(self._store, _LEASES)
+        if is_own and newest <= number:  # nobody has it: the store was emptied, or is away
+            raise StorageError(f"the lease at {self._address} is gone")
+        self._number, successor = 0, self._read(newest)
+        host = str(successor.get("host", "another machine"))[:100]
+        raise LeaseLostError(
+            f"{host!r} writes the copy at {self._address} now: this run goes on without it."
+        )
 
     def beat(self) -> None:
         """Renew the lease. Raises `LeaseLostError` if another machine has taken over."""

@@ -151,7 +151,7 @@ class TournamentCopy:
             report(f"checkpoint skipped: {name} is not the one on the leaderboard.")
             return False
         if not is_there(path / MANIFEST) or (path / MANIFEST).read_bytes() != manifest:
-            shutil.rmtree(self._directory / round, ignore_errors=True)  # what an earlier attempt left
+            shutil.rmtree(self._directory / round, ignore_errors=True)  # an earlier attempt
         is_whole = fetch_step(self._store, name, path, report)
         if is_whole:
             fetch_files(self._store, f"{round}/", self._directory / round, [SAVED])
