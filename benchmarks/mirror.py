@@ -30,9 +30,10 @@ from pathlib import Path
 
 from podracer.cli.main import main as podracer
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.copies import RunCopy
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
-from podracer.io.store import open_store, saved_step, sizes_below
+from podracer.io.store import open_store, read_json, sizes_below
 from podracer.run import training  # noqa: F401  imported before the fork, as the next is
 
 UNKNOWN = "before the store has the run"
@@ -129,7 +130,7 @@ def phase_at(address: str) -> str:
     whole = {step for step in steps if f"checkpoints/{step}/manifest.json" in sizes}
     if steps != whole:
         return "within the copy of a checkpoint"
-    saved = saved_step(open_store(address))
+    saved = read_json(open_store(address), "saved.json").get("step")
     if not steps:
         return "before the first copy"
     return "between copies" if saved == int(max(steps)) else "between manifest and saved.json"
@@ -173,7 +174,7 @@ def cost(address: str | None, frames: int, trials: int) -> None:
     for trial in range(trials + 1):
         begin = time.process_time(), time.monotonic()
         store = f"{address}/{trial}" if address else f"file://{folder / str(trial)}"
-        with Mirror(run, store, new=False) as mirror:
+        with Mirror(run, store, RunCopy, new=False) as mirror:
             mirror.notify()
         assert not mirror.figures()["mirror_faults"]
         copies.append((time.process_time() - begin[0], time.monotonic() - begin[1]))

@@ -21,6 +21,7 @@ import random
 import resource
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ from harness import append
 
 from podracer import recipes
 from podracer.drivers.selection import Generational, PopulationBased, Range
+from podracer.io.mirror import Mirror
+from podracer.io.seal import seal, seal_json
 from podracer.io.signals import StopSignals
+from podracer.io.steps import FORMAT
 from podracer.reports.standings import LiveStandings
 from podracer.tournament import orchestrator
 from podracer.tournament.config import Tournament
+from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.engine import Engine
 from podracer.tournament.events import Submitted, TournamentState, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
@@ -129,7 +134,14 @@ class Pretense:
         pod, _, round = directory.name[1:].partition("r")
         step = directory / "checkpoints" / f"{int(round) + 1:012d}"
         step.mkdir(parents=True)
-        (step / "manifest.json").write_text("{}")
+        if self._row["mirror"]:
+            for path in (directory / "config.json", directory / "saved.json"):
+                seal_json(path, {"run": None})
+            meta = {"run": None, "format": FORMAT, "schema": {}, "metadata": {"records": {}}}
+            (step / "meta.json").write_text(json.dumps(meta))
+            seal(step)
+        else:
+            (step / "manifest.json").write_text("{}")
         frames = 100 * (int(round) + 1)
         # A score that grows, with noise, so that the board changes.
         score = frames / (1000.0 + frames) + 0.3 * self._random.gauss(0.0, 1.0) + int(pod) % 7 / 100
@@ -151,15 +163,24 @@ def play(directory: Path, options: argparse.Namespace) -> None:
     tournament = Tournament(
         (recipes.find("cartpole_ppo"),), RULES[rule], pods, 10**6, size=board, episodes=10
     )
-    row = {"rule": rule, "pods": pods, "board": board}
+    row = {"rule": rule, "pods": pods, "board": board, "mirror": options.mirror}
     engine = Pretense(options.rounds, options.stretches, row, options.out)
     checked: Engine = engine
     lines = LiveStandings(tournament.rounds, directory, file=io.StringIO())
 
-    def watch(state: TournamentState) -> None:
-        lines.show(state)
+    with contextlib.ExitStack() as stack:
+        leaderboard = stack.enter_context(Leaderboard(directory, tournament.header()))
+        watch = lines.show
+        if options.mirror:
+            kind = partial(TournamentCopy, board=leaderboard)
+            store = f"file://{directory.parent / 'store'}"
+            mirror = stack.enter_context(Mirror(directory, store, kind, new=True))
+            stack.callback(lambda: print(mirror.summary()))
 
-    with Leaderboard(directory, tournament.header()) as leaderboard:
+            def watch(state: TournamentState) -> None:
+                lines.show(state)
+                mirror.notify()
+
         loop = orchestrator.Orchestrator(tournament, leaderboard, checked, StopSignals(), watch)
         with contextlib.suppress(Enough):
             loop.run()
@@ -179,6 +200,7 @@ def main() -> None:
     parser.add_argument("--board", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=10_000, help="of all pods together")
     parser.add_argument("--stretches", type=int, default=10)
+    parser.add_argument("--mirror", action="store_true", help="copy everything to a store beside")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     orchestrator.PAUSE_SECONDS = 0.0

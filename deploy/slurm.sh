@@ -24,7 +24,7 @@ code=$?
 # of its time Slurm does not queue a job again by itself.
 # 77, 137: a process or a machine was lost; the others go on from the last save, 20 times at most.
 if [ "$code" -eq 75 ] || [ "$code" -eq 143 ] ||
-    { [ "$code" -eq 77 ] || [ "$code" -eq 137 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
+    { { [ "$code" -eq 77 ] || [ "$code" -eq 137 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -45,9 +45,8 @@ MirrorAddress = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="URL",
-        help="Address in a store, such as s3://bucket/run, gs://, az:// or file://, to which each "
-        "checkpoint is copied in the background: `podracer resume URL` continues the run on any "
-        "machine.",
+        help="Address in a store, such as s3://bucket/run, gs://, az:// or file://, to which what "
+        "is saved is copied in the background: `podracer resume URL` continues on any machine.",
     ),
 ]
 Trackers = Annotated[

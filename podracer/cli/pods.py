@@ -145,6 +145,7 @@ class TournamentOptions:
     learning_rate=1e-5:1e-2."""
     run_dir: Path | None = None
     """Directory that keeps the tournament. By default a new one is made in runs/."""
+    mirror: MirrorAddress = None
 
 
 def tournament(arguments: Sequence[str]) -> int:
@@ -174,7 +175,8 @@ def tournament(arguments: Sequence[str]) -> int:
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
-    return run_on_terminal(settings, directory, list(filter(None, map(own_recipe, names))))
+    own_recipes = list(filter(None, map(own_recipe, names)))
+    return run_on_terminal(settings, directory, own_recipes, options.mirror)
 
 
 def resume_tournament(directory: Path, recipe: str | None) -> int:
@@ -184,13 +186,15 @@ def resume_tournament(directory: Path, recipe: str | None) -> int:
     return run_on_terminal(read_tournament(directory, user_experiments), directory, names)
 
 
-def run_on_terminal(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> int:
+def run_on_terminal(
+    settings: Tournament, directory: Path, own_recipes: Sequence[str], mirror: str | None = None
+) -> int:
     """Start or continue a tournament, shown on the terminal, and return the exit code."""
     own_recipes = tuple(dict.fromkeys(own_recipes))
     if settings.engine != "inline":  # this process only makes environments: GPUs are for the pods
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with LiveStandings(settings.rounds, directory) as live:
-        code = run_tournament(settings, directory, own_recipes, live.show)
+        code = run_tournament(settings, directory, own_recipes, live.show, mirror)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
     path = quoted_path(directory)
     print(f"{outcome:9} {path}")

@@ -36,8 +36,8 @@ class ResumeOptions(RunOptions):
     """
 
     run: RunPath
-    """Directory of the run, sweep or tournament, or the address in a store of a run or sweep, which
-    is brought into --run-dir first."""
+    """Directory of the run, sweep or tournament, or its address in a store, from which it comes
+    into --run-dir first."""
     run_dir: Path | None = None
     """Directory that gets the run of an address, and keeps it; it is made if there is none."""
     track: Trackers = ()
@@ -91,10 +91,11 @@ def _brought(options: ResumeOptions) -> Path:
         return options.run
     if options.run_dir is None:
         raise ConfigError(f"{address} needs a directory to go on in: add --run-dir DIR.")
-    from podracer.io.copies import restore
+    from podracer.io.copies import RunCopy, restore
+    from podracer.tournament.copies import TournamentCopy
 
     directory = run_directory(options.run_dir.parent, options.run_dir.name)
-    restore(address, directory)
+    restore(address, directory, {"run": RunCopy, "tournament": TournamentCopy})
     return directory
 
 

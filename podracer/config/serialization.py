@@ -65,8 +65,7 @@ def to_json(value: Any) -> Any:
     the arguments it binds.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("derived"))
-        fields = {name: to_json(getattr(value, name)) for name in names if name != "spec"}
+        fields = {name: to_json(getattr(value, name)) for name in _names_in_json(type(value))}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
@@ -80,6 +79,12 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Environment | HostEnvironments):
         return {"kind": type(value).__name__}
     return getattr(value, "__qualname__", type(value).__name__)
+
+
+@functools.cache
+def _names_in_json(kind: type) -> tuple[str, ...]:
+    fields = (f for f in dataclasses.fields(kind) if not f.metadata.get("derived"))
+    return tuple(f.name for f in fields if f.name != "spec")
 
 
 def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None) -> Any:

@@ -1,7 +1,9 @@
-"""Runs that come back from a store: to be resumed in a directory, or to be read.
+"""Copies of runs in a store, and how they come back: to be resumed in a directory, or to be read.
 
-A checkpoint is taken only if its seal agrees with every byte, so it does not matter what a store
-has lost, cut off or mixed up.
+Below the address lie the run directory's own files: `config.json`, `saved.json`, the records up to
+the newest seal, and `checkpoints/<step>/`, each with its `manifest.json` last. A checkpoint is
+taken back only if its seal agrees with every byte, so it does not matter what a store has lost, cut
+off or mixed up.
 """
 
 from __future__ import annotations
@@ -9,65 +11,225 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import os
 import re
 import shutil
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
+from podracer.io.directories import LOG
+from podracer.io.edits import encode_sealed, read_object
 from podracer.io.lease import Lease
-from podracer.io.mirror import MIRROR, identify, is_same_run, newest_step, recorded_address
+from podracer.io.mirror import MIRROR, Copy, identify, recorded_address
 from podracer.io.paths import address_of, user_path
-from podracer.io.run_directory import RunLock, check_room, fsync_directory, write_bytes
-from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there, verify_seal
-from podracer.io.steps import SAVED, Choice, Report, best_step, read_meta, step_name
-from podracer.io.store import (
-    manifest_of,
-    open_store,
-    read_json,
-    read_object,
-    reading,
-    saved_step,
-    step_names,
+from podracer.io.run_directory import RunLock, write_bytes
+from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there
+from podracer.io.steps import (
+    SAVED,
+    Choice,
+    Report,
+    best_step,
+    newest_saved,
+    read_meta,
+    step_directories,
+    step_name,
 )
+from podracer.io.store import (
+    fetch_step,
+    kind_at,
+    open_store,
+    put_step,
+    read_blocks,
+    read_json,
+    reading,
+    remove_step,
+    sizes_below,
+)
+from podracer.io.store import read_object as read_stored
 from podracer.io.text import mode_of, print_stderr
 
-_CHUNK = 2**23  # bytes of a request, which has a time limit
+_STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})/.+")
 _RECORDS = re.compile(r"[a-z_]+\.jsonl")
 _ATTEMPTS = 4  # where a run goes on to save while it is read
-_COPIES: set[Path] = set()
+_ADDRESSES: dict[Path, str] = {}  # addresses of copies to be read
 
 
-def restore(address: str, directory: Path, *, report: Report = print_stderr) -> None:
+class RunCopy:
+    """Copy of a run in a store, see `Copy`."""
+
+    kind, mark, gather_seconds = "run", CONFIG, 0.0
+
+    def __init__(self, directory: Path, store: Any) -> None:
+        self._run, self._store = directory, store
+        self._steps: dict[str, bool] = {}  # what the store has of steps: whether it is whole
+        self._config = b""  # the copied one
+        self._copied = -1
+
+    def __str__(self) -> str:
+        return f"update {self._copied}" if self._copied >= 0 else "no checkpoint"
+
+    def is_same(self) -> bool:
+        """Return whether the configurations are of one run."""
+        identity = read_json(self._store, CONFIG).get("run")
+        return identity is not None and identity == read_object(self._run / CONFIG).get("run")
+
+    def is_newer(self) -> bool:
+        """Return whether the store has a newer step than the run has ever sealed."""
+        step = newest_saved(self._run)
+        return self._saved() > (-1 if step is None else step)
+
+    def look(self) -> None:
+        """See which steps the store has, and which of them are as on the disk."""
+        for name in self._names():
+            path = self._run / CHECKPOINTS / name / MANIFEST
+            manifest = path.read_bytes() if is_there(path) else b""
+            stored = read_stored(self._store, f"{CHECKPOINTS}/{name}/{MANIFEST}")
+            self._steps[name] = stored == manifest
+
+    def update(self, check: Callable[[], None]) -> None:
+        """Make the store like the disk: new steps first, then what was retired."""
+        config = (self._run / CONFIG).read_bytes()
+        if config != self._config:
+            self._store.put(CONFIG, config)
+            self._config = config
+        paths = step_directories(self._run / CHECKPOINTS)
+        steps = {path.name: path for path in paths if is_there(path / MANIFEST)}
+        newest = max(steps, default="")
+        for name in sorted(steps, reverse=True):
+            if self._steps.get(name):
+                continue
+            self._steps[name] = False
+            try:
+                if name == newest:
+                    put_records(self._store, "", steps[name])
+                put_step(self._store, f"{CHECKPOINTS}/{name}", steps[name], check)
+                self._steps[name] = True
+            except (CheckpointError, OSError):
+                if is_there(steps[name]):  # otherwise it was retired meanwhile
+                    raise
+        if not self._steps.get(newest):
+            return
+        if int(newest) != self._copied:
+            self._store.put(SAVED, encode_sealed({"step": int(newest)}))
+            self._copied = int(newest)
+        for name in sorted(self._steps.keys() - steps.keys()):
+            remove_step(self._store, f"{CHECKPOINTS}/{name}")
+            del self._steps[name]
+
+    def fetch(self, report: Report, choice: Choice | Literal["all", "none"] = "all") -> None:
+        """Bring the steps of a choice and the other files of the run, `config.json` last.
+
+        Raises `CheckpointError` if none of the steps is whole.
+        """
+        (self._run / CHECKPOINTS).mkdir(exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            saved = self._saved()
+            # A list may be stale.
+            names = self._names() | ({step_name(saved)} if saved >= 0 else set())
+            if type(choice) is int:
+                names &= {step_name(choice)}
+            is_whole = self._fetch_steps(sorted(names, reverse=True), choice, report)
+            is_unsaved = not is_whole and saved < 0 and choice == "all"
+            if is_whole or is_unsaved or choice == "none":
+                break
+        else:
+            steps = "checkpoint" if type(choice) is not int else f"checkpoint of update {choice}"
+            raise CheckpointError(f"the store has no {steps} that is whole.")
+        # Where no checkpoint was copied the run begins again, with records of its own.
+        saved_file = [SAVED] if choice == "all" else []
+        fetch_files(self._store, "", self._run, saved_file, records=not is_unsaved)
+
+    def _saved(self) -> int:
+        """Return the newest step that was copied, -1 without one."""
+        step = read_json(self._store, SAVED).get("step")
+        return step if type(step) is int and 0 <= step < 10**12 else -1
+
+    def _names(self) -> set[str]:
+        """Return the names of the steps of which the store lists something."""
+        matches = map(_STEP.fullmatch, sizes_below(self._store, CHECKPOINTS))
+        return {match[1] for match in matches if match}
+
+    def _fetch_steps(self, names: list[str], choice: Choice | str, report: Report) -> bool:
+        """Bring the steps of a choice, and return whether one is whole."""
+
+        def fetch(name: str) -> bool:
+            prefix = f"{CHECKPOINTS}/{name}"
+            return fetch_step(self._store, prefix, self._run / prefix, report)
+
+        whole = (name for name in names if choice != "none" and fetch(name))
+        newest = next(whole, None)
+        if choice == "all":
+            list(whole)
+        if choice == "best" and newest is not None:
+            best = best_step(read_meta(self._run / CHECKPOINTS / newest)["metadata"])
+            if best is not None:
+                fetch(step_name(best))
+        return newest is not None
+
+
+def put_records(store: Any, prefix: str, step: Path) -> None:
+    """Copy the records of a run up to the seal of a step, before it: no copy of one lacks them."""
+    for name, seal in read_meta(step)["metadata"]["records"].items():
+        with open(step.parents[1] / name, "rb") as file:
+            store.put(f"{prefix}{name}", file.read(seal["size"]))
+
+
+def fetch_files(
+    store: Any, prefix: str, run: Path, names: list[str], *, records: bool = True
+) -> None:
+    """Bring files of a run, and by default its records; `config.json` last."""
+    listed = (item["path"] for item in store.list_with_delimiter(prefix)["objects"])
+    listed_names = (path.rpartition("/")[2] for path in listed)
+    files = {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed_names)} if records else set()
+    for name in (*sorted(files), *names, CONFIG):
+        if (content := read_stored(store, f"{prefix}{name}")) is not None:
+            mode = mode_of(json.loads(content)) if name == CONFIG else 0o644
+            write_bytes(run / name, content, mode=mode)
+
+
+# --- a copy to resume -----------------------------------------------------------------------------
+
+Kinds = Mapping[str, Callable[[Path, Any], Copy]]
+
+
+def restore(
+    address: str,
+    directory: Path,
+    kinds: Kinds = MappingProxyType({"run": RunCopy}),
+    *,
+    report: Report = print_stderr,
+) -> None:
     """Bring the run at an address into a directory, to be resumed there.
 
     The directory is new, or holds the same run: then it gets what is newer in the store, and goes
-    on as it is where the store has nothing or cannot be read. Raises `ConfigError` if there is no
-    run, if another machine writes it, or if the directory has something else; `CheckpointError` if
-    no checkpoint is whole.
+    on as it is where the store has nothing or cannot be read. `kinds` are those that may come back.
+    Raises `ConfigError` if there is no run, if another machine writes it, or if the directory has
+    something else; `CheckpointError` if no checkpoint is whole.
     """
     store = open_store(address)
     try:
-        config = _config_at(store, address)
+        copy = kinds[_kind_at(store, address, *kinds)](directory, store)
     except (ConfigError, StorageError) as error:
-        if not is_there(directory / CONFIG) or recorded_address(directory) != address:
+        has_begun = any(is_there(directory / mark) for mark in (CONFIG, LOG))
+        if not has_begun or recorded_address(directory) != address:
             raise
         report(f"{error} The run in {directory} goes on.")
         return
 
     def check() -> None:
         files = {path.name for path in directory.glob("*")} - {"lock", MIRROR}
-        is_begun = CONFIG not in files and recorded_address(directory) == address
-        if files and not is_begun and not is_same_run(config, directory):
-            raise ConfigError(f"{directory} holds something else: name a new directory.")
+        is_begun = copy.mark not in files and recorded_address(directory) == address
+        with reading(address):
+            if files and not is_begun and not copy.is_same():
+                raise ConfigError(f"{directory} holds something else: name a new directory.")
 
     def is_complete() -> bool:
         with reading(address):
-            return is_there(directory / CONFIG) and saved_step(store) <= newest_step(directory)
+            return is_there(directory / copy.mark) and not copy.is_newer()
 
     if is_complete():
         check()
@@ -78,8 +240,18 @@ def restore(address: str, directory: Path, *, report: Report = print_stderr) -> 
         with reading(address):
             lease = Lease(store, address, identify(directory, address))
             lease.claim(time.sleep, report)
-            _fetch(store, address, directory, "all", report)
+            copy.fetch(report)
             lease.release()
+
+
+def _kind_at(store: Any, address: str, *kinds: str) -> str:
+    with reading(address):
+        if (kind := kind_at(store)) in kinds:
+            return kind
+    raise ConfigError(f"{address} holds no {' and no '.join(kinds)}.")
+
+
+# --- a copy to read -------------------------------------------------------------------------------
 
 
 def local_run(
@@ -87,7 +259,8 @@ def local_run(
 ) -> Path:
     """Return the directory of a run: a path, or for an address that of a copy, to be read.
 
-    The copy has the checkpoint of the choice, none without one, and is deleted with the process.
+    The copy has the checkpoint of the choice, none without one, and is deleted with the process. Of
+    a tournament it has the log alone.
     """
     address = address_of(run)
     return user_path(run) if address is None else _copy(address, choice, report)
@@ -95,126 +268,26 @@ def local_run(
 
 def output_folder(directory: Path) -> Path:
     """Return where a command writes a file about a run by default: not in a copy, which ends."""
-    return Path() if directory in _COPIES else directory
+    return Path() if directory in _ADDRESSES else directory
+
+
+def place_of(directory: Path) -> str:
+    """Return what names a directory to the user: the address for a copy to be read."""
+    return _ADDRESSES.get(directory, str(directory))
 
 
 @functools.cache
 def _copy(address: str, choice: Choice | None, report: Report) -> Path:
     store = open_store(address)
-    _config_at(store, address)
+    kind = _kind_at(store, address, "run", "tournament")
     folder = Path(tempfile.mkdtemp(prefix="podracer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     directory = folder / (re.sub(r"[^A-Za-z0-9._-]", "_", address.rpartition("/")[2]) or "run")
     directory.mkdir()
     with reading(address):
-        _fetch(store, address, directory, choice or "none", report)
-    _COPIES.add(directory)
+        if kind == "run":
+            RunCopy(directory, store).fetch(report, choice or "none")
+        else:
+            write_bytes(directory / LOG, read_blocks(store), mode=0o600)
+    _ADDRESSES[directory] = address
     return directory
-
-
-def _config_at(store: Any, address: str) -> dict[str, Any]:
-    with reading(address):
-        if config := read_json(store, CONFIG):
-            return config
-    raise ConfigError(f"{address} holds no run: there is no {CONFIG} in it.")
-
-
-def _fetch(
-    store: Any,
-    address: str,
-    directory: Path,
-    choice: Choice | Literal["all", "none"],
-    report: Report,
-) -> None:
-    """Bring the files of a run, `config.json` last."""
-    (directory / CHECKPOINTS).mkdir(exist_ok=True)
-    for _ in range(_ATTEMPTS):
-        saved = saved_step(store)
-        # A list may be stale.
-        names = step_names(store) | ({step_name(saved)} if saved >= 0 else set())
-        if type(choice) is int:
-            names &= {step_name(choice)}
-        is_whole = _fetch_steps(store, directory, sorted(names, reverse=True), choice, report)
-        is_unsaved = not is_whole and saved < 0 and choice == "all"
-        if is_whole or is_unsaved or choice == "none":
-            break
-    else:
-        steps = "checkpoint" if type(choice) is not int else f"checkpoint of update {choice}"
-        raise CheckpointError(f"{address} has no {steps} that is whole.")
-    listed = (item["path"] for item in store.list_with_delimiter()["objects"])
-    # Where no checkpoint was copied the run begins again, with records of its own.
-    records = set() if is_unsaved else {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed)}
-    for name in (*sorted(records), *([SAVED] if choice == "all" else []), CONFIG):
-        if (content := read_object(store, name)) is not None:
-            mode = mode_of(json.loads(content)) if name == CONFIG else 0o644
-            write_bytes(directory / name, content, mode=mode)
-
-
-def _fetch_steps(
-    store: Any, directory: Path, names: list[str], choice: Choice | str, report: Report
-) -> bool:
-    """Bring the steps of a choice, and return whether one is whole; report what is not."""
-    paths = [directory / CHECKPOINTS / name for name in names if choice != "none"]
-    whole = (path for path in paths if _fetch_step(store, path, report))
-    newest = next(whole, None)
-    if choice == "all":
-        list(whole)
-    if choice == "best" and newest is not None:
-        best = best_step(read_meta(newest)["metadata"])
-        if best is not None:
-            _fetch_step(store, newest.with_name(step_name(best)), report)
-    return newest is not None
-
-
-def _fetch_step(store: Any, target: Path, report: Report) -> bool:
-    """Bring a step, and return whether it is whole."""
-    prefix = f"{CHECKPOINTS}/{target.name}"
-    manifest = read_object(store, manifest_of(target.name))
-    if manifest is None:
-        return False
-    if is_there(target / MANIFEST) and (target / MANIFEST).read_bytes() == manifest:
-        return True
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        sizes = {
-            _checked(name): facts["size"] for name, facts in json.loads(manifest)["files"].items()
-        }
-        check_room(target, sum(sizes.values()))
-        with ThreadPoolExecutor(8) as pool:
-            tasks = [
-                pool.submit(_download, store, f"{prefix}/{name}", target / name, size)
-                for name, size in sizes.items()
-            ]
-        for task in tasks:
-            task.result()
-        write_bytes(target / MANIFEST, manifest)
-        for folder, _, _ in os.walk(target):
-            fsync_directory(Path(folder))
-        verify_seal(target)
-    except FileNotFoundError as fault:
-        report(f"checkpoint skipped: {prefix} is not whole in the store: {fault}.")
-    except (CheckpointError, ValueError, TypeError, KeyError, AttributeError) as fault:
-        report(f"checkpoint skipped: {fault}.")
-    else:
-        return True
-    shutil.rmtree(target, ignore_errors=True)
-    return False
-
-
-def _download(store: Any, name: str, target: Path, size: int) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if store.head(name)["size"] != size:
-        raise CheckpointError(f"{name} has not the size that was sealed")
-    with open(target, "xb") as file:
-        for start in range(0, size, _CHUNK):
-            file.write(store.get_range(name, start=start, end=min(size, start + _CHUNK)))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _checked(name: str) -> str:
-    """Return the name of a file of a step; raise `CheckpointError` for one that leads elsewhere."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.as_posix() != name or name == MANIFEST:
-        raise CheckpointError(f"{name[:80]!r} cannot be the name of a file of a checkpoint")
-    return name

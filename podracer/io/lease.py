@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
-from podracer.errors import ConfigError, PodracerError
+from podracer.errors import ConfigError, PodracerError, StorageError
+from podracer.io.store import newest_number, numbered, read_json, size_of, sizes_below
 
-_LEASES, _CLOCK = "leases", "leases/clock"
-_NUMBER = re.compile(r"leases/([0-9]{6,})")
+CLOCK = "leases/clock"  # object that tells the time of a store
+_LEASES = "leases"
 
 
 class LeaseLostError(PodracerError):
@@ -50,7 +50,7 @@ class Lease:
         """
         from obstore.exceptions import AlreadyExistsError
 
-        number = self._newest()
+        number = newest_number(self._store, _LEASES)
         while True:
             record = self._read(number)
             if record.get("holder") == self._holder:  # also where the answer to a create was lost
@@ -66,21 +66,25 @@ class Lease:
                 continue
             self._number = number + 1
             break
-        old = [_name(older) for older in self._numbers() if older < number]
         with contextlib.suppress(Exception):  # they only take room
-            for name in old:
-                self._store.delete(name)
+            for name in sizes_below(self._store, _LEASES).keys() - {CLOCK}:
+                if name < _name(number):
+                    self._store.delete(name)
 
     def check(self) -> None:
-        """Raise `LeaseLostError` if another machine has taken over."""
+        """Raise `LeaseLostError` if another machine has the lease, `StorageError` if nobody has."""
         number = self._number
         is_own = self._read(number).get("holder", self._holder) == self._holder
-        if not (is_own and self._exists(number)) or self._exists(number + 1):
-            self._number, successor = 0, self._read(self._newest())
-            host = str(successor.get("host", "another machine"))[:100]
-            raise LeaseLostError(
-                f"{host!r} writes the copy at {self._address} now: this run goes on without it."
-            )
+        if is_own and self._exists(number) and not self._exists(number + 1):
+            return
+        newest = newest_number(self._store, _LEASES)
+        if is_own and newest <= number:  # nobody has it: the store was emptied, or is away
+            raise StorageError(f"the lease at {self._address} is gone")
+        self._number, successor = 0, self._read(newest)
+        host = str(successor.get("host", "another machine"))[:100]
+        raise LeaseLostError(
+            f"{host!r} writes the copy at {self._address} now: this run goes on without it."
+        )
 
     def beat(self) -> None:
         """Renew the lease. Raises `LeaseLostError` if another machine has taken over."""
@@ -124,32 +128,12 @@ class Lease:
                     "s old: wait for that run to end or stop it, or choose another address."
                 )
 
-    def _newest(self) -> int:
-        """Return the number of the newest lease, 0 without one; a list may be stale."""
-        number = max(self._numbers(), default=0)
-        while self._exists(number + 1):
-            number += 1
-        return number
-
-    def _numbers(self) -> list[int]:
-        objects = [item for chunk in self._store.list(_LEASES) for item in chunk]
-        matches = [_NUMBER.fullmatch(item["path"]) for item in objects]
-        return [int(match[1]) for match in matches if match]
-
     def _exists(self, number: int) -> bool:
-        try:
-            self._store.head(_name(number))
-        except FileNotFoundError:
-            return False
-        return True
+        return size_of(self._store, _name(number)) is not None
 
     def _read(self, number: int) -> dict[str, Any]:
         """Return what a lease says, nothing for none and for one that cannot be read."""
-        try:
-            record = json.loads(bytes(self._store.get(_name(number)).bytes()))
-        except (FileNotFoundError, ValueError, RecursionError):
-            return {}
-        return record if isinstance(record, dict) else {}
+        return read_json(self._store, _name(number))
 
     def _write(self, *, released: bool = False) -> None:
         self._store.put(_name(self._number), self._record(released))
@@ -160,9 +144,9 @@ class Lease:
 
     def _store_time(self) -> Any:
         """Return the time of the store's own clock."""
-        self._store.put(_CLOCK, b"now")
-        return self._store.head(_CLOCK)["last_modified"]
+        self._store.put(CLOCK, b"now")
+        return self._store.head(CLOCK)["last_modified"]
 
 
 def _name(number: int) -> str:
-    return f"{_LEASES}/{number:06d}"
+    return numbered(_LEASES, number)

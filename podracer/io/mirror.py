@@ -1,9 +1,8 @@
-"""Copy of a run in an object store, so that the run outlives its disk.
+"""Mirror of a run or a tournament in an object store, so that it outlives its disk.
 
-Below the address lie the run directory's own files: `config.json`, `saved.json`, the records up to
-the newest seal, and `checkpoints/<step>/`, each with its `manifest.json` last. After each seal
-`Mirror` makes the store like the disk, in threads of its own: a store that is slow or gone costs
-its copy and nothing else. What was copied is read by `copies.py`.
+Below the address lie the directory's own files, see `copies.py`. After each change `Mirror` makes
+the store like the disk, in threads of its own: a store that is slow or gone costs its copy and
+nothing else.
 """
 
 from __future__ import annotations
@@ -15,37 +14,50 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io.edits import encode_sealed, read_object
-from podracer.io.lease import Lease, LeaseLostError
+from podracer.errors import ConfigError
+from podracer.io.edits import read_object
+from podracer.io.lease import CLOCK, Lease, LeaseLostError
 from podracer.io.paths import address_of
 from podracer.io.run_directory import write_json
-from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there, read_sealed_json
-from podracer.io.steps import SAVED, newest_saved, read_meta, step_directories
-from podracer.io.store import (
-    manifest_of,
-    open_store,
-    read_json,
-    reason,
-    saved_step,
-    sizes_below,
-    step_names,
-)
-from podracer.io.store import read_object as read_stored
+from podracer.io.store import kind_at, open_store, reason
 from podracer.io.text import print_stderr
 
-MIRROR = "mirror.json"  # in the run directory: the address, and who writes there
+MIRROR = "mirror.json"  # in the directory: the address, and who writes there
 CLOSE_SECONDS = 60.0  # for the last copy, at the end of a run
 LONGEST_PAUSE = 60.0  # seconds between two attempts while the store is gone
 
+_OTHER = (
+    "{address} holds another {kind}: choose another address, or continue that {kind}: podracer "
+    "resume {address} --run-dir DIR"
+)
 _LOG = logging.getLogger("podracer")
 
 
+class Copy(Protocol):
+    """What lies in a directory, and what a store has of it. Any method raises what stores raise.
+
+    `is_same`: the store has the run or tournament of the directory. `is_newer`: it has more of it.
+    `look` sees what the store has, `update` makes it like the disk and calls `check` before what
+    others see, `fetch` brings everything into the directory. `str` is what the store has, in words.
+    """
+
+    kind: str  # what `kind_at` returns for it
+    mark: str  # name of the file by which the directory has begun; it comes back last
+    gather_seconds: float  # for which changes are gathered before they are copied
+
+    def is_same(self) -> bool: ...
+    def is_newer(self) -> bool: ...
+    def look(self) -> None: ...
+    def update(self, check: Callable[[], None]) -> None: ...
+    def fetch(self, report: Callable[[str], None]) -> None: ...
+
+
 class Mirror:
-    """Copier of a run's sealed checkpoints and records to a store; a context manager.
+    """Copier of a run or a tournament to a store; a context manager.
 
     Entering it takes the lease. Leaving it waits for the last copy, for up to `CLOSE_SECONDS`.
 
@@ -53,22 +65,22 @@ class Mirror:
     The start of a `new` run is refused, too, if the store cannot be written.
     """
 
-    def __init__(self, run: Path, address: str, *, new: bool) -> None:
+    def __init__(
+        self, directory: Path, address: str, kind: Callable[[Path, Any], Copy], *, new: bool
+    ) -> None:
         self.address = address
-        self._run, self._is_new = run, new
+        self._directory, self._is_new = directory, new
         self._store = open_store(address, writes=True)
+        self._copy = kind(directory, self._store)
         self._lease = Lease(self._store, address, "")
         self._wake, self._closing, self._ended = (threading.Event() for _ in range(3))
-        self._seals: deque[float] = deque()  # times of seals that are not copied
-        self._stored: set[str] = set()  # steps whose copies are whole
-        self._remains: set[str] = set()  # steps of which the store has something else
-        self._config = b""  # the copied one
+        self._changes: deque[float] = deque()  # times of changes that are not copied
         self._is_claimed = False
-        self._copied, self._faults, self._lag = -1, 0, 0.0
+        self._faults, self._lag = 0, 0.0
         self._trouble = ""  # the last fault, while it lasts
 
     def __enter__(self) -> Mirror:
-        self._lease = Lease(self._store, self.address, identify(self._run, self.address))
+        self._lease = Lease(self._store, self.address, identify(self._directory, self.address))
         try:
             self._claim()
         except ConfigError:
@@ -86,29 +98,28 @@ class Mirror:
         self._closing.set()
         self._wake.set()
         self._worker.join(CLOSE_SECONDS)
-        if self._seals and not self._ended.is_set():  # the end of a lease was said
-            state = f"it has update {max(self._copied, 0)} of {max(newest_step(self._run), 0)}"
-            trouble = f"{state} ({self._trouble or 'the store is slow'})"
-            text = "the copy at %s is behind: %s; podracer resume %s copies the rest."
-            _LOG.warning(text, self.address, trouble, self._run)
+        if self._changes and not self._ended.is_set():  # the end of a lease was said
+            trouble = f"{self._copy} ({self._trouble or 'the store is slow'})"
+            text = "the copy at %s is behind: it has %s; podracer resume %s copies the rest."
+            _LOG.warning(text, self.address, trouble, self._directory)
         self._ended.set()
         with contextlib.suppress(Exception):  # it expires by itself
             self._lease.release()
 
     def notify(self) -> None:
-        """Copy what has been sealed, soon; return at once."""
-        self._seals.append(time.monotonic())
+        """Copy what has changed, soon; return at once."""
+        self._changes.append(time.monotonic())
         self._wake.set()
 
     def figures(self) -> dict[str, float]:
         """Return the seconds by which the copy is behind, and the number of faults so far."""
-        lag = time.monotonic() - self._seals[0] if self._seals else 0.0
+        lag = time.monotonic() - self._changes[0] if self._changes else 0.0
         return {"mirror_lag": lag, "mirror_faults": self._faults}
 
     def summary(self) -> str:
         """Return what was copied where, in words."""
-        state = f"update {self._copied}" if self._copied >= 0 else "no checkpoint"
-        state += ", behind the run" if self._seals else f", copied within {self._lag:.1f} s"
+        state = str(self._copy)
+        state += ", behind the run" if self._changes else f", copied within {self._lag:.1f} s"
         return f"{self.address}  {state}" + (f", {self._faults} faults" if self._faults else "")
 
     # --- threads ----------------------------------------------------------------------------------
@@ -122,16 +133,23 @@ class Mirror:
                 wait.wait(min(pause, 1.0) if self._closing.is_set() else pause)
             else:
                 self._wake.wait()
+                self._closing.wait(self._copy.gather_seconds)
             self._wake.clear()
-            num_seals = len(self._seals)
-            if num_seals == 0:
+            num_changes = len(self._changes)
+            if num_changes == 0:
                 if self._closing.is_set():
                     return
                 continue
             try:
-                self._synchronize()
+                if not self._is_claimed:
+                    self._claim()
+                self._lease.check()
+                self._copy.update(self._lease.check)
             except LeaseLostError as error:
-                self._end(error)
+                self._end(str(error))
+                return
+            except ConfigError as error:  # a late claim: the store was away at the start
+                self._end(f"the run goes on without a copy: {error}")
                 return
             except Exception as error:
                 num_failures += 1
@@ -140,8 +158,8 @@ class Mirror:
             if num_failures:
                 _LOG.warning("%s can be written again; it has what was saved.", self.address)
             num_failures, self._trouble = 0, ""
-            for sealed_at in [self._seals.popleft() for _ in range(num_seals)]:
-                self._lag = max(self._lag, time.monotonic() - sealed_at)
+            for changed_at in [self._changes.popleft() for _ in range(num_changes)]:
+                self._lag = max(self._lag, time.monotonic() - changed_at)
             if self._closing.is_set():
                 self._wake.set()
 
@@ -151,15 +169,15 @@ class Mirror:
                 if self._lease.is_held:
                     self._lease.beat()
             except LeaseLostError as error:
-                self._end(error)
+                self._end(str(error))
             except Exception:  # the next copy tells more
                 self._faults += 1
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, trouble: str) -> None:
         """Copy nothing any more."""
-        self._trouble = str(error)
+        self._trouble = trouble
         if not self._ended.is_set():
-            _LOG.warning("%s", error)
+            _LOG.warning("%s", trouble)
         self._ended.set()
         self._wake.set()
 
@@ -171,95 +189,47 @@ class Mirror:
             _LOG.warning(text, self.address, reason(error))
         self._trouble = reason(error)
 
-    # --- the copy ---------------------------------------------------------------------------------
-
     def _claim(self) -> None:
         """Take the lease, and see what the store has."""
         self._lease.claim(self._ended.wait, print_stderr)
-        config = read_json(self._store, CONFIG)
-        if config and not is_same_run(config, self._run):
+        kind = kind_at(self._store)
+        if kind and (kind != self._copy.kind or not self._copy.is_same()):
+            problem = _OTHER.format(address=self.address, kind=kind)
+        elif kind and self._copy.is_newer():
             problem = (
-                f"{self.address} holds another run: choose another address, or continue that run: "
-                f"podracer resume {self.address} --run-dir DIR"
-            )
-        elif config and saved_step(self._store) > newest_step(self._run):
-            problem = (
-                f"the copy at {self.address} is newer than {self._run}: podracer resume "
-                f"{self.address} --run-dir {self._run}"
+                f"the copy at {self.address} is newer than {self._directory}: podracer resume "
+                f"{self.address} --run-dir {self._directory}"
             )
         else:
-            for name in step_names(self._store):
-                path = self._run / CHECKPOINTS / name / MANIFEST
-                manifest = path.read_bytes() if is_there(path) else None
-                is_whole = manifest and read_stored(self._store, manifest_of(name)) == manifest
-                (self._stored if is_whole else self._remains).add(name)
+            self._copy.look()
             self._is_claimed = True
             return
         self._lease.release()
         raise ConfigError(problem)
 
-    def _synchronize(self) -> None:
-        """Make the store like the disk: new steps first, then what was retired."""
-        if not self._is_claimed:
-            try:
-                self._claim()
-            except ConfigError as error:  # while the store was away
-                raise LeaseLostError(f"the run goes on without a copy: {error}") from error
-        self._lease.check()
-        config = (self._run / CONFIG).read_bytes()
-        if config != self._config:
-            self._store.put(CONFIG, config)
-            self._config = config
-        paths = step_directories(self._run / CHECKPOINTS)
-        steps = {path.name: path for path in paths if is_there(path / MANIFEST)}
-        newest = max(steps, default="")
-        for name in sorted(steps.keys() - self._stored, reverse=True):
-            try:
-                if name == newest:
-                    self._put_records(steps[name])
-                self._put_step(steps[name])
-            except (CheckpointError, OSError):
-                if is_there(steps[name]):  # otherwise it was retired meanwhile
-                    raise
-        if newest not in self._stored:
-            return
-        if int(newest) != self._copied:
-            self._store.put(SAVED, encode_sealed({"step": int(newest)}))
-            self._copied = int(newest)
-        for name in sorted((self._stored | self._remains) - steps.keys()):
-            self._remove_step(name)
 
-    def _put_records(self, path: Path) -> None:
-        """Copy the records up to the seal of a step, before it: no copy of one lacks them."""
-        for name, seal in read_meta(path)["metadata"]["records"].items():
-            with open(self._run / name, "rb") as file:
-                self._store.put(name, file.read(seal["size"]))
+def check_is_free(address: str) -> None:
+    """Raise `ConfigError` if a store cannot be written, or has a copy of something already."""
+    store = open_store(address, writes=True)
+    try:
+        store.put(CLOCK, b"now")
+        kind = kind_at(store)
+    except Exception as error:
+        raise ConfigError(f"{address} cannot be written: {reason(error)}.") from error
+    if kind:
+        raise ConfigError(_OTHER.format(address=address, kind=kind))
 
-    def _put_step(self, path: Path) -> None:
-        prefix, files = f"{CHECKPOINTS}/{path.name}", read_sealed_json(path / MANIFEST)["files"]
-        if path.name in self._remains:
-            self._remove_step(path.name)
-        self._remains.add(path.name)
-        for name in files:
-            self._store.put(f"{prefix}/{name}", path / name)
-        sizes = sizes_below(self._store, prefix)
-        for name, facts in files.items():
-            if sizes.get(f"{prefix}/{name}") != facts["size"]:
-                raise StorageError(f"{prefix}/{name} did not arrive as a whole")
-        manifest = (path / MANIFEST).read_bytes()
-        self._lease.check()
-        self._store.put(manifest_of(path.name), manifest)
-        self._remains.discard(path.name)
-        self._stored.add(path.name)
 
-    def _remove_step(self, name: str) -> None:
-        """Remove a step, its manifest first: what is left of it is no checkpoint."""
-        self._remains.add(name)
-        self._stored.discard(name)
-        for path in (manifest_of(name), *sizes_below(self._store, f"{CHECKPOINTS}/{name}")):
-            with contextlib.suppress(FileNotFoundError):
-                self._store.delete(path)
-        self._remains.discard(name)
+def mirror_address(mirror: str | None, resumed: Path | None) -> str | None:
+    """Return the address that a user gives as `mirror`, or the one of the directory to resume.
+
+    Raises `ConfigError` for what is no address.
+    """
+    if mirror is None:
+        return None if resumed is None else recorded_address(resumed)
+    if (address := address_of(mirror)) is None:
+        raise ConfigError(f"`mirror` must be an address, such as s3://bucket/run, not {mirror!r}.")
+    return address
 
 
 def recorded_address(run: Path) -> str | None:
@@ -279,15 +249,3 @@ def identify(run: Path, address: str) -> str:
         record = {"address": address, "place": place, "holder": uuid.uuid4().hex}
         write_json(run / MIRROR, record)
     return str(record.get("holder"))
-
-
-def is_same_run(config: dict[str, Any], run: Path) -> bool:
-    """Return whether a `config.json` is of the run in a directory."""
-    identity = config.get("run")
-    return identity is not None and identity == read_object(run / CONFIG).get("run")
-
-
-def newest_step(run: Path) -> int:
-    """Return the newest step that a run has ever sealed, -1 without one."""
-    step = newest_saved(run)
-    return -1 if step is None else step

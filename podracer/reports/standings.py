@@ -25,7 +25,7 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.tournament.events import Entry, PodState, TournamentState, rank
+from podracer.tournament.events import Entry, PodState, TournamentState
 
 PICTURE_SECONDS = 1.0  # between two pictures on a terminal
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
@@ -85,12 +85,13 @@ class LiveStandings:
             newest = pod.newest
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
-                places = (str(n) for n, e in enumerate(state.board, 1) if rank(e) == rank(newest))
+                is_there = newest.id in state.board.by_id
+                place = str(state.board.place(newest) + 1) if is_there else "-"
                 cut = f" ({newest.unfinished} unfinished)" if newest.unfinished else ""
                 self._terminal.print(
                     _plain(
                         f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
-                        f"place {next(places, '-')}  frames {compact(newest.frames)}  "
+                        f"place {place}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}"
                     )
                 )

@@ -24,10 +24,11 @@ from podracer.drivers.common import Progress, Request, TrainState, breakpoints_o
 from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer
+from podracer.io.copies import RunCopy
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
-from podracer.io.mirror import Mirror, recorded_address
-from podracer.io.paths import address_of, user_path
+from podracer.io.mirror import Mirror, mirror_address
+from podracer.io.paths import user_path
 from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
@@ -157,8 +158,10 @@ def train(
     if weights is not None:
         begin = Weights(weights, setup, checkpoint)
     directory = name_run_directory(experiment, run_dir)
-    address = recorded_address(directory) if mirror is None and resume else _address(mirror)
-    copier = Mirror(directory, address, new=not resume) if address and is_main else None
+    address = mirror_address(mirror, directory if resume else None)
+    copier = None
+    if address and is_main:
+        copier = Mirror(directory, address, RunCopy, new=not resume)
     check = partial(check_claim, directory, resume)
     check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
@@ -194,13 +197,6 @@ def _find_recipe(
         check_types(changed)
         size = recipes.fitting_size(name, find_devices()[0].platform, changed, experiment)
     return recipes.with_size(experiment, name, size).with_environment(environment)
-
-
-def _address(mirror: str | None) -> str | None:
-    address = None if mirror is None else address_of(mirror)
-    if mirror is not None and address is None:
-        raise ConfigError(f"`mirror` must be an address, such as s3://bucket/run, not {mirror!r}.")
-    return address
 
 
 class Run:

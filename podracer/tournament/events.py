@@ -10,10 +10,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.json_schema import anything, conforms
@@ -229,12 +230,45 @@ class PodState:
         return (*newest, *self.parents, *self.opponents)
 
 
+class Board(tuple[Entry, ...]):
+    """Ranked entries, best first, with what is looked up among thousands of them."""
+
+    @functools.cached_property
+    def scores(self) -> np.ndarray:
+        """Scores, f64 `[n]`."""
+        return np.array([entry.score for entry in self], np.float64)
+
+    @functools.cached_property
+    def by_id(self) -> Mapping[str, Entry]:
+        """Entries by id."""
+        return {entry.id: entry for entry in self}
+
+    def place(self, entry: Entry) -> int:
+        """Return the number of better entries."""
+        return bisect.bisect_left(self, rank(entry), key=rank)
+
+    def with_entry(self, entry: Entry, size: int) -> tuple[Board, tuple[Entry, ...]]:
+        """Return the board with one more entry, and those that leave a board of this size."""
+        place = self.place(entry)
+        entries = list(self)
+        entries.insert(place, entry)
+        dropped = tuple(entries[size:])
+        del entries[size:]
+        board = Board(entries)
+        by_id = {**self.by_id, entry.id: entry}
+        for old in dropped:
+            del by_id[old.id]
+        scores = np.insert(self.scores, place, entry.score)[:size]
+        vars(board).update(scores=scores, by_id=by_id)  # in place of a look at each entry
+        return board, dropped
+
+
 @dataclasses.dataclass(frozen=True)
 class TournamentState:
     """State of a tournament, immutable; enough to continue it."""
 
     header: Header
-    board: tuple[Entry, ...]  # best first
+    board: Board
     pods: Mapping[int, PodState]
     population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
     dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
@@ -253,9 +287,9 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
+def ranking(entries: Iterable[Entry], size: int | None = None) -> Board:
     """Rank entries by `rank`; `size` at most."""
-    return tuple(sorted(entries, key=rank)[:size])
+    return Board(sorted(entries, key=rank)[:size])
 
 
 def exchanged(
@@ -277,7 +311,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
     header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
-    return functools.reduce(apply_event, later, TournamentState(header, (), pods))
+    return functools.reduce(apply_event, later, TournamentState(header, Board(), pods))
 
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
@@ -306,8 +340,8 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
                 state = _with_matches(state, event.matches)
             entry = _rated(join_entry(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
-            board, size = exchanged(state.board, None, entry), state.header.size
-            state = dataclasses.replace(state, board=board[:size], dropped=board[size:])
+            board, dropped = state.board.with_entry(entry, state.header.size)
+            state = dataclasses.replace(state, board=board, dropped=dropped)
         case Failed():
             further = event.frames > pod.frames
             pod = dataclasses.replace(
@@ -369,21 +403,20 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     `ValueError` for any other, whose checkpoint may have been deleted.
     """
     if match := _ENTRY_ID.fullmatch(entry_id):
-        owner, round = map(int, match.groups())
-        newest = state.pods.get(owner, PodState()).newest
+        newest = state.pods.get(int(match[1]), PodState()).newest
         pod_state = state.pods.get(pod, PodState())
-        if newest is not None and newest.round == round:
-            return newest
-        for entry in itertools.chain(state.board, pod_state.parents, pod_state.opponents):
-            if entry.round == round and entry.pod == owner:
+        on_board = state.board.by_id.get(entry_id)
+        for entry in (newest, on_board, *pod_state.parents, *pod_state.opponents):
+            if entry is not None and entry.id == entry_id:
                 return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 
 
-def referenced_checkpoints(state: TournamentState) -> frozenset[str]:
-    """Return the checkpoints that a pod may need: those of all entries of `find_entry`."""
-    entries = (*state.board, *(entry for pod in state.pods.values() for entry in pod.entries))
-    return frozenset(entry.checkpoint for entry in entries)
+def kept_entries(state: TournamentState) -> Iterator[Entry]:
+    """Yield the entries that a pod may need, those of `find_entry`; some repeatedly."""
+    yield from state.board
+    for pod in state.pods.values():
+        yield from pod.entries
 
 
 def accepted_entries(events: Iterable[Event]) -> dict[str, Entry]:

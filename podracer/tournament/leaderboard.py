@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -54,10 +55,12 @@ from podracer.tournament.events import (
     Started,
     Stopped,
     Submitted,
+    TournamentState,
     accepted_entries,
     apply_event,
     entries_among,
     find_entry,
+    kept_entries,
     state_after,
 )
 from podracer.tournament.index import Index, check_length, read_length
@@ -88,11 +91,16 @@ def read_events(directory: Path) -> list[Event]:
     return events
 
 
-def read_log(path: Path) -> tuple[list[Event], list[str], int]:
-    """Read the events, their checksums, and the number of bytes they take."""
+def read_log(
+    path: Path, lines: Iterable[bytes] | None = None
+) -> tuple[list[Event], list[str], int]:
+    """Read the events, their checksums, and the number of bytes they take.
+
+    `lines` are those that the file is going to have.
+    """
     events, checksums = list[Event](), list[str]()
     size = 0
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
         if not line.endswith(b"\n"):
             break  # torn: its writer was killed before it was acknowledged
         try:
@@ -185,9 +193,8 @@ class Leaderboard:
                 for entry in entries.values()
                 if os.path.lexists(self.directory / entry.checkpoint)
             )
-            pods = self.state.pods.values()
-            entries_in_use = (*self.state.board, *(entry for pod in pods for entry in pod.entries))
-            self._references = Counter(entry.checkpoint for entry in entries_in_use)
+            self._references = Counter(entry.checkpoint for entry in kept_entries(self.state))
+            self._lock, self._copied = threading.Lock(), frozenset[str]()  # see `snapshot`
             self._unreferenced = set(self._checkpoints) - self._references.keys()
             self._with_others = set(self._checkpoints)  # perhaps beside earlier steps
             self._index = self._make_index(entries.values())
@@ -278,23 +285,34 @@ class Leaderboard:
     def collect_garbage(self) -> tuple[str, ...]:
         """Delete the `unreferenced_checkpoints` and return those that are deleted.
 
+        Those of a `snapshot` stay.
         Other checkpoints of a round, from before the one of its entry, go with the first call.
         They can never be referenced again, so an interrupted deletion is harmless and the next call
         completes it.
         """
-        for name in self._unreferenced:
-            if _is_inside(self.directory, name):
-                shutil.rmtree(self.directory / name, ignore_errors=True)
-        for name in self._with_others:
-            self._delete_earlier_steps(self.directory / name)
-        self._with_others.clear()
-        deleted = [
-            n for n in self.unreferenced_checkpoints() if not os.path.lexists(self.directory / n)
-        ]
-        self._unreferenced.difference_update(deleted)
-        for name in deleted:
-            del self._checkpoints[bisect.bisect_left(self._checkpoints, name)]
-        return tuple(deleted)
+        with self._lock:
+            names = sorted(self._unreferenced - self._copied)
+            for name in names:
+                if _is_inside(self.directory, name):
+                    shutil.rmtree(self.directory / name, ignore_errors=True)
+            for name in self._with_others:
+                self._delete_earlier_steps(self.directory / name)
+            self._with_others.clear()
+            deleted = [n for n in names if not os.path.lexists(self.directory / n)]
+            self._unreferenced.difference_update(deleted)
+            for name in deleted:
+                del self._checkpoints[bisect.bisect_left(self._checkpoints, name)]
+            return tuple(deleted)
+
+    def snapshot(self) -> tuple[TournamentState, int]:
+        """Return the state and the bytes of the log that has led to it, from any thread.
+
+        The checkpoints that this state needs are kept until the next call, so that they can be
+        copied.
+        """
+        with self._lock:
+            self._copied = frozenset(self._references)
+            return self.state, self._size
 
     def close(self) -> None:
         """Release the lock, so that another process may write."""
@@ -307,6 +325,10 @@ class Leaderboard:
         self.close()
 
     def _record(self, event: Event) -> None:
+        with self._lock:
+            self._apply(event)
+
+    def _apply(self, event: Event) -> None:
         # The written event is applied, so a replay cannot differ.
         old_state, self.state = self.state, apply_event(self.state, self.append(event))
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None

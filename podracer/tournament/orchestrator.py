@@ -16,7 +16,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.errors import PodracerError
+from podracer.io.directories import holds_begun_tournament
+from podracer.io.mirror import Mirror, check_is_free, mirror_address
+from podracer.io.paths import user_path
 from podracer.io.signals import PREEMPTED, StopSignals
+from podracer.io.text import print_stderr
 from podracer.tournament import selection
 from podracer.tournament.capacity import CapacityFile, weakest_first
 from podracer.tournament.config import (
@@ -36,6 +41,7 @@ from podracer.tournament.config import (
     with_pod_seeds,
     with_values,
 )
+from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_engine
 from podracer.tournament.events import (
     Absent,
@@ -63,18 +69,23 @@ MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
 
 _LOG = logging.getLogger("podracer")
 
+Watch = Callable[[TournamentState], None]
+
 
 def run_tournament(
     tournament: Tournament,
     directory: str | Path,
     recipes: Sequence[str] = (),
-    watch: Callable[[TournamentState], None] = lambda state: None,
+    watch: Watch = lambda state: None,
+    mirror: str | None = None,
 ) -> int:
     """Run a new tournament in `directory`, or continue the one there, to its end.
 
     Pods are processes, which import `recipes`: the names, `MODULE:FUNCTION`, of the experiments
     that have an agent, a network or an environment of your own. With the engine `inline` none are
-    needed. `watch` is called with the state whenever it changes.
+    needed. `watch` is called with the state whenever it changes. What the log needs is copied to
+    the address `mirror`, such as `s3://bucket/tournament`, in the background, by default to the one
+    that the directory already has; `podracer resume` continues it from there on any machine.
 
     Returns 0 once every pod has done all its rounds. Ctrl-C and SIGTERM stop it, after the pods had
     a minute to save, with `KeyboardInterrupt` and `SystemExit`, see `train`; the command line gets
@@ -88,19 +99,42 @@ def run_tournament(
     if tournament.engine == "inline":
         user_experiments = tournament.experiments
     check_pods(tournament, user_experiments)
+    directory = user_path(directory)
+    address, is_new = mirror_address(mirror, directory), not holds_begun_tournament(directory)
+    if address is not None and is_new:
+        check_is_free(address)
     signals = StopSignals(
         f"Stopping once all pods have saved, within {GRACE_SECONDS:g} s",
         f"Stopped, and the pods have saved: run_tournament goes on in {directory}.",
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
-        board = stack.enter_context(Leaderboard(Path(directory), tournament.header()))
+        board = stack.enter_context(Leaderboard(directory, tournament.header()))
+        if address is not None:
+            watch = stack.enter_context(_mirrored(board, address, is_new, watch))
         engine = make_engine(tournament, board.directory, recipes)
         stack.callback(engine.close)
         try:
             return Orchestrator(tournament, board, engine, signals, watch).run()
         except RoundStopped as stop:
             return stop.exit_code
+
+
+@contextlib.contextmanager
+def _mirrored(board: Leaderboard, address: str, is_new: bool, watch: Watch) -> Iterator[Watch]:
+    """Copy a tournament to an address, up to its end; yield `watch`, which also starts copies."""
+    mirror = Mirror(board.directory, address, partial(TournamentCopy, board=board), new=is_new)
+
+    def show_and_copy(state: TournamentState) -> None:
+        watch(state)
+        mirror.notify()
+
+    with mirror:
+        try:
+            yield show_and_copy
+        finally:
+            mirror.notify()
+    print_stderr(f"Mirror    {mirror.summary()}")
 
 
 class Orchestrator:
@@ -112,7 +146,7 @@ class Orchestrator:
         board: Leaderboard,
         engine: Engine,
         signals: StopSignals,
-        watch: Callable[[TournamentState], None],
+        watch: Watch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tournament, self.board, self.engine = tournament, board, engine

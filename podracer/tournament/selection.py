@@ -30,7 +30,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.errors import ConfigError
-from podracer.tournament.events import Entry, PodState, TournamentState, exchanged, rank
+from podracer.tournament.events import Board, Entry, PodState, TournamentState, exchanged, rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SelectionView:
 
     pod: int
     round: int  # the one that the pod is about to start
-    board: tuple[Entry, ...]  # best first
+    board: Board
     population: tuple[Entry, ...]  # the newest entries of the pods that take part, best first
     pods: Mapping[int, PodState]  # all pods
 
@@ -203,7 +203,7 @@ def _drawn(
         case Uniform():
             return view.board[rng.integers(count)]
         case Softmax():
-            chances = softmax([entry.score for entry in view.board], rule.temperature)
+            chances = softmax(view.board.scores, rule.temperature)
             candidate = view.board[rng.choice(count, p=chances)]
         case KTournament():
             number = rng.choice(count, size=min(rule.k, count), replace=False).min()
@@ -212,7 +212,7 @@ def _drawn(
     return candidate if newest is None or candidate.score > newest.score else newest
 
 
-def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
+def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> np.ndarray:
     """Return probabilities, f64 `[n]`, of finite scores `[n]`; equal scores are equally likely."""
     values = np.asarray(scores, np.float64)
     values = values / (np.abs(values).max() or 1.0)  # so that no sum overflows

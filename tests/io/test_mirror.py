@@ -17,7 +17,7 @@ from stores import MachineLost, Run, files_of, hurry, state, use
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import mirror
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
-from podracer.io.copies import local_run, restore
+from podracer.io.copies import RunCopy, local_run, restore
 from podracer.io.edits import encode_sealed
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
@@ -257,7 +257,7 @@ def test_a_store_that_is_gone_costs_nothing_but_the_copy(
         start = time.monotonic()
     assert time.monotonic() - start < 10
     assert sum("cannot be copied" in x for x in caplog.messages) == 1
-    assert "is behind: it has update 1 of 2 (503 Slow Down); podracer resume" in caplog.text
+    assert "is behind: it has update 1 (503 Slow Down); podracer resume" in caplog.text
     assert "update 1, behind the run" in it.mirror.summary()
     assert stored_fingerprint(run) == (2, fingerprint(state(2)))
     with Run(run, address):  # still gone: a resumed run goes on
@@ -300,7 +300,7 @@ def test_what_could_not_be_seen_at_the_start_is_looked_at_before_anything_is_wri
 def test_a_run_that_ends_before_its_configuration_does_not_wait_for_a_copy(run, address):
     start = time.monotonic()
     run.mkdir()
-    with Mirror(run, address, new=True) as copier:
+    with Mirror(run, address, RunCopy, new=True) as copier:
         pass
     assert time.monotonic() - start < mirror.CLOSE_SECONDS / 2
     assert "no checkpoint" in copier.summary()
@@ -340,7 +340,7 @@ def test_a_machine_that_is_lost_at_any_operation_leaves_a_copy_that_comes_back(
             return call()
 
         store.fault = fault
-        copier = Mirror(run, address, new=False)
+        copier = Mirror(run, address, RunCopy, new=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading, "excepthook", lambda _: None)
             try:

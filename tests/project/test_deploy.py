@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,8 @@ def test_the_image_is_pinned_and_has_no_root() -> None:
     assert users == ["1000"]
     copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
     assert all((DEPLOY.parent / name).exists() for name in copied)
+    settings = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    assert set(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(copied)
 
 
 @pytest.mark.parametrize("name", ["slurm.sh", "xpk.sh"])
@@ -236,8 +239,14 @@ def slurm(directory: Path, run: Path, code: int, **variables: str) -> tuple[int,
 QUEUED = "scontrol requeue 7\n"
 
 
-@pytest.mark.parametrize("code", [77, 137])
-@pytest.mark.parametrize(("restarts", "queued"), [(19, QUEUED), (20, "")])
+@pytest.mark.parametrize(
+    ("code", "restarts", "queued"),
+    [
+        *((code, restarts, QUEUED) for code in (77, 137) for restarts in (0, 19)),
+        *((code, 20, "") for code in (77, 137)),
+        *((code, 20, QUEUED) for code in (75, 143)),  # no loss: whenever the time is over
+    ],
+)
 def test_the_slurm_script_goes_on_after_a_loss_a_number_of_times(
     tmp_path: Path, code: int, restarts: int, queued: str
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from podracer.tournament.events import Entry, PodState, ranking
+from podracer.tournament.events import Board, Entry, PodState, ranking
 from podracer.tournament.selection import SelectionView
 
 
@@ -32,5 +32,5 @@ def stand(
         )
         for number in sorted({*entries, *rounds})
     }
-    listed = ranking(newest) if board is None else tuple(board)
+    listed = ranking(newest) if board is None else Board(board)
     return SelectionView(pod, round, listed, ranking(newest), pods)

@@ -9,6 +9,7 @@ import numpy as np
 
 from podracer.io import copies, mirror
 from podracer.io.checkpoint import Checkpointer
+from podracer.io.copies import RunCopy
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
 from podracer.io.seal import CONFIG, seal_json
@@ -73,7 +74,7 @@ class Run:
     def __init__(self, directory: Path, address: str | None, identity="a"):
         self.directory, is_new = directory, not (directory / CONFIG).exists()
         directory.mkdir(exist_ok=True, parents=True)
-        self.mirror = None if address is None else Mirror(directory, address, new=is_new)
+        self.mirror = None if address is None else Mirror(directory, address, RunCopy, new=is_new)
         self.identity = {"id": identity, "experiment": "e"}
 
     def __enter__(self):

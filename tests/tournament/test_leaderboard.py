@@ -37,9 +37,9 @@ from podracer.tournament.events import (
     Submitted,
     TournamentState,
     accepted_entries,
+    kept_entries,
     lineage,
     ranking,
-    referenced_checkpoints,
     state_after,
 )
 from podracer.tournament.index import INDEX
@@ -87,7 +87,10 @@ def assert_nothing_dangles(board: Leaderboard, entries: dict[str, Entry]) -> Non
     started = [parent for pod in pods if pod.attempt for parent in pod.attempt.parents]
     kept = [*board.state.board, *(pod.newest for pod in pods if pod.newest)]
     names = {entry.checkpoint for entry in kept + [entries[parent] for parent in started]}
-    assert names == referenced_checkpoints(board.state)
+    assert names == {entry.checkpoint for entry in kept_entries(board.state)}
+    listed = board.state.board
+    assert listed.by_id == {entry.id: entry for entry in listed}
+    assert listed.scores.tolist() == [entry.score for entry in listed]
     assert names.isdisjoint(board.unreferenced_checkpoints())
     members = [pod.newest for pod in pods if pod.newest and pod.is_live]
     assert board.state.population == ranking(members)
@@ -403,7 +406,9 @@ def test_nothing_dangles_in_1000_random_operations(tmp_path: Path) -> None:
     assert accepted_entries(read_events(directory)) == entries
     board.collect_garbage()
     left = [entry for entry in entries.values() if (directory / entry.checkpoint).exists()]
-    assert {entry.checkpoint for entry in left} == referenced_checkpoints(board.state)
+    assert {entry.checkpoint for entry in left} == {
+        entry.checkpoint for entry in kept_entries(board.state)
+    }
     assert len(left) < len(entries) / 2
     assert board.unreferenced_checkpoints() == ()
     assert outside.exists()
@@ -597,7 +602,7 @@ def check_killed(directory: Path, told: dict[str, float]) -> None:
     assert told.items() <= {name: entry.score for name, entry in entries.items()}.items()
     state = state_after(events)
     assert state.board == ranking(entries.values(), state.header.size)
-    assert all((directory / name).is_dir() for name in referenced_checkpoints(state))
+    assert all((directory / entry.checkpoint).is_dir() for entry in kept_entries(state))
 
 
 @pytest.mark.figure(14)

@@ -30,6 +30,7 @@ from podracer.tournament import pod as pods
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import (
+    Board,
     Entry,
     PodState,
     Started,
@@ -124,7 +125,7 @@ def state_with_ratings() -> TournamentState:
         Match("p2r1", "random", 4, 0, 6), Match("p2r1", "p0r1", 2, 2, 6),
     ]  # fmt: skip
     pods = {pod: PodState(2, newest=entry(pod, 1)) for pod in range(3)}
-    board = (entry(1, 0), entry(0, 1))
+    board = Board((entry(1, 0), entry(0, 1)))
     ratings = rate_players(matches)
     return TournamentState(LEAGUE.header(), board, pods, matches=tuple(matches), ratings=ratings)
 

@@ -25,8 +25,8 @@ from podracer.tournament.events import (
     Stopped,
     Submitted,
     accepted_entries,
+    kept_entries,
     ranking,
-    referenced_checkpoints,
     state_after,
 )
 from podracer.tournament.leaderboard import Leaderboard, read_events
@@ -389,7 +389,7 @@ def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Genera
         if rng.random() < 0.02:
             board.record(Stopped(pod, "retired", "capacity"))
         board.collect_garbage()
-        assert all((directory / name).is_dir() for name in referenced_checkpoints(board.state))
+        assert all((directory / e.checkpoint).is_dir() for e in kept_entries(board.state))
         if step % 50 == 49:  # as after a kill
             board.close()
             board = Leaderboard(directory, header)
