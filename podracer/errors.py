@@ -1,5 +1,12 @@
 """Errors that a user can cause or meet, each with a stable exit code."""
 
+DISTRIBUTION = "podracer-rl"  # name of the package for installers; it is imported as `podracer`
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
+
 
 class PodracerError(Exception):
     """Failure with a stable exit code; the message is one clear sentence."""

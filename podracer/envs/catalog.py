@@ -21,7 +21,7 @@ from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, install_command
 from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
 from podracer.types import ACTION_MASK, ArraySpec, Continuous, EnvironmentSpec, MultiDiscrete
@@ -377,4 +377,4 @@ def names() -> list[tuple[str, str, str]]:
 def _state_of(adapter: Adapter) -> str:
     if all(importlib.util.find_spec(package) for package in adapter.packages):
         return "installed"
-    return f'pip install -e ".[{adapter.extra}]"'
+    return install_command(adapter.extra)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from podracer.errors import CheckpointError, ConfigError, StorageError
+from podracer.errors import CheckpointError, ConfigError, StorageError, install_command
 from podracer.io.seal import CHECKPOINTS, MANIFEST
 from podracer.io.steps import SAVED
 
@@ -30,7 +30,7 @@ def open_store(address: str, *, writes: bool = False) -> Any:
         from obstore.store import from_url
     except ImportError as error:
         raise ConfigError(
-            f'{address} needs the package obstore: pip install -e ".[mirror]" in the clone.'
+            f"{address} needs the package obstore: {install_command('mirror')}."
         ) from error
     # A mirror tries again by itself, and says so. Settings of clients come from the environment.
     retries = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}
