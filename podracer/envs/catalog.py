@@ -61,7 +61,7 @@ class Adapter(NamedTuple):
     on_host: bool = False
     """Whether its environments run on the host alone, so that Anakin cannot train in them."""
     spaces: Spaces = Spaces()
-    known: Mapping[str, Spaces] = {}
+    spaces_by_name: Mapping[str, Spaces] = {}
     """Spaces of names that recipes use, where the adapter has several kinds."""
 
     @property
@@ -143,7 +143,7 @@ ADAPTERS = {
         "gymnax",
         ("gymnax", "six"),
         spaces=Spaces(("vector", "image"), ("discrete", "continuous")),
-        known={
+        spaces_by_name={
             "Breakout-MinAtar": Spaces(("image",), ("discrete",)),
             "MemoryChain-bsuite": Spaces(("vector",), ("discrete",)),
         },
@@ -153,7 +153,7 @@ ADAPTERS = {
         "MinAtar, 2048 and board games of pgx, such as pgx:minatar-breakout or pgx:connect_four",
         "pgx",
         spaces=Spaces(("vector", "image"), ("discrete",)),
-        known={
+        spaces_by_name={
             "tic_tac_toe": Spaces(("image",), ("discrete",)),
             "connect_four": Spaces(("image",), ("discrete",)),
         },
@@ -201,14 +201,14 @@ ADAPTERS = {
         "Atari games of JAXtari, such as jaxtari:pong (pixels) or jaxtari:pong,objects=true",
         "jaxtari",
         spaces=Spaces(("vector", "image"), ("discrete",)),
-        known={"pong,objects=true": Spaces(("vector",), ("discrete",))},
+        spaces_by_name={"pong,objects=true": Spaces(("vector",), ("discrete",))},
     ),
     "gymnasium": Adapter(
         _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         "gymnasium",
         on_host=True,
-        known={
+        spaces_by_name={
             "CartPole-v1": Spaces(("vector",), ("discrete",)),
             "HalfCheetah-v5": Spaces(("vector",), ("continuous",)),
         },
@@ -326,8 +326,10 @@ def spaces_of(name: str) -> Spaces:
         inner = spaces_of(suffix if prefix == "model" else suffix.partition(",")[0])
         return inner._replace(observation=("dict",)) if prefix == "lifetimes" else inner
     adapter = ADAPTERS[prefix]
-    known = (adapter.known.get(x) for x in (suffix, suffix.partition(",")[0]))
-    return next(filter(None, known), adapter.spaces)
+    names = (suffix, suffix.partition(",")[0])
+    return next(
+        (adapter.spaces_by_name[x] for x in names if x in adapter.spaces_by_name), adapter.spaces
+    )
 
 
 def spaces_of_spec(spec: EnvironmentSpec) -> Spaces:

@@ -1,4 +1,4 @@
-"""Which recipes fit a task, by its observations and actions: the agents themselves are asked."""
+"""Recipes that fit the observations and actions of a task: the agents themselves are asked."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def fitting(names: Iterable[str], observation: str | None, action: str | None) -
     can be built for it, one for each algorithm: from the most similar task that needs no package.
     """
     fits = list(_fits(names, observation, action))
-    own, others = ([x for x in fits if x.elsewhere == flag] for flag in (False, True))
+    direct, indirect = ([x for x in fits if x.elsewhere == flag] for flag in (False, True))
 
     def distance(fit: Fit) -> tuple[Any, ...]:
         needs_package = fit.environment not in ENVIRONMENTS
         kinds = (intersect(fit.spaces, None, action), intersect(fit.spaces, observation, None))
         return (not kinds[0], not kinds[1], needs_package, len(fit.name), fit.name)
 
-    own_algorithms, by_algorithm = {_algorithm(fit) for fit in own}, dict[Any, Fit]()
-    for fit in sorted(others, key=distance):
+    own_algorithms, by_algorithm = {_algorithm(fit) for fit in direct}, dict[Any, Fit]()
+    for fit in sorted(indirect, key=distance):
         if _algorithm(fit) not in own_algorithms:
             by_algorithm.setdefault(_algorithm(fit), fit)
-    return [*sorted(own), *by_algorithm.values()]
+    return [*sorted(direct), *by_algorithm.values()]
 
 
 def _algorithm(fit: Fit) -> tuple[str, str]:

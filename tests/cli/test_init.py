@@ -49,7 +49,7 @@ def test_the_tests_of_a_written_project_pass(project):
 def test_a_written_project_trains_without_an_installation(project):
     recipe = "rabbits.recipes:rabbits"
     flags = ("--frames", 10_240, "--evaluations", 0, "--run-dir", "runs/a")
-    out = run("podracer", "train", recipe, "--size", 4, *flags)
+    out = run("podracer", "train", recipe, "--width", 4, *flags)
     assert f"podracer play runs/a --recipe {recipe}" in out
 
 

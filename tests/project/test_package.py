@@ -68,7 +68,7 @@ def test_every_extra_that_is_asked_for_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = extras["optional-dependencies"]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    asked = {x for page in pages for x in re.findall(r"podracer-rl\[([\w-]+)\]", page.read_text())}
+    asked = {x for page in pages for x in re.findall(r"podracer-rl\[([a-z-]+)\]", page.read_text())}
     asked |= {adapter.extra for adapter in ADAPTERS.values() if adapter.extra}
     assert asked
     assert asked <= set(extras)

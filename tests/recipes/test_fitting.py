@@ -56,7 +56,11 @@ def test_agents_and_environments_are_filtered_too(capsys):
 
 
 NAMES = (
-    *(f"{prefix}:{name}" for prefix, adapter in ADAPTERS.items() for name in adapter.known),
+    *(
+        f"{prefix}:{name}"
+        for prefix, adapter in ADAPTERS.items()
+        for name in adapter.spaces_by_name
+    ),
     "atari:pong",
     "lifetimes:worlds:dense",
     "pgx:backgammon",

@@ -30,7 +30,7 @@ class Board:
     by side. Branch on data with `jnp.where`, as `if` cannot read a traced array.
     """
 
-    size: int = 6
+    width: int = 6
     limit: int = 30
     """Steps after which an episode is cut."""
 
@@ -43,7 +43,7 @@ class Board:
 
     def reset(self, key: jax.Array) -> tuple[State, podracer.TimeStep]:
         """Return a random start: the goal is anywhere but at the piece."""
-        cells = self.size**2
+        cells = self.width**2
         cell, offset = jax.random.randint(key, (2,), jnp.asarray([0, 1]), cells)
         state = State(self._place(cell), self._place((cell + offset) % cells), jnp.int32(0))
         return state, podracer.restart(self._observe(state))
@@ -52,7 +52,7 @@ class Board:
         self, key: jax.Array, state: State, action: jax.Array
     ) -> tuple[State, podracer.TimeStep]:
         """Return the next state, and what the agent sees and earns there."""
-        position = jnp.clip(state.position + jnp.asarray(MOVES)[action], 0, self.size - 1)
+        position = jnp.clip(state.position + jnp.asarray(MOVES)[action], 0, self.width - 1)
         state = State(position, state.goal, state.time + 1)
         arrived = jnp.all(position == state.goal)
         # A terminal ends the task: nothing can be earned after it. A time-out only cuts the
@@ -66,20 +66,20 @@ class Board:
 
     def render(self, state: State) -> np.ndarray:
         """Return a picture, u8 `[H, W, 3]`; optional, for `podracer play`."""
-        picture = np.full((self.size, self.size, 3), 24, np.uint8)
+        picture = np.full((self.width, self.width, 3), 24, np.uint8)
         picture[tuple(state.goal)] = (255, 140, 0)
         picture[tuple(state.position)] = (230, 230, 230)
         return picture.repeat(24, axis=0).repeat(24, axis=1)
 
     def _place(self, cell: jax.Array) -> jax.Array:
-        return jnp.stack([cell // self.size, cell % self.size])
+        return jnp.stack([cell // self.width, cell % self.width])
 
     def _observe(self, state: State) -> jax.Array:
         """Return both places in [-1, 1]: networks learn best from small values."""
         places = jnp.concatenate([state.position, state.goal]).astype(jnp.float32)
-        return places * (2 / (self.size - 1)) - 1
+        return places * (2 / (self.width - 1)) - 1
 
 
-def make(size: int = 6) -> podracer.Environment:
+def make(width: int = 6) -> podracer.Environment:
     """Reach the goal on a board."""  # `podracer list` shows this line
-    return podracer.auto_reset(Board(size))  # restarts where an episode ends
+    return podracer.auto_reset(Board(width))  # restarts where an episode ends
