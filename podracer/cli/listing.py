@@ -53,8 +53,10 @@ def list_names(arguments: Sequence[str]) -> int:
             raise ConfigError(f"--{name} is {possible}, not {value!r}.")
     kinds = (options.observation, options.action)
     tables: dict[str, Callable[..., list[Row]]] = {
-        "agents": _agents, "environments": _environments, "recipes": _recipes
-    }  # fmt: skip
+        "agents": _agents,
+        "environments": _environments,
+        "recipes": _recipes,
+    }
     titles = tables if options.kind == "all" else (options.kind,)
     rows = {title: tables[title](*kinds) for title in titles}
     if options.json:

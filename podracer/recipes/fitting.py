@@ -90,9 +90,13 @@ def _fits(names: Iterable[str], observation: str | None, action: str | None) -> 
             spaces = spaces_of_experiment(experiment)
             label = experiment.environment
             fit = Fit(
-                name, type(experiment.agent).__name__, label if isinstance(label, str) else "",
-                spaces, None, elsewhere=False,
-            )  # fmt: skip
+                name,
+                type(experiment.agent).__name__,
+                label if isinstance(label, str) else "",
+                spaces,
+                None,
+                elsewhere=False,
+            )
             if intersect(spaces, observation, action):
                 yield fit
                 continue

@@ -1,4 +1,4 @@
-"""The workflows of `.github` are valid, run files of the repository, and publish without a token."""
+"""The workflows of `.github` are valid, run files that exist, and publish without a token."""
 
 import re
 import shlex
