@@ -25,7 +25,10 @@ from podracer.io.sinks import read_metrics
 
 NUMBERS = (1, 2, 3, 4, 8)
 UPDATES, STEPS = 10, 16 * 8
-FLAGS = "--num-envs 16 --rollout-length 8 --updates-per-chunk 5 --hidden 16 --evaluations 0".split()
+FLAGS = (
+    *("--num-envs", "16", "--rollout-length", "8", "--updates-per-chunk", "5"),
+    *("--hidden", "16", "--evaluations", "0"),
+)
 RUNS = {
     "catch_a2c": ("catch_a2c",),
     "cartpole_ppo": ("cartpole_ppo",),
@@ -62,7 +65,8 @@ def outcome(run: Path, number: int, frames: int, alone: Path) -> dict[str, Any]:
     if codes != {0}:
         return {"outcome": "failed", "codes": sorted(map(str, codes)), "message": message}
     updates = [record["updates"] for record in read_metrics(run / "metrics.jsonl")]
-    assert updates == sorted(set(updates)) and updates[-1] == 2 * UPDATES, updates
+    assert updates == sorted(set(updates))
+    assert updates[-1] == 2 * UPDATES
     if stored_fingerprint(run)[1] == stored_fingerprint(alone)[1]:
         return {"outcome": "exact"}
     return {"outcome": "correct", "is_said": "not bit-exact" in text}

@@ -43,6 +43,8 @@ decisions/README
 ```{toctree}
 :hidden:
 :caption: Use
+faq
+which-recipe
 coming-from
 troubleshooting
 debugging
@@ -80,6 +82,9 @@ changelog
 ```{toctree}
 :hidden:
 :caption: Look up
+environments
+settings
+gallery
 glossary
 api/train
 api/agents

@@ -15,6 +15,8 @@ from typing import Any
 
 from podracer.io.text import clean_record
 
+__version__ = "0.2.0"  # the distribution is `podracer-rl`
+
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _MODULES = {
     alias.name: node.module

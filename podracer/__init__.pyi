@@ -1,6 +1,8 @@
 # The names of `podracer`, 50 at most; `__init__.py` reads from here where each of them comes from.
 # All others are in the modules that docs/api lists.
 
+__version__: str
+
 from podracer.agent import Agent as Agent
 from podracer.agent import Blueprint as Blueprint
 from podracer.agent import Context as Context

@@ -2,6 +2,12 @@
 
 WEIGHTED_SUM = "of several objectives return a weighted sum, `dot(weights, rewards)`"
 """Remedy in the messages on rewards that are vectors."""
+DISTRIBUTION = "podracer-rl"  # name of the package for installers; it is imported as `podracer`
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 class PodracerError(Exception):

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+import podracer
+
 
 def machine() -> dict[str, Any]:
     """Return the context of a measurement: the host and its devices."""
@@ -28,7 +30,7 @@ def host() -> dict[str, Any]:
         "machine": f"{os.cpu_count()} x {processor()}",
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
-        "podracer": importlib.metadata.version("podracer"),
+        "podracer": podracer.__version__,
         "commit": commit(),
     }
 

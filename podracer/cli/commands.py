@@ -29,6 +29,7 @@ COMMANDS = {
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
     "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
+    "init": Command("init", "init", "NAME", "a package with an agent and an environment of yours"),
     "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
     "export": Command("export", "export", "RUN", "the policy as a file for other programs"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -78,6 +79,7 @@ def fields_of(part: Any) -> list[Field]:
     return fields
 
 
+@functools.cache
 def field_texts(kind: type) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, by the field's name."""
     texts = {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Literal
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from podracer.cli.arguments import parse
+from podracer.errors import ConfigError
 
 _OTHER_NAMES = {
     "agent": "agents",
@@ -17,6 +19,7 @@ _OTHER_NAMES = {
     "environment": "environments",
     "recipe": "recipes",
 }
+Row = dict[str, str]  # its name and its description, and what else there is to know
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,34 +30,95 @@ class ListOptions:
         "all"
     )
     """What to list."""
+    observation: Annotated[str | None, tyro.conf.arg(metavar="vector|image|index|dict")] = None
+    """Kind of the observations of your task: an image [H, W, C], the index of a state, a dict of
+    several arrays, or else a vector of numbers. Only what fits is listed; of recipes first those
+    in such an environment, then one of each agent that takes it, with the flags to add."""
+    action: Annotated[str | None, tyro.conf.arg(metavar="discrete|multidiscrete|continuous")] = None
+    """Kind of the actions of your task."""
+    json: bool = False
+    """Print one JSON object."""
 
 
 def list_names(arguments: Sequence[str]) -> int:
     """Run `podracer list`: print the agents, environments and recipes."""
     description = "List the agents, environments and recipes that have a name."
     names = [_OTHER_NAMES.get(argument, argument) for argument in arguments]
-    kind = parse(ListOptions, "list", names, description=description).kind
-    from podracer import envs, recipes
-    from podracer.agents import AGENTS
-    from podracer.io.entry_points import installed, summary
+    options = parse(ListOptions, "list", names, description=description)
+    from podracer.envs.catalog import ACTIONS, OBSERVATIONS
 
-    tables = {
-        "agents": [(agent.__name__, _summary(agent)) for agent in AGENTS.values()],
-        "environments": [
-            (name, description if status == "installed" else f"{description} [{status}]")
-            for name, description, status in envs.names()
-        ],
-        "recipes": [
-            *((name, _summary(recipe)) for name, recipe in recipes.RECIPES.items()),
-            *((name, summary(entry)) for name, entry in installed("recipes").items()),
-        ],
+    for name, kinds in (("observation", OBSERVATIONS), ("action", ACTIONS)):
+        if (value := getattr(options, name)) not in (None, *kinds):
+            possible = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+            raise ConfigError(f"--{name} is {possible}, not {value!r}.")
+    kinds = (options.observation, options.action)
+    tables: dict[str, Callable[..., list[Row]]] = {
+        "agents": _agents,
+        "environments": _environments,
+        "recipes": _recipes,
     }
-    for title in tables if kind == "all" else (kind,):
-        print(f"{title}:")
-        for name, description in sorted(tables[title]):
-            print(f"  {name:24} {description}")
+    titles = tables if options.kind == "all" else (options.kind,)
+    rows = {title: tables[title](*kinds) for title in titles}
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    for title, table in rows.items():
+        print(f"{title}:" if table else f"{title}: none")
+        for row in table:
+            note = f" [{row['note']}]" if row.get("note") else ""
+            print(f"  {row['name']:24} {row['description']}{note}")
     return 0
 
 
-def _summary(thing: object) -> str:
+def _agents(observation: str | None, action: str | None) -> list[Row]:
+    from podracer.agents import AGENTS
+    from podracer.recipes.fitting import can_build
+
+    kinds = AGENTS.values()
+    if observation or action:
+        task = (observation or "vector", action or "discrete")
+        kinds = [kind for kind in kinds if can_build(kind(), *task)]
+    rows = [{"name": kind.__name__, "description": _summary(kind)} for kind in kinds]
+    return sorted(rows, key=lambda row: row["name"])
+
+
+def _environments(observation: str | None, action: str | None) -> list[Row]:
+    from podracer import envs
+    from podracer.envs.catalog import spaces_of
+    from podracer.recipes.fitting import intersect
+
+    rows = []
+    for name, description, status in sorted(envs.names()):
+        row = {"name": name, "description": description}
+        if observation or action:
+            try:
+                spaces = spaces_of(name)
+            except Exception:  # a package's environment that needs more than its name, or is broken
+                row["note"] = "spaces not known"
+            else:
+                if not intersect(spaces, observation, action):
+                    continue
+        rows.append(row if status == "installed" else row | {"note": status})
+    return rows
+
+
+def _recipes(observation: str | None, action: str | None) -> list[Row]:
+    from podracer import recipes
+    from podracer.io.entry_points import installed, summary
+    from podracer.recipes.fitting import fitting
+
+    of_packages = installed("recipes")
+    texts = {name: _summary(recipe) for name, recipe in recipes.RECIPES.items()}
+    texts |= {name: summary(entry) for name, entry in of_packages.items()}
+    if not (observation or action):
+        return [{"name": name, "description": texts[name]} for name in sorted(texts)]
+    rows = []
+    for fit in fitting(texts, observation, action):
+        flags = "--environment NAME" if fit.elsewhere else ""
+        flags += f" --torso {fit.torso}" if fit.torso else ""
+        rows.append({"name": fit.name, "description": texts[fit.name], "note": flags})
+    return rows
+
+
+def _summary(thing: Any) -> str:
     return (thing.__doc__ or "").split("\n")[0]

@@ -15,6 +15,7 @@ import select
 import sys
 from collections.abc import Sequence
 
+import podracer
 from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
 from podracer.io.entry_points import installed, summary
@@ -43,9 +44,8 @@ def usage() -> str:
 
 def version() -> str:
     """Return one line with the versions of podracer, Python and JAX; JAX is not imported."""
-    versions = {name: importlib.metadata.version(name) for name in ("podracer", "jax")}
-    python = platform.python_version()
-    return f"podracer {versions['podracer']} (Python {python}, JAX {versions['jax']})"
+    jax = importlib.metadata.version("jax")
+    return f"podracer {podracer.__version__} (Python {platform.python_version()}, JAX {jax})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

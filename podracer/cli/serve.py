@@ -8,7 +8,7 @@ from pathlib import Path
 
 from podracer.cli.arguments import Port, RunPath, explained_address
 from podracer.cli.run_options import CheckpointOptions, PolicyName
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, install_command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ def serve(options: ServeOptions) -> int:
         from podracer.serve import server
     except ImportError as error:
         raise ConfigError(
-            f'serving needs the package {error.name}: pip install -e ".[serve]" in the clone.'
+            f"serving needs the package {error.name}: {install_command('serve')}."
         ) from error
     from podracer.devices.startup import use_compilation_cache
     from podracer.io.address import url_of

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, install_command
 from podracer.io.names import nearest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, EnvState, PyTree, TimeStep
 
@@ -101,7 +101,7 @@ def import_optional(module: str, name: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f'{name} needs the package {error.name}: pip install -e ".[{extra}]" in the clone.'
+            f"{name} needs the package {error.name}: {install_command(extra)}."
         ) from error
 
 

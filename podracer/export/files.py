@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+import podracer
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
@@ -149,7 +149,7 @@ def origin_of(
         "updates": update,
         "frames": update * experiment.driver.steps_per_update,
         **({} if pod is None else {"pod": pod}),
-        "podracer": importlib.metadata.version("podracer"),
+        "podracer": podracer.__version__,
         "jax": jax.__version__,
         "onnx_opset": OPSET,
         "platforms": PLATFORMS,

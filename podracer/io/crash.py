@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import podracer
 from podracer.io.run_directory import write_json
 from podracer.io.text import REDACTED, is_named_secret, print_stderr, redact
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
-_PACKAGES = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
+_PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
 
 
 def write_crash(
@@ -68,7 +69,11 @@ def _thread_stacks() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    versions = {
+        "podracer": podracer.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

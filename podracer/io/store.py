@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from podracer.errors import CheckpointError, ConfigError, StorageError
+from podracer.errors import CheckpointError, ConfigError, StorageError, install_command
 from podracer.io.run_directory import check_room, fsync_directory, write_bytes
 from podracer.io.seal import CONFIG, MANIFEST, is_there, read_sealed_json, verify_seal
 from podracer.io.steps import Report
@@ -37,7 +37,7 @@ def open_store(address: str, *, writes: bool = False) -> Any:
         from obstore.store import from_url
     except ImportError as error:
         raise ConfigError(
-            f'{address} needs the package obstore: pip install -e ".[mirror]" in the clone.'
+            f"{address} needs the package obstore: {install_command('mirror')}."
         ) from error
     # A mirror tries again by itself, and says so. Settings of clients come from the environment.
     retries = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}

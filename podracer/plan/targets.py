@@ -17,7 +17,7 @@ from jax.experimental import topologies  # no stable home yet
 from podracer.devices.memory import free_bytes
 from podracer.devices.mesh import Device, find_devices, make_mesh
 from podracer.devices.startup import without_stderr
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, install_command
 from podracer.io.names import nearest
 
 
@@ -136,9 +136,7 @@ def find_target(name: str, num_devices: int = 0) -> Target:
     kind = KINDS[base]
     package, extra = _PACKAGES[kind.platform]
     if not _is_installed(package):
-        raise ConfigError(
-            f'the compiler for {name} is not installed: pip install -e ".[{extra}]" in the clone.'
-        )
+        raise ConfigError(f"the compiler for {name} is not installed: {install_command(extra)}.")
     usable = int(kind.memory_share * kind.memory_bytes)
     return Target(name, kind.title, _topology(name, kind, shape), usable, kind)
 

@@ -180,9 +180,10 @@ def _function(name: str) -> Callable[..., Experiment]:
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
         )
     _refuse_environment(name)
+    example = f", such as {name}.recipes:{name}" if Path(name).is_dir() else ""
     raise ConfigError(
         f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
-        "own is MODULE:FUNCTION."
+        f"own is MODULE:FUNCTION{example}."
     )
 
 
@@ -191,7 +192,8 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
     environment, _, agent = name.lower().rpartition("_")
     of_agent = [x for x in recipes if x == agent or x.partition("_")[2] == agent]
     if not of_agent:
-        return nearest(name, recipes)
+        close = nearest(name, recipes)
+        return close if close.startswith("did") else "`podracer list recipes` names them."
     environments = [x.partition("_")[0] for x in of_agent]
     if close := difflib.get_close_matches(environment, environments, n=1, cutoff=0.6):
         return f"did you mean {of_agent[environments.index(close[0])]}?"

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from podracer.config.serialization import to_json
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, install_command
 from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
@@ -31,9 +31,7 @@ def trackers(names: Sequence[str]) -> list[MakeSink]:
     makers: dict[str, MakeSink] = {"wandb": wandb, "trackio": trackio, "mlflow": mlflow}
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f'`track={name}` needs its package: pip install -e ".[{name}]" in the clone.'
-            )
+            raise ConfigError(f"`track={name}` needs its package: {install_command(name)}.")
     return [makers[name] for name in names]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import podracer
 from podracer.config.serialization import read_config
 from podracer.io.seal import CONFIG
 from podracer.run.resume import is_of_versions
@@ -23,9 +24,9 @@ _LOG = logging.getLogger("podracer")
 @functools.cache
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a run depends on, by name."""
-    packages = (*_COMPUTING, "orbax-checkpoint")
+    packages = (*_COMPUTING[1:], "orbax-checkpoint")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), **versions}
+    return {"python": platform.python_version(), "podracer": podracer.__version__, **versions}
 
 
 @dataclasses.dataclass

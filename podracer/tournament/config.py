@@ -19,7 +19,7 @@ from podracer.config.serialization import KINDS, from_json, kinds_of, to_json
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Range, Selection
 from podracer.envs.opponents import find_opponent
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, install_command
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
 from podracer.run.setup import build
@@ -379,6 +379,4 @@ def _is_own(experiment: Experiment) -> bool:
 def check_ray_is_installed() -> None:
     """Raise `ConfigError` if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            'the engine ray needs the package ray: pip install -e ".[tournament]" in the clone.'
-        )
+        raise ConfigError(f"the engine ray needs the package ray: {install_command('tournament')}.")

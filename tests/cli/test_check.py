@@ -136,7 +136,7 @@ ERRORS = {
     OldStep: ("`step` returned bad data (malformed): step() did not return five values.",),
     Raises: ("`step` raised RuntimeError: the wheel came off (test_check.py, line ",),
     NotFinite: ("`step` returned bad data (not_finite): observation is not finite.",),
-    RewardOfOne: ("(wrong_shape): reward must have shape (), but has (1,).",),
+    RewardOfOne: ("(wrong_shape): reward must have shape (), but has (1,): ",),
     AnotherShape: ("observation must have shape (2,), but has (3,)",),
     Pixels: ("(out_of_space): observation exceeds its space's bounds",),
     NoSpace: ("NoSpace has no action_space",),

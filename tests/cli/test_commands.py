@@ -353,6 +353,7 @@ MISTAKES = [
     ("train lunarlander_rainbow", "take cartpole_rainbow with --environment NAME; "),
     ("train pendlum_sac", "did you mean pendulum_sac?"),
     ("train ppo", "did you mean cartpole_ppo?"),
+    ("train xyzzy", "There is no recipe 'xyzzy': `podracer list recipes` names them. One of your"),
     ("completion bash", "did you mean podracer --completion?"),
     ("version", "did you mean podracer --version?"),
     (

@@ -1,6 +1,7 @@
 """What is distributed: a wheel that works without the repository, and an archive of the sources."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -9,6 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import podracer
+from podracer.cli.main import version
+from podracer.envs.catalog import ADAPTERS
+from podracer.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,10 +40,35 @@ def test_a_wheel_trains_and_plays_in_an_empty_folder(tmp_path):
     assert (folder / "run" / "play.gif").read_bytes()[:6] == b"GIF89a"
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert {name.split("/")[0] for name in names} == {"podracer", f"podracer-{version}.dist-info"}
-    assert "podracer/py.typed" in names
+    metadata = f"podracer_rl-{podracer.__version__}.dist-info"
+    packages = {name.split("/")[0] for name in names}
+    assert packages == {"podracer", "podracer_trading", metadata}
+    template = ("pyproject.toml", ".gitignore", "my_project/agent.py", "tests/test_my_project.py")
+    for file in ("py.typed", *(f"cli/template/{name}" for name in template)):
+        assert f"podracer/{file}" in names
     with tarfile.open(archive) as file:
         sources = [name.partition("/")[2] for name in file.getnames()]
     assert "tests/project/test_package.py" in sources
     assert not any(name.startswith("benchmarks/results/") for name in sources)
+
+
+def test_one_version_and_one_name_are_used_everywhere():
+    """The version is declared in the package; what cannot read it repeats it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["dynamic"]) == (DISTRIBUTION, ["version"])
+    said = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    for path in (ROOT / "deploy").iterdir():
+        said += re.findall(r"\bpodracer:(\d+\.[\w.]+)", path.read_text()) if path.is_file() else []
+    assert len(said) > 5
+    assert set(said) == {podracer.__version__}
+    assert podracer.__version__ in version()
+
+
+def test_every_extra_that_is_asked_for_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    asked = {x for page in pages for x in re.findall(r"podracer-rl\[([a-z-]+)\]", page.read_text())}
+    asked |= {adapter.extra for adapter in ADAPTERS.values() if adapter.extra}
+    assert asked
+    assert asked <= set(extras)

@@ -99,7 +99,7 @@ class Pretence:
 
     def poll(self) -> dict[int, int]:
         codes = {}
-        self.time += 0.001
+        self.time += 0.001 if self.alive else 0.5
         if any(each["fate"] == "hang" for each in self.alive.values()):
             self.time += 3600.0
         for token, each in list(self.alive.items()):

@@ -1,0 +1,68 @@
+"""The command that begins a package of the user's own: `podracer init`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import keyword
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from podracer.errors import ConfigError
+
+TEMPLATE = Path(__file__).parent / "template"  # a package that works as it is, under this name:
+_TEMPLATE_NAME = "my_project"
+_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?", re.ASCII)  # a distribution's, too
+
+
+@dataclasses.dataclass(frozen=True)
+class InitOptions:
+    """Write a small package with an environment, an agent, recipes and tests of your own."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Name of the package, and of the folder that is made here."""
+
+
+def init(options: InitOptions) -> int:
+    """Run `podracer init`: write the package, and print what to do next."""
+    name, folder = options.name, Path(options.name)
+    _check(name, folder)
+    for source in sorted(TEMPLATE.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            target = folder / str(source.relative_to(TEMPLATE)).replace(_TEMPLATE_NAME, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = source.read_text(encoding="utf-8").replace(_TEMPLATE_NAME, name)
+            target.write_text(text, encoding="utf-8")
+            print(f"  {target}")
+    print(f"Next      cd {name}")
+    print(f"          podracer train {name}.recipes:{name}")
+    print('          pip install -e ".[test]" && python -m pytest')
+    return 0
+
+
+def _check(name: str, folder: Path) -> None:
+    """Raise `ConfigError` where a package cannot have the name, or the folder is in use."""
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        close = name.replace("-", "_")
+        raise ConfigError(
+            f"{name!r} is no name of a package: take letters, digits and underscores, such as "
+            f"{close if _NAME.fullmatch(close) else _TEMPLATE_NAME}."
+        )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{name} exists here already: take another name or another folder.")
+    if name in sys.stdlib_module_names or _is_installed(name):
+        raise ConfigError(f"Python has a module {name} already: take another name.")
+    from podracer import envs, recipes
+
+    if name in recipes.RECIPES or name in (*envs.ENVIRONMENTS, *envs.ADAPTERS):
+        raise ConfigError(f"podracer has an environment or a recipe {name}: take another name.")
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a module can be imported; an empty folder is a module without a file."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None

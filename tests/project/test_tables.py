@@ -1,0 +1,52 @@
+"""Pages that are made from the code are current, and their commands are the recipes."""
+
+import importlib.util
+import re
+import shlex
+
+import pytest
+from pages import ROOT
+
+from podracer import recipes
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
+from podracer.cli.train import TrainOptions
+from podracer.envs.catalog import ADAPTERS
+
+spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x == "which-recipe" else ()) for x in tables.PAGES],
+)
+def test_a_page_is_current(name):
+    """The slow one builds every agent for every kind of task; the agents' own tests do, too."""
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    assert page == tables.PAGES[name](), "run docs/tables.py"
+
+
+def test_every_recipe_has_a_place_to_be_found():
+    page = (ROOT / "docs" / "which-recipe.md").read_text()
+    assert [x for x in recipes.RECIPES if f"`{x}`" not in page] == []
+
+
+@pytest.mark.parametrize("first", [5, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_command_of_the_page_is_the_recipe(first):
+    """Values that are written out are parsed to the recipe's own."""
+    page = (ROOT / "docs" / "settings.md").read_text()
+    commands = re.findall(r"^```bash\npodracer train (.*?)^```$", page, re.M | re.S)
+    assert len(commands) == len(recipes.RECIPES)
+    stride = 1 if first is None else len(commands) // first
+    for text in commands[::stride]:
+        name, *flags = shlex.split(text.replace("\\\n", " "))
+        _, experiment, remaining = find_experiment([name, *flags])
+        options = TrainOptions(arch=experiment.arch)
+        assert parse_experiment(f"train {name}", remaining, experiment, options)[1] == recipes.find(
+            name
+        )
+
+
+def test_every_extra_of_an_environment_has_its_size():
+    assert tables.MEGABYTES.keys() == {x.extra for x in ADAPTERS.values() if x.extra}

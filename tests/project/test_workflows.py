@@ -1,0 +1,47 @@
+"""The workflows of `.github` are valid, run files that exist, and publish without a token."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+yaml = pytest.importorskip("yaml")
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def workflow(name):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_workflow_runs_files_that_exist(path):
+    content = yaml.safe_load(path.read_text())
+    assert content["permissions"] == {"contents": "read"}
+    for job in content["jobs"].values():
+        assert job["runs-on"]
+        assert job["steps"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            assert "@" in step.get("uses", "@")
+            for word in shlex.split(step.get("run", "")):
+                if re.fullmatch(r"(\.ci|docs|benchmarks|podracer)/[\w./]+", word):
+                    assert (ROOT / word).is_file(), word
+    assert "secrets." not in path.read_text()
+
+
+def test_there_are_workflows_for_tests_docs_releases_and_a_gpu():
+    assert {path.stem for path in FILES} == {"test", "docs", "release", "gpu"}
+    assert workflow("release")[True] == {"push": {"tags": ["v*"]}}  # `on` is a word for true
+    publish = workflow("release")["jobs"]["publish"]
+    assert publish["needs"] == "check"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert workflow("gpu")["jobs"]["accelerator"]["runs-on"] == ["self-hosted", "gpu"]
+
+
+def test_the_checks_of_a_release_can_be_run():
+    script = ROOT / ".ci" / "release"
+    assert script.stat().st_mode & 0o111
+    functions = set(re.findall(r"^(\w+)\(\) \{", script.read_text(), re.M))
+    assert {"build", "install", "tutorials", "docs", "signatures"} <= functions
