@@ -323,7 +323,8 @@ def test_samples_that_begin_at_an_end_count_in_no_loss_and_no_metric(name):
 # --- runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frames", [500, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frames", [500, 1])
 def test_a_run_ends_with_the_update_in_which_it_reaches_its_frames(tmp_path, frames):
     """Walks are cut by a time-out after four steps, so some steps only reset."""
     results = {}

@@ -185,6 +185,7 @@ def bash_completion():
     return script("bash")
 
 
+@pytest.mark.slow
 def test_completion_of_other_shells_names_commands_recipes_and_flags():
     for shell in ("zsh", "fish"):
         for word in ("tournament", "cartpole_ppo", "learning-rate"):

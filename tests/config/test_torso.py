@@ -140,6 +140,7 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
         podracer.check_agent(changed, num_envs=8)
 
 
+@pytest.mark.slow
 def test_every_recipe_with_a_torso_takes_every_kind_without_two_flags_of_a_name():
     with_one = [name for name in recipes.RECIPES if torso_kind(recipes.find(name))]
     assert len(with_one) > 30

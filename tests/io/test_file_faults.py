@@ -303,7 +303,7 @@ def test_whatever_happens_to_its_files_a_run_is_right_or_refused(
 @pytest.mark.figure(2)
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc, to come between a process and libc")
 @pytest.mark.parametrize(
-    "stride", [28, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "stride", [56, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_killed_at_any_call_of_a_save_the_newest_step_is_whole(
     stride: int, tmp_path: Path, cases

@@ -313,7 +313,7 @@ def test_a_new_run_does_not_begin_without_its_store(run, address, monkeypatch):
 
 
 @pytest.mark.figure(26)
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_machine_that_is_lost_at_any_operation_leaves_a_copy_that_comes_back(
     stride, run, address, tmp_path, monkeypatch, cases
 ):

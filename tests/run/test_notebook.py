@@ -73,6 +73,7 @@ async def execute(folder, cells):
 
 
 @pytest.mark.figure(4)
+@pytest.mark.slow
 def test_a_notebook_is_interrupted_and_keeps_its_variables(tmp_path):
     def trains(cell):
         return "chunk" in text_of(cell)

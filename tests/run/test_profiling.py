@@ -8,6 +8,7 @@ import pytest
 import podracer
 
 
+@pytest.mark.slow
 def test_a_profile_shows_the_stages_of_actors_and_learner(tmp_path, caplog):
     podracer.train(
         "cartpole_sebulba",

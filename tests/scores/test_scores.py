@@ -217,6 +217,7 @@ def sentences(page):
 @given(
     all_made=st.lists(directories(False, lone) | directories(True, grid), min_size=1, max_size=6)
 )
+@pytest.mark.slow
 def test_all_outputs_say_the_same_scores_counts_and_intervals(all_made, monkeypatch, capsys):
     # The words count here, not the charts.
     monkeypatch.setattr(charts, "charts", lambda *_, **__: "")

@@ -374,6 +374,7 @@ def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 def test_slow_connections_give_way(service, monkeypatch):
     """A body that never ends ends its connection, and silent ones leave room for others."""
     monkeypatch.setattr(servers, "PATIENCE_SECONDS", 1.0)

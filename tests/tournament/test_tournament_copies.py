@@ -246,7 +246,7 @@ def go_on(address, directory, tournament, report=ignore) -> bool:
 @pytest.mark.parametrize(
     ("rule", "moments"),
     [
-        ("independent", 6),
+        ("independent", 2),
         *(pytest.param(rule, 15, marks=pytest.mark.slow) for rule in RULES),
     ],
 )

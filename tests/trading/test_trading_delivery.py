@@ -192,6 +192,7 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
     return False
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_or_the_new_model(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +318,7 @@ def test_a_record_that_cannot_be_is_refused(line: str, tmp_path: Path) -> None:
         current_model(tmp_path)
 
 
+@pytest.mark.slow
 def test_models_of_one_directory_trade_under_the_same_terms(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

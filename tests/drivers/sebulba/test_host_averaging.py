@@ -108,7 +108,9 @@ def test_no_reduction_of_the_update_can_overtake_another(setup, peers):
     assert ("collective-permute" in text) == (peers != "all")
 
 
-@pytest.mark.parametrize("peers", PEERS)
+@pytest.mark.parametrize(
+    "peers", [PEERS[0], *(pytest.param(peers, marks=pytest.mark.slow) for peers in PEERS[1:])]
+)
 def test_a_report_has_the_mean_of_all_hosts_and_changes_nothing(setup, peers):
     """Frames of schedules are those of all hosts."""
     *parts, state = setup(4, average_hosts=peers, average_every=3)

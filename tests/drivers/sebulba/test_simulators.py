@@ -272,7 +272,7 @@ def counted():
     assert OnDeviceBatch.open == 0
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tmp_path):
     """Returns are those of a batch of its own, and training goes on as if there had been none."""
     experiment = once(policy_lag=lag)
@@ -349,6 +349,7 @@ def test_a_fault_in_an_evaluation_gives_the_turn_back(counted, tmp_path):
     assert actor_threads() == []
 
 
+@pytest.mark.slow
 def test_resumed_runs_in_one_simulator_begin_new_episodes_and_are_equal(counted, tmp_path, caplog):
     experiment = once(policy_lag=0)
     podracer.train(experiment, frames=400, run_dir=tmp_path / "a", progress=False, devices=1)
