@@ -1,4 +1,4 @@
-"""MuJoCo's HalfCheetah, stepped on the host."""
+"""MuJoCo's HalfCheetah, stepped on the host; `--environment` takes another of its robots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.ppo import PPO
-from podracer.agents.sac import SAC
+from podracer.agents.sac import SAC, crossq, simbav2
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
@@ -64,3 +64,26 @@ def halfcheetah_td3() -> Experiment:
 def halfcheetah_ddpg() -> Experiment:
     """DDPG on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=10_000, replay=REPLAY))
+
+
+# Both as their authors begin: after 5,000 random frames.
+_EARLY_REPLAY = dataclasses.replace(REPLAY, warmup=5_000)
+
+
+def halfcheetah_crossq() -> Experiment:
+    """CrossQ on MuJoCo's HalfCheetah (needs the extra `mujoco`): SAC with batch normalization.
+
+    An update takes twelve products of 512 x 2048 x 2048: thirty times those of `halfcheetah_sac`.
+    """
+    return dataclasses.replace(halfcheetah_sac(), agent=crossq(replay=_EARLY_REPLAY))
+
+
+def halfcheetah_simbav2() -> Experiment:
+    """SimBaV2 on MuJoCo's HalfCheetah (needs the extra `mujoco`): SAC on the unit sphere.
+
+    Two updates for each frame, as in its authors' main results, and their discount for episodes of
+    1,000 steps.
+    """
+    replay = dataclasses.replace(_EARLY_REPLAY, updates_per_rollout=32)
+    agent = simbav2(discount=0.995, replay=replay)
+    return dataclasses.replace(halfcheetah_sac(), agent=agent)
