@@ -230,7 +230,7 @@ def test_two_devices_normalize_the_whole_batch():
         (TorsoNetwork(MLP((8,), layer_norm=True)), ArraySpec((3,))),
         (TorsoNetwork(MLP((8,)), memory="gru"), ArraySpec((3,))),
         (PlaneNetwork(CNN()), ArraySpec((84, 84, 4), jnp.uint8)),
-        (Table(), ArraySpec((), jnp.int32, 5)),
+        (Table(), ArraySpec((), jnp.int32, num_values=5)),
     ],
 )
 def test_networks_that_normalize_no_batches_say_so(network, observation):

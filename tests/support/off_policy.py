@@ -99,7 +99,7 @@ OFF_POLICY = {
     ),
     "crossq": crossq(
         network=NETWORK,
-        critic_network=TorsoNetwork(MLP((12,))),
+        critic_network=TorsoNetwork(MLP((12,), "tanh")),
         replay=PRIORITIZED,
         random_frames=0,
     ),
