@@ -138,9 +138,7 @@ class _DDPG:
         noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
         next_outputs = self.networks.q_outputs(state.target_params.critics, next_obs, next_action)
-        obs, action = transition.timestep.observation, transition.action
-        outputs = self.networks.q_outputs(critics, obs, action)
-        return self.networks.loss(outputs, next_outputs, transition)
+        return self.networks.loss(critics, next_outputs, transition)
 
     def actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition

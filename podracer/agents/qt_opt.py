@@ -133,9 +133,7 @@ class _QTOpt:
         best_action = jax.vmap(self.best_action, (None, 0, 0))
         next_action = best_action(state.target_params[0], next_obs, keys)
         next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
-        obs, action = transition.timestep.observation, transition.action
-        outputs = networks.q_outputs(critics, obs, action)
-        return networks.loss(outputs, next_outputs, transition)
+        return networks.loss(critics, next_outputs, transition)
 
     def best_action(self, critic: Params, observation: PyTree, key: jax.Array) -> jax.Array:
         """Return an action `[size]` in [-1, 1] of nearly the largest value for an observation.

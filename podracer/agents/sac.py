@@ -201,17 +201,18 @@ class _SAC:
         keys = jax.random.split(key, transition.mask.shape)
         next_obs = transition.next_timestep.observation
         next_action, next_log_prob = self.policy(actor, next_obs).sample(keys)
+        new_critics, outputs = critics, None
         if self.settings.batch_norm:
-            outputs, next_outputs, critics = networks.joint_outputs(
+            outputs, next_outputs, new_critics = networks.joint_outputs(
                 critics, transition, next_action, axis
             )
         else:
             next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
-            obs, action = transition.timestep.observation, transition.action
-            outputs = networks.q_outputs(critics, obs, action)
         penalty = jnp.exp(actor.log_temperature) * next_log_prob
-        loss, aux = networks.loss(outputs, next_outputs, transition, penalty=penalty)
-        return loss, (*aux, critics)
+        loss, aux = networks.loss(
+            critics, next_outputs, transition, penalty=penalty, outputs=outputs
+        )
+        return loss, (*aux, new_critics)
 
     def actor_loss(
         self,

@@ -205,7 +205,7 @@ def test_two_devices_normalize_the_whole_batch():
 
     def loss(critics: Any, transition: Any, next_action: jax.Array) -> Any:
         outputs, next_outputs, new = networks.joint_outputs(critics, transition, next_action, DATA)
-        return networks.loss(outputs, next_outputs, transition)[0], new
+        return networks.loss(critics, next_outputs, transition, outputs=outputs)[0], new
 
     def results(devices: int) -> Any:
         return jax.jit(

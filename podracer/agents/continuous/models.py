@@ -141,21 +141,24 @@ class CriticNetworks:
 
     def loss(
         self,
-        outputs: jax.Array,
+        params: tuple[Params, ...],
         next_outputs: jax.Array,
         transition: Transition,
         *,
         penalty: float | jax.Array = 0.0,
+        outputs: jax.Array | None = None,
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
-        """Return the error of outputs `[critics, N, Z]`, and `(metrics, priorities [N])`.
+        """Return the error from targets G + γ (X - penalty), and `(metrics, priorities [N])`.
 
-        Targets are G + γ (X - penalty). X is the smallest value, or its distribution, of
-        `next_outputs [critics, N, Z]`; the penalty `[N]` is SAC's α log π(a'|s'). Errors of values
-        are squared, a distribution has a loss of its own. The loss is the sum over critics and the
-        mean over valid samples with importance weights.
+        X is the smallest value, or its distribution, of `next_outputs [critics, N, Z]`; the penalty
+        `[N]` is SAC's α log π(a'|s'). Errors of values are squared, a distribution has a loss of
+        its own. The loss is the sum over critics and the mean over valid samples with importance
+        weights. `outputs [critics, N, Z]` are those of `joint_outputs`, None otherwise.
         """
         next_outputs = self.min_over_critics(next_outputs)
         returns, discounts = transition.n_step_return, transition.bootstrap_discount
+        if outputs is None:
+            outputs = self.q_outputs(params, transition.timestep.observation, transition.action)
         if self.distribution is None:
             target = returns + discounts * (self.mean(next_outputs) - penalty)
             error = target[None] - self.mean(outputs)
