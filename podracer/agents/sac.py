@@ -175,8 +175,9 @@ class _SAC:
         if state.updates is None:
             state, actor_metrics = update_actor(state)
         else:
-            state = dataclasses.replace(state, updates=state.updates + 1)
-            is_due = state.updates % settings.policy_period == 0
+            updates = state.updates + 1
+            state = dataclasses.replace(state, updates=updates)
+            is_due = updates % settings.policy_period == 0
             state, actor_metrics = learning.update_if(is_due, update_actor, state)
         if not settings.batch_norm:
             target_params = optax.incremental_update(

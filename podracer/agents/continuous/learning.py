@@ -259,8 +259,9 @@ class Learner:
             observe = self._with_history(recurrence, sample.trajectory, timesteps)
             sample = recurrent.windows(sample, recurrence, self.settings.n_step)
         transition = off_policy.n_step_transition(sample, self.settings.discount)
-        if returns is not None:
-            scale = normalization.reward_scale(returns, self.settings.scaled_return_max)
+        limit = self.settings.scaled_return_max
+        if returns is not None and limit is not None:
+            scale = normalization.reward_scale(returns, limit)
             scaled_return = transition.n_step_return / scale
             transition = dataclasses.replace(transition, n_step_return=scaled_return)
         return dataclasses.replace(
