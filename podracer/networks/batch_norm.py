@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from podracer.networks.layers import cast
 from podracer.ops.moments import moments_of
 
-BATCH_MOMENTUM = 0.99  # of running moments
+BATCH_MOMENTUM = 0.99  # decay of running moments
 BATCH_EPSILON = 1e-3  # added to variances
 MAX_RATIO, MAX_SHIFT = 3.0, 5.0  # bounds of the correction towards running moments
 WARMUP_BATCHES = 100_000  # batches before there is a correction

@@ -77,7 +77,7 @@ class Spherical(eqx.Module):
         constant = jnp.full((*x.shape[:-1], 1), INPUT_CONSTANT, x.dtype)
         x = self.embedding(unit_norm(jnp.concatenate([x, constant], axis=-1)))
         x = unit_norm(_scaled(x, self.scale))
-        share = math.sqrt(x.shape[-1]) / (1 + len(self.blocks))  # of the first steps, over alpha
+        share = math.sqrt(x.shape[-1]) / (1 + len(self.blocks))  # initial share, divided by alpha
         for block in self.blocks:
             x = unit_norm(x + _scaled(block(x, activation) - x, share * block.share))
         return x

@@ -153,7 +153,7 @@ class CriticNetworks:
         X is the smallest value, or its distribution, of `next_outputs [critics, N, Z]`; the penalty
         `[N]` is SAC's α log π(a'|s'). Errors of values are squared, a distribution has a loss of
         its own. The loss is the sum over critics and the mean over valid samples with importance
-        weights. `outputs [critics, N, Z]` are those of `joint_outputs`, None otherwise.
+        weights. `outputs [critics, N, Z]` come from `joint_outputs`; None computes them.
         """
         next_outputs = self.min_over_critics(next_outputs)
         returns, discounts = transition.n_step_return, transition.bootstrap_discount
