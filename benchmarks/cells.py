@@ -32,7 +32,9 @@ LATER_FIELDS = (
     ("pooled_size", 0), ("munchausen", to_json(Munchausen())), ("pool", True),
     ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0), ("recurrence", to_json(Recurrence())),
     ("storage", "device"), ("num_epochs", 1), ("num_minibatches", 1),
-    ("average_hosts", None), ("average_every", 16),
+    ("average_hosts", None), ("average_every", 16), ("spherical", False), ("adam_momentum", 0.9),
+    ("batch_norm", False), ("policy_period", 1), ("squashed_scale", False),
+    ("critic_network", None), ("scaled_return_max", None),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
@@ -48,6 +50,7 @@ class Cell(NamedTuple):
     cpu_minutes: float
     references: tuple[str, ...] = ()  # "library/agent" of what it is compared with
     remark: str = ""  # why it is where it is, below the table
+    published: tuple[str, ...] = ()  # agents of `references/simbav2.csv` that are shown beside it
 
     @property
     def name(self) -> str:
@@ -170,10 +173,29 @@ def _mujoco(robot: str) -> list[Cell]:
     long = f"{environment} --frames 1000000 {SAVE_RARELY} {ROBOT_RATE}"
     short = f"{environment} --frames 100000 {SAVE_RARELY}"  # a frame takes 7 to 14 ms
     note = _ROBOT_REMARK if robot == "HalfCheetah" else ""
+    sac, td3 = ("sb3/sac", "sbx/sac"), ("sb3/td3", "sbx/td3")
     return [
-        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 61, ("sb3/sac", "sbx/sac"), note),
-        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 46, ("sb3/td3", "sbx/td3")),
+        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 61, sac, note, ("sac", "mrq")),
+        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 46, td3),
         Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {long}", 3, 30, ("sb3/ppo",)),
+        Cell(
+            MUJOCO,
+            task,
+            "crossq",
+            f"halfcheetah_crossq {short}",
+            3,
+            3000,
+            published=("crossq",),
+        ),
+        Cell(
+            MUJOCO,
+            task,
+            "simbav2",
+            f"halfcheetah_simbav2 {short}",
+            3,
+            1500,
+            published=("simbav2-utd2", "bro-utd2"),
+        ),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import cells
 import numpy as np
+import published
 import records
 import scores
 from cells import Cell
@@ -30,7 +31,7 @@ Groups = dict[str, list[records.Row]]  # rows of each contender by its name
 OUTCOMES = ("win", "tie", "loss")
 LIBRARIES = {
     "sb3": "stable-baselines3", "sbx": "sbx", "rejax": "rejax", "purejaxrl": "PureJaxRL",
-    "podracer": "podracer",
+    "podracer": "podracer", published.LIBRARY: "published",
 }  # fmt: skip
 LIBRARY_COLORS = dict(zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False))
 FLAT = 0.3  # of the largest value: a range below it shows zero, too
@@ -65,6 +66,10 @@ within 3 %, measured on one or two CPU cores without an accelerator.
   neither a win nor a loss; the last column has the number of seeds. Rows that compare two of
   podracer's agents are not among the wins, ties and losses below. Their P is the probability that
   the agent in bold beats the other one.
+- *Published* rows and dotted curves are results that authors have published, of 5 or 10 seeds with
+  Gymnasium's robots of version 4, here at version 5, and with the authors' evaluation. They count
+  among no wins, ties and losses. [`references/`](../benchmarks/references/README.md) has the
+  numbers and their sources.
 - **Pictures** show the same mean and interval at each evaluation, or with fewer than five seeds the
   mean and, thin, each seed.
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
@@ -80,6 +85,7 @@ def write(source: Path, root: Path = records.ROOT) -> None:
     """Write the page and its pictures below `root`."""
     rows = records.read(source)
     groups = records.newest(rows)
+    groups |= published.groups(cells.CELLS, groups)
     (root / "docs" / "images").mkdir(parents=True, exist_ok=True)
     families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
     sections = [text for family in families for text in section(family, groups, root)]
@@ -211,6 +217,12 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
             chance, outcome = comparison(rows, baseline)
             about = f"{title(reference)} | {figures(baseline, f'the same ({distinct(baseline)})')}"
             yield f"| | {about} | {chance} | {outcome} |"
+        for name in (name for name in published.names(cell) if name in groups):
+            others = groups[name]
+            chance, _ = comparison(rows, others)
+            size, end = len(others), compact(others[0]["frames"])
+            score = estimate(others)
+            yield f"| | {title(name)} | {size} | {end} | the authors' | {score} | | {chance} | |"
     yield ""
     for cell in (cell for cell in family_cells if cell.remark):
         yield from (f"{cell.task}, {cell.agent}: {cell.remark}", "")
@@ -235,7 +247,7 @@ def figures(rows: Sequence[records.Row], evaluation: str) -> str:
 def title(name: str) -> str:
     """Return the name of a contender as it is shown."""
     _, library, agent = name.split("/")
-    return f"{LIBRARIES[library]} {agent}"
+    return f"{LIBRARIES[library]} {agent.partition(published.AT)[0]}"
 
 
 def describe_evaluation(rows: Sequence[records.Row]) -> str:
@@ -316,7 +328,8 @@ def panels(family: str, groups: Groups) -> Iterator[Panel]:
     for task in dict.fromkeys(cell.task for cell in drawn):
         labels: dict[str, str] = {}  # agents of podracer that no other library stands beside
         for cell in (cell for cell in drawn if cell.task == task):
-            references = [name for name in cell.reference_names if name in groups]
+            names = [*cell.reference_names, *published.names(cell)]
+            references = [name for name in names if name in groups]
             if others := [name for name in references if "/podracer/" not in name]:
                 yield beside(f"{task}: {cell.agent}", [cell.name, *others])
             else:
@@ -336,11 +349,11 @@ def panels(family: str, groups: Groups) -> Iterator[Panel]:
 def beside(heading: str, names: Sequence[str]) -> Panel:
     """Return a panel with a color for each library."""
     libraries = {name: name.split("/")[1] for name in names}
-    return Panel(
-        heading,
-        {name: LIBRARIES[library] for name, library in libraries.items()},
-        {name: LIBRARY_COLORS[library] for name, library in libraries.items()},
-    )
+    labels = {name: LIBRARIES[library] for name, library in libraries.items()}
+    colors = {name: LIBRARY_COLORS.get(library, COLORS[-1]) for name, library in libraries.items()}
+    for i, name in enumerate(x for x, library in libraries.items() if library == published.LIBRARY):
+        labels[name], colors[name] = title(name), COLORS[-1 - i]
+    return Panel(heading, labels, colors)
 
 
 def draw(family: str, groups: Groups, target: Path) -> None:
@@ -369,6 +382,8 @@ def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> No
         axes.plot(frames[-1:], last, "o", color=color, markersize=4)
         frames, returns = frames[:-1], returns[:, :-1]
         line, label = "--", f"{label}, training"
+    if rows[0]["library"] == published.LIBRARY:
+        line = ":"
     if enough(rows):
         low, high = bootstrap_interval(returns)
         axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)

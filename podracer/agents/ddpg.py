@@ -36,7 +36,7 @@ from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, as_mean, mean_of
+from podracer.means import Mean, mean_of
 from podracer.ops.distributions import to_bounds
 from podracer.types import (
     Carry,
@@ -119,16 +119,12 @@ class _DDPG:
             target_params = optax.incremental_update(
                 state.params, state.target_params, settings.target_update_rate
             )
-            metrics["actor_gradient_norm"] = as_mean(global_norm(grads))
+            metrics["actor_gradient_norm"] = global_norm(grads)
             return dataclasses.replace(state, target_params=target_params), metrics
-
-        def keep_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
-            nothing = Mean(jnp.zeros(()), jnp.zeros(()))  # counts in no mean over updates
-            return state, {"actor_loss": nothing, "actor_gradient_norm": nothing}
 
         state = dataclasses.replace(state, updates=state.updates + 1)
         is_due = state.updates % settings.policy_delay == 0
-        state, actor_metrics = jax.lax.cond(is_due, update_policy, keep_policy, state)
+        state, actor_metrics = learning.update_if(is_due, update_policy, state)
         return state, {**metrics, **actor_metrics}, priorities
 
     def critic_loss(

@@ -47,11 +47,14 @@ class PlaneNetwork:
     def build(self, observation: PyTree, heads: Mapping[str, Head | Planes]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
 
-        Raises `ConfigError` for heads with noise or implicit quantiles, and where the observation
-        has no images, images of several sizes, or indices of states.
+        Raises `ConfigError` for heads with noise, implicit quantiles or batch normalization, and
+        where the observation has no images, images of several sizes, or indices of states.
         """
-        if any(isinstance(head, Head) and (head.noisy or head.cosines) for head in heads.values()):
-            raise ConfigError("a network of planes has no noisy heads and no implicit quantiles.")
+        vectors = [head for head in heads.values() if isinstance(head, Head)]
+        if any(head.noisy or head.cosines or head.batch_norm for head in vectors):
+            raise ConfigError(
+                "a network of planes has no noisy heads, implicit quantiles or batch_norm."
+            )
         make, skeleton = self._skeleton(observation, heads)
         _, layers = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

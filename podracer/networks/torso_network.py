@@ -19,7 +19,8 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
 from podracer.networks.network import LAST_STEP, Head, Network
-from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
+from podracer.networks.spherical import SphericalHead
+from podracer.networks.torsos import MLP, Torso, apply_to_batch, apply_torso, make_torso
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.ops.random import random_normals
@@ -51,8 +52,9 @@ class TorsoNetwork:
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
 
-        Raises `ConfigError` where the torso cannot take it.
+        Raises `ConfigError` where the torso cannot take it, or has not what the heads ask for.
         """
+        _check_heads(self, heads)
         torso_inputs = jax.tree.map(_torso_input, observation)
 
         def make(key: jax.Array) -> dict[str, _Trunk]:
@@ -93,11 +95,40 @@ class TorsoNetwork:
                 outputs |= head_outputs
             return outputs, (carries if carry else ())
 
-        return Network(init, carry, apply, 512 if isinstance(self.torso, MLP) else 256)
+        def apply_batch(
+            params: Params, observations: PyTree, weights: jax.Array, axis: str | None
+        ) -> tuple[dict[str, jax.Array], Params]:
+            outputs: dict[str, jax.Array] = {}
+            observations = jax.tree.map(_one_hot, observation, observations)
+            combined = eqx.combine(params, trunks)
+            for name, trunk in combined.items():
+                head_outputs, combined[name] = trunk.learn(observations, weights, axis)
+                outputs |= head_outputs
+            return outputs, eqx.filter(combined, eqx.is_array)
+
+        rows_in_cache = 512 if isinstance(self.torso, MLP) else 256
+        batch_norm = any(head.batch_norm for head in heads.values())
+        return Network(init, carry, apply, rows_in_cache, apply_batch if batch_norm else None)
+
+
+def _check_heads(config: TorsoNetwork, heads: Mapping[str, Head]) -> None:
+    """Raise `ConfigError` where the network has not what its heads ask for."""
+    torso = config.torso
+    spherical = isinstance(torso, MLP) and torso.spherical
+    plain = isinstance(torso, MLP) and not (torso.layer_norm or torso.residual_blocks or spherical)
+    if any(head.batch_norm for head in heads.values()) and (config.memory != "none" or not plain):
+        raise ConfigError(
+            "batch_norm needs an MLP without layer_norm, residual blocks and a memory."
+        )
+    if spherical and any(head.noisy or head.cosines or head.hidden for head in heads.values()):
+        raise ConfigError(
+            "a spherical MLP has no noisy heads, no implicit quantiles and no other hidden layers "
+            "in heads: take spherical=False."
+        )
 
 
 def _noises(
-    keys: jax.Array | None, groups: Sequence[dict[str, HeadLayers]]
+    keys: jax.Array | None, groups: Sequence[dict[str, Any]]
 ) -> dict[str, jax.Array | None]:
     """Return the noise `[N, n]` of each head: parts of one draw from each of N keys."""
     heads = {name: head for group in groups for name, head in group.items()}
@@ -155,7 +186,7 @@ class _Trunk(eqx.Module):
     layers: tuple[Any, ...]
     cell: Any
     embedding: QuantileEmbedding | None
-    heads: dict[str, HeadLayers]
+    heads: dict[str, HeadLayers | SphericalHead]
     config: TorsoNetwork = eqx.field(static=True)
 
     def __init__(
@@ -169,7 +200,8 @@ class _Trunk(eqx.Module):
         torso_key, cell_key, head_key = jax.random.split(key, 3)
         self.config = config
         observation, last_step = _split_last_step(observation)
-        self.layers, size = make_torso(config.torso, observation, torso_key)
+        batch_norm = any(head.batch_norm for head in heads.values())
+        self.layers, size = make_torso(config.torso, observation, torso_key, batch_norm=batch_norm)
         size += sum(math.prod(x.shape) for x in jax.tree.leaves(last_step))
         self.cell = None
         if config.memory != "none":
@@ -180,8 +212,10 @@ class _Trunk(eqx.Module):
         embedding_key = jax.random.fold_in(head_key, len(heads))
         self.embedding = QuantileEmbedding(cosines, size, key=embedding_key) if cosines else None
         keys = jax.random.split(head_key, len(heads))
+        spherical = isinstance(config.torso, MLP) and config.torso.spherical
+        layers = SphericalHead if spherical else HeadLayers
         self.heads = {
-            name: HeadLayers(size, head, key=k)
+            name: layers(size, head, key=k)
             for (name, head), k in zip(heads.items(), keys, strict=True)
         }
 
@@ -219,6 +253,16 @@ class _Trunk(eqx.Module):
         if K > 1:  # from [N K, n] to [N, n K]
             outputs = {n: x.reshape(T * B, K, -1).swapaxes(1, 2) for n, x in outputs.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
+
+    def learn(
+        self, observation: PyTree, weights: jax.Array, axis: str | None
+    ) -> tuple[dict[str, jax.Array], _Trunk]:
+        """Return the outputs `[N, n]` of a batch, and the trunk with new running moments."""
+        torso, dtype = self.config.torso, self.config.compute_dtype
+        assert isinstance(torso, MLP)
+        features, layers = apply_to_batch(torso, self.layers, observation, weights, axis, dtype)
+        outputs = {name: head(features, None, dtype) for name, head in self.heads.items()}
+        return outputs, eqx.tree_at(lambda trunk: trunk.layers, self, layers)
 
     def _remember(
         self, carry: Carry, features: jax.Array, first: jax.Array

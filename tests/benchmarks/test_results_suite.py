@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # scripts; behind the tests, which have the same names
 
 import cells  # noqa: E402
+import published  # noqa: E402
 import records  # noqa: E402
 import references  # noqa: E402
 import results_page  # noqa: E402
@@ -254,3 +255,37 @@ def test_a_reference_has_the_frames_and_the_evaluation_of_its_cell():
         assert arguments["frames"] == experiment.frames
         assert arguments["episodes"] == experiment.evaluation_episodes
         json.dumps(reference.settings)
+
+
+# --- published results ----------------------------------------------------------------------------
+
+
+def test_published_scores_stand_beside_a_cell_and_count_nowhere(options, tmp_path, monkeypatch):
+    """HalfCheetah's page with the scores of CrossQ's ten seeds, and P where ours has five."""
+    cell = cells.Cell(
+        "MuJoCo", "halfcheetah", "crossq", TINY.command, 5, 1, published=("crossq", "nobody")
+    )
+    monkeypatch.setattr(cells, "CELLS", (cell,))
+    row = {
+        "task": "halfcheetah", "library": "podracer", "agent": "crossq", "frames": 102_000,
+        "cpu_seconds": 1.0, "configuration": "y", "distinct_episodes": 8,
+        "evaluation": {"policy": "greedy", "epsilon": 0.0, "episodes": 8},
+    }  # fmt: skip
+    records.append(options.out, [
+        {**row, "seed": 100 + i, "score": 20_000.0 + i, "curve": [[102_000, 20_000.0 + i]]}
+        for i in range(5)
+    ])  # fmt: skip
+    results_page.write(options.out, tmp_path)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    (line,) = (line for line in page.splitlines() if "published" in line and line.startswith("|"))
+    scores_of_paper = published.curves()["halfcheetah", "crossq"][100_000]
+    assert len(scores_of_paper) == 10
+    assert np.mean(scores_of_paper) == pytest.approx(8112, abs=1)
+    middle = stats.trim_mean(sorted(scores_of_paper), 0.25)
+    assert line.startswith("| | published crossq | 10 | 100 k | the authors' | ")
+    assert middle == pytest.approx(
+        float(line.split(" | ")[5].split(" ")[0].replace(",", "")), rel=0.02
+    )
+    assert line.endswith("| | 1.00 [1.00, 1.00] | |")
+    assert "| MuJoCo |" not in page  # no win
+    assert "nobody" not in page

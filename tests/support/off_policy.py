@@ -22,7 +22,7 @@ from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
 from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
-from podracer.agents.sac import SAC
+from podracer.agents.sac import SAC, crossq, simbav2
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
@@ -97,6 +97,20 @@ OFF_POLICY = {
     "sac-qr": SAC(
         network=NETWORK, replay=PRIORITIZED, random_frames=0, return_distribution=Quantiles(7)
     ),
+    "crossq": crossq(
+        network=NETWORK,
+        critic_network=TorsoNetwork(MLP((12,), "tanh")),
+        replay=PRIORITIZED,
+        random_frames=0,
+    ),
+    "simbav2": simbav2(
+        network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
+        critic_network=TorsoNetwork(MLP((12,), residual_blocks=2, spherical=True)),
+        return_distribution=Atoms(-5.0, 5.0, 11),
+        learning_rate=1e-3,
+        replay=REPLAY,
+        random_frames=0,
+    ),
 }
 OFF_POLICY["qt_opt"] = QTOpt(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2)
 OFF_POLICY["muzero-sampled"] = dataclasses.replace(OFF_POLICY["muzero"], max_considered_actions=5)
@@ -107,6 +121,8 @@ NEEDS_CONTINUOUS = (
     "sac",
     "sac-c51",
     "sac-qr",
+    "crossq",
+    "simbav2",
     "qt_opt",
     "muzero-sampled",
 )
@@ -153,4 +169,5 @@ def drawn(agent, env):
         return learner.transition(sample, shared.obs_moments)
 
     weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, 32), jnp.float32)
-    return shared, dataclasses.replace(draw(state.local), weight=weight)
+    replay = getattr(state.local, "replay", state.local)
+    return shared, dataclasses.replace(draw(replay), weight=weight)

@@ -16,6 +16,7 @@ import optax
 from podracer import schedules
 from podracer.devices.kernels import global_norm
 from podracer.fields import Flag, bounded, reset_on_warm_start, static, struct
+from podracer.networks.spherical import to_unit_norm
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
 
@@ -45,6 +46,8 @@ class Optimizer:
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
     rmsprop_decay: float = static(default=0.99, low=0.0, high=1.0)  # static: 1 - decay in float64
     """Decay of RMSProp's mean squared gradient, in [0, 1]."""
+    adam_momentum: float = static(default=0.9, low=0.0, high=1.0)
+    """Decay beta_1 of Adam's mean gradient, in [0, 1]."""
 
     def build(
         self, max_gradient_norm: float | None = None, *, root_epsilon: float = 0.0
@@ -55,7 +58,9 @@ class Optimizer:
         0.
         """
         if self.name == "adam":
-            method = optax.scale_by_adam(eps=self.epsilon, eps_root=root_epsilon)
+            method = optax.scale_by_adam(
+                self.adam_momentum, eps=self.epsilon, eps_root=root_epsilon
+            )
         elif self.name == "radam":  # Liu et al. 2020 (arXiv 1908.03265)
             method = optax.scale_by_radam(eps=self.epsilon, eps_root=root_epsilon)
         else:
@@ -104,11 +109,14 @@ def take_step(
     grads: Params,
     learning_rate: float | jax.Array,
 ) -> tuple[Params, optax.OptState]:
-    """Return parameters after one step of an unscaled optimizer, and the optimizer's new state."""
+    """Return parameters after one step of an unscaled optimizer, and the optimizer's new state.
+
+    Weights of spherical networks return to unit norm.
+    """
     with jax.named_scope("optimizer"):
         updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
         updates = jax.tree.map(lambda update: -learning_rate * update, updates)
-    return optax.apply_updates(params, updates), optimizer_state
+    return to_unit_norm(optax.apply_updates(params, updates)), optimizer_state
 
 
 # --- parameters and their optimizer ---------------------------------------------------------------

@@ -14,6 +14,7 @@ import optax
 from podracer import schedules
 from podracer.agent import Agent, Context
 from podracer.agents.common import normalization, off_policy, recurrent
+from podracer.agents.common.normalization import ReturnStatistics
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import (
     CountedState,
@@ -26,6 +27,7 @@ from podracer.agents.common.settings import LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
 from podracer.fields import bounded, static, struct
+from podracer.means import as_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments
@@ -67,6 +69,9 @@ class ContinuousSettings(LearnerSettings):
     """Frames with uniformly random actions at the start of training."""
     normalize_observations: bool = static(default=False)
     """Normalize observations by their running mean and variance."""
+    scaled_return_max: float | None = bounded(None, low=1e-6)
+    """Largest return G_max after rewards are divided by the running standard deviation of returns,
+    or by more where a return was larger than this; None leaves rewards as they are."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
@@ -77,6 +82,8 @@ class ContinuousSettings(LearnerSettings):
 class PolicySettings(ContinuousSettings):
     """Settings of DDPG and SAC, which learn a policy."""
 
+    critic_network: NetworkBuilder | None = static(default=None)
+    """Network of each critic, without its head; None for a network like the policy's."""
     recurrence: Recurrence = static(default=Recurrence())
     """Settings for a recurrent network."""
 
@@ -88,6 +95,7 @@ def build(
     context: Context,
     *,
     policy_outputs: int,
+    batch_norm: bool = False,
 ) -> Agent:
     """Return an agent with the functions `init`, `act` and `update` of a method.
 
@@ -95,10 +103,12 @@ def build(
     """
     networks = models.build(
         settings.network,
+        settings.critic_network or settings.network,
         spec,
         settings.return_distribution,
         settings.recurrence,
         policy_outputs=policy_outputs,
+        batch_norm=batch_norm,
     )
     buffer = Buffer(settings.replay, spec, settings.n_step + 1)
     unlearned_timesteps = 0
@@ -140,11 +150,19 @@ class ActorCriticState(off_policy.ReplayLearnerState):
     target_params: Any  # both parts in DDPG, else the critics alone
     optimizer_states: Parts
     obs_moments: Moments | None  # None if observations are not normalized
+    returns: ReturnStatistics | None  # None if rewards are not scaled
 
 
 State = TypeVar("State", bound=ActorCriticState)
 # (state, transition, key, axis) -> (new state, metrics, priorities f32 [N])
 Update = Callable[[State, Transition, jax.Array, str | None], tuple[State, Metrics, jax.Array]]
+
+
+class ScaledReplay(NamedTuple):
+    """Part of the learner's state for each environment, where rewards are scaled."""
+
+    replay: Any
+    reward_sums: jax.Array  # f32 [B], discounted sums of past rewards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,14 +179,18 @@ class Learner:
     ) -> LearnerState:
         """Return the state before the first update; `carry [1, ...]` is the actor's."""
         observation = self.buffer.spec.observation
+        is_scaled = self.settings.scaled_return_max is not None
         state = ActorCriticState(
             params=params,
             target_params=jax.tree.map(jnp.copy, target_params),
             optimizer_states=Parts(*map(self.optimizer.optimizer.init, params)),
             obs_moments=init_moments(observation) if self.settings.normalize_observations else None,
+            returns=normalization.init_returns() if is_scaled else None,
             frames=schedules.init_frames(),
         )
-        return LearnerState(state, self.buffer.init(num_envs, carry=recurrent.stored_spec(carry)))
+        replay = self.buffer.init(num_envs, carry=recurrent.stored_spec(carry))
+        local = ScaledReplay(replay, jnp.zeros(num_envs)) if is_scaled else replay
+        return LearnerState(state, local)
 
     def learn(
         self,
@@ -184,7 +206,7 @@ class Learner:
         def learn_sample(
             shared: ActorCriticState, sample: Sample, key: jax.Array
         ) -> tuple[ActorCriticState, Metrics, jax.Array]:
-            transition = self.transition(sample, shared.obs_moments)
+            transition = self.transition(sample, shared.obs_moments, shared.returns)
             shared, metrics, errors = update(shared, transition, key, axis)
             if not is_recurrent:
                 return shared, metrics, errors
@@ -196,21 +218,37 @@ class Learner:
         shared = cast(ActorCriticState, state.shared)
         if shared.obs_moments is not None:
             obs_moments = normalization.update_moments(shared.obs_moments, trajectory, axis)
-            state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
-        return off_policy.learn_from_replay(
+            shared = dataclasses.replace(shared, obs_moments=obs_moments)
+        replay, sums = state.local, None
+        if shared.returns is not None:
+            replay, sums = state.local
+            returns, sums = normalization.update_returns(
+                shared.returns, sums, trajectory, discount=self.settings.discount, axis=axis
+            )
+            shared = dataclasses.replace(shared, returns=returns)
+        state, metrics = off_policy.learn_from_replay(
             self.buffer,
             learn_sample,
-            state,
+            LearnerState(shared, replay),
             trajectory,
             key,
             axis,
             trajectory.carry,
         )
+        if sums is not None:
+            state = LearnerState(state.shared, ScaledReplay(state.local, sums))
+        return state, metrics
 
-    def transition(self, sample: Sample, obs_moments: Moments | None) -> Transition:
+    def transition(
+        self,
+        sample: Sample,
+        obs_moments: Moments | None,
+        returns: ReturnStatistics | None = None,
+    ) -> Transition:
         """Return the transitions of a sample in the units of the networks.
 
-        Observations are normalized, actions scaled from the environment's bounds to [-1, 1].
+        Observations are normalized, actions scaled from the environment's bounds to [-1, 1], and
+        rewards scaled by the returns so far.
         Sequences have a transition for each of the `U` timesteps that are learned from, `U * N`
         in all, whose observations are `History`s.
         """
@@ -221,6 +259,11 @@ class Learner:
             observe = self._with_history(recurrence, sample.trajectory, timesteps)
             sample = recurrent.windows(sample, recurrence, self.settings.n_step)
         transition = off_policy.n_step_transition(sample, self.settings.discount)
+        limit = self.settings.scaled_return_max
+        if returns is not None and limit is not None:
+            scale = normalization.reward_scale(returns, limit)
+            scaled_return = transition.n_step_return / scale
+            transition = dataclasses.replace(transition, n_step_return=scaled_return)
         return dataclasses.replace(
             transition,
             timestep=observe(transition.timestep),
@@ -256,6 +299,25 @@ class Learner:
         parts = map(step_part, state.params, state.optimizer_states, grads)
         params, optimizer_states = map(Parts._make, zip(*parts, strict=True))
         return dataclasses.replace(state, params=params, optimizer_states=optimizer_states)
+
+
+def update_if(
+    is_due: jax.Array, update: Callable[[State], tuple[State, Metrics]], state: State
+) -> tuple[State, Metrics]:
+    """Return the state after an update that is due, and metrics; otherwise the state as it is.
+
+    Metrics of an update that is not due count in no mean over updates.
+    """
+
+    def run(state: State) -> tuple[State, Metrics]:
+        state, metrics = update(state)
+        return state, {name: as_mean(metric) for name, metric in metrics.items()}
+
+    def keep(state: State) -> tuple[State, Metrics]:
+        shapes = jax.eval_shape(run, state)[1]
+        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return jax.lax.cond(is_due, run, keep, state)
 
 
 def build_optimizer(settings: ContinuousSettings) -> ScheduledOptimizer:

@@ -116,6 +116,29 @@ class CriticNetworks:
 
         return functools.reduce(smaller, list(outputs))
 
+    def joint_outputs(
+        self,
+        params: tuple[Params, ...],
+        transition: Transition,
+        next_action: jax.Array,
+        axis: str | None,
+    ) -> tuple[jax.Array, jax.Array, tuple[Params, ...]]:
+        """Return the outputs `[critics, N, Z]` for both timesteps, which are one batch.
+
+        Critics with batch normalization see current and next pairs together, as in CrossQ, and
+        return parameters with new running moments. The outputs for next pairs have no gradient.
+        """
+        pairs = (
+            {"action": transition.action, "observation": transition.timestep.observation},
+            {"action": next_action, "observation": transition.next_timestep.observation},
+        )
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
+        apply, weights = self.critic.apply_batch, jnp.tile(transition.mask, 2)
+        assert apply is not None
+        heads, new_params = zip(*[apply(p, batch, weights, axis) for p in params], strict=True)
+        outputs, next_outputs = jnp.split(jnp.stack([head["q"] for head in heads]), 2, axis=1)
+        return outputs, jax.lax.stop_gradient(next_outputs), new_params
+
     def loss(
         self,
         params: tuple[Params, ...],
@@ -123,17 +146,19 @@ class CriticNetworks:
         transition: Transition,
         *,
         penalty: float | jax.Array = 0.0,
+        outputs: jax.Array | None = None,
     ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Return the error from targets G + γ (X - penalty), and `(metrics, priorities [N])`.
 
         X is the smallest value, or its distribution, of `next_outputs [critics, N, Z]`; the penalty
         `[N]` is SAC's α log π(a'|s'). Errors of values are squared, a distribution has a loss of
         its own. The loss is the sum over critics and the mean over valid samples with importance
-        weights.
+        weights. `outputs [critics, N, Z]` come from `joint_outputs`; None computes them.
         """
         next_outputs = self.min_over_critics(next_outputs)
         returns, discounts = transition.n_step_return, transition.bootstrap_discount
-        outputs = self.q_outputs(params, transition.timestep.observation, transition.action)
+        if outputs is None:
+            outputs = self.q_outputs(params, transition.timestep.observation, transition.action)
         if self.distribution is None:
             target = returns + discounts * (self.mean(next_outputs) - penalty)
             error = target[None] - self.mean(outputs)
@@ -189,6 +214,18 @@ class ContinuousNetworks(CriticNetworks):
             return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
         return networks.outputs(self.actor, params, observation)["action"]
 
+    def learn_policy(
+        self, params: Params, observation: PyTree, weights: jax.Array, axis: str | None
+    ) -> tuple[jax.Array, Params]:
+        """Return the policy network's outputs for a batch that it learns from, and parameters.
+
+        These have new running moments if the network normalizes batches.
+        """
+        if self.actor.apply_batch is None:
+            return self.policy(params, observation), params
+        heads, params = self.actor.apply_batch(params, observation, weights, axis)
+        return heads["action"], params
+
     def carry(self, num_envs: int) -> MemoryCarry | tuple[()]:
         """Return the policy's initial recurrent state, `()` if its network is feed-forward."""
         if self.recurrence is None:
@@ -211,29 +248,36 @@ class ContinuousNetworks(CriticNetworks):
 
 
 def build_critics(
-    network: NetworkBuilder, spec: EnvironmentSpec, distribution: ReturnDistribution | None
+    network: NetworkBuilder,
+    spec: EnvironmentSpec,
+    distribution: ReturnDistribution | None,
+    *,
+    batch_norm: bool = False,
 ) -> CriticNetworks:
     """Build Q-networks that take observations and actions as they are."""
     space = require_continuous(spec)
     inputs = {"action": ArraySpec((space.size,)), "observation": spec.observation}
-    heads = {"q": Head(1 if distribution is None else distribution.size)}
-    return CriticNetworks(space, network.build(inputs, heads), distribution)
+    head = Head(1 if distribution is None else distribution.size, batch_norm=batch_norm)
+    return CriticNetworks(space, network.build(inputs, {"q": head}), distribution)
 
 
 def build(
     network: NetworkBuilder,
+    critic_network: NetworkBuilder,
     spec: EnvironmentSpec,
     distribution: ReturnDistribution | None,
     recurrence: Recurrence,
     *,
     policy_outputs: int,
+    batch_norm: bool = False,
 ) -> ContinuousNetworks:
     """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
     space = require_continuous(spec)
-    policy = Head(policy_outputs * space.size, 0.01)
+    policy = Head(policy_outputs * space.size, 0.01, batch_norm=batch_norm, parts=policy_outputs)
     actor = network.build(spec.observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):
-        return ContinuousNetworks(**vars(build_critics(network, spec, distribution)), actor=actor)
+        critics = build_critics(critic_network, spec, distribution, batch_norm=batch_norm)
+        return ContinuousNetworks(**vars(critics), actor=actor)
 
     observation, size = recurrent.last_step_spec(spec.observation, space.size), recurrence.head_size
     policy = dataclasses.replace(policy, hidden=(size,))
@@ -243,7 +287,7 @@ def build(
         critics.space,
         critics.critic,
         distribution,
-        history=network.build(observation, {"history": Head(size)}),
+        history=critic_network.build(observation, {"history": Head(size)}),
         recurrence=recurrence,
         actor=network.build(observation, {"action": policy}),
     )

@@ -81,7 +81,7 @@ def test_categorical_critics_learn_the_smaller_target_distribution(name):
         losses[:, n] = -log_probabilities[:, n] @ target
     assert chosen == {0, 1}
 
-    loss, (metrics, priorities) = jax.jit(agent.critic_loss)(
+    loss, (metrics, priorities, *_) = jax.jit(agent.critic_loss)(
         shared.params.critics, shared, transition, key
     )
     weight = np.asarray(transition.weight)
