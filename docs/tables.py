@@ -195,8 +195,9 @@ def value_at(experiment, path):
 
 
 def has_no_flag(kind, value):
-    """Whether a field is None in the place of fields of its own, or an empty text."""
-    is_part = any(map(dataclasses.is_dataclass, typing.get_args(kind)))
+    """Whether a field is None in the place of a part, or an empty text."""
+    kinds = typing.get_args(kind)
+    is_part = any(dataclasses.is_dataclass(x) or getattr(x, "_is_protocol", False) for x in kinds)
     return value == "" or (value is None and is_part)
 
 

@@ -294,6 +294,7 @@ def test_weights_are_those_of_transitions_that_teach_something():
     np.testing.assert_array_equal(np.asarray(sample.weights), 1.0)
 
 
+@pytest.mark.slow
 def test_devices_that_share_a_batch_share_the_scale_of_its_weights():
     settings = Replay(B * 40, prioritized=True, priority_exponent=1.0, importance_exponent=1.0)
     buffer = Buffer(settings, PLAIN, 3)

@@ -147,7 +147,11 @@ def _tyro(
             kind,
             prog=f"podracer {command}".strip(),
             args=list(arguments),
-            config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes),
+            config=(
+                tyro.conf.AvoidSubcommands,
+                tyro.conf.OmitArgPrefixes,
+                tyro.conf.SuppressFixed,
+            ),
             registry=REGISTRY,
             return_unknown_args=not strict,
             **options,

@@ -54,12 +54,12 @@ def _check(name: str, folder: Path) -> None:
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{name} exists here already: take another name or another folder.")
-    if name in sys.stdlib_module_names or _is_installed(name):
-        raise ConfigError(f"Python has a module {name} already: take another name.")
     from podracer import envs, recipes
 
     if name in recipes.RECIPES or name in (*envs.ENVIRONMENTS, *envs.ADAPTERS):
         raise ConfigError(f"podracer has an environment or a recipe {name}: take another name.")
+    if name in sys.stdlib_module_names or _is_installed(name):
+        raise ConfigError(f"Python has a module {name} already: take another name.")
 
 
 def _is_installed(name: str) -> bool:

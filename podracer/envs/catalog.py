@@ -210,7 +210,9 @@ ADAPTERS = {
         on_host=True,
         spaces_by_name={
             "CartPole-v1": Spaces(("vector",), ("discrete",)),
-            "HalfCheetah-v5": Spaces(("vector",), ("continuous",)),
+            **dict.fromkeys(
+                ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5"), Spaces(("vector",), ("continuous",))
+            ),
         },
     ),
     "envpool": Adapter(

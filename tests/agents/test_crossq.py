@@ -318,6 +318,7 @@ def test_simbav2_has_the_losses_of_its_paper():
     np.testing.assert_allclose(metrics["actor_loss"].value, expected, 1e-5, 1e-6)
 
 
+@pytest.mark.slow
 def test_weights_return_to_the_unit_sphere():
     """After each step, also of another agent's optimizer; targets are averages and lie inside."""
     agent, env = agent_and_env("simbav2", learning_rate=0.1, target_update_rate=0.5)

@@ -358,6 +358,7 @@ def test_a_run_ends_with_the_update_in_which_it_reaches_its_frames(tmp_path, fra
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), other.state, first.state)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_for_a_few_more_frames_makes_these(tmp_path):
     experiment = Experiment(
         environment=WALK, agent=A2C(network=network()), driver=AnakinConfig(8, 8, 10),

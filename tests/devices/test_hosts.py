@@ -591,6 +591,7 @@ def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
         jax.config.update("jax_compilation_cache_dir", kept)
 
 
+@pytest.mark.slow
 def test_training_leaves_the_configuration_of_jax_as_it_was(tmp_path):
     """And programs of the caller's own are compiled as if there had been no run."""
     code = """

@@ -178,7 +178,7 @@ def test_epsilon_greedy_actions_are_the_same():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("a2c", "ppo", "rainbow") else pytest.mark.slow)
+        pytest.param(name, marks=() if name in ("a2c", "ppo") else pytest.mark.slow)
         for name in ("a2c", "ppo", "ppo-gru", "pqn", "dqn", "rainbow", "sac", "fast_td3", "muzero")
     ],
 )

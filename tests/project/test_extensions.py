@@ -126,6 +126,7 @@ def test_fields_of_the_second_network_are_flags_with_its_name(load):
     assert agent.bonus == 2
 
 
+@pytest.mark.slow
 def test_a_transformer_computes_the_same_step_by_step(load):
     """Also where episodes begin, and further back than its window reaches."""
     network = (

@@ -183,6 +183,7 @@ def test_an_interrupt_during_a_call_of_jax_leaves_no_setting_behind(gate, tmp_pa
 
 
 @pytest.mark.figure(6)
+@pytest.mark.slow
 def test_a_stall_raises_and_the_process_lives_on(gate, tmp_path, monkeypatch):
     class Expiring:
         """A watchdog to which the program seems to hang once the device waits."""

@@ -86,6 +86,7 @@ def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
     assert updates[0] == updates[1]
 
 
+@pytest.mark.slow
 def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run, mirror=address)

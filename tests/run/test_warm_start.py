@@ -323,6 +323,7 @@ def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, learned[1].rule, own[1])
 
 
+@pytest.mark.slow
 def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
     agent = LPG(inner_updates=3, rule=UpdateRule(4, 3, 3))
     experiment = Experiment(

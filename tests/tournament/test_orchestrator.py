@@ -701,7 +701,7 @@ def test_generations_wait_for_each_other_and_fuse_their_groups(tmp_path):
 def test_a_straggler_is_waited_for_so_long_and_no_longer(tmp_path):
     rule = selection.Generational(group_size=1, parents=1)
     tournament = dataclasses.replace(TOURNAMENT, rounds=2, selection=rule, straggler_seconds=0.05)
-    play(tmp_path, tournament, Pretence(polls=lambda pod: 200 if pod == 3 else 1))
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 1200 if pod == 3 else 1))
     order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
     assert order.index((0, 1)) < order.index((3, 0))
 

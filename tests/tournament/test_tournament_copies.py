@@ -314,6 +314,7 @@ def test_an_address_holds_one_tournament_or_run(address, tmp_path):
 
 
 @pytest.mark.figure(26)
+@pytest.mark.slow
 def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
     """Its files are changed, cut off or gone; the others come back, and the log as it was."""
     assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0

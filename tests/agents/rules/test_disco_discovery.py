@@ -253,6 +253,7 @@ def test_a_new_rule_comes_back_from_its_file():
 # --- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_agent_keeps_the_contract():
     check_agent(blueprint(SMALL, make(WORLDS).spec, T), num_envs=2 * ENVS)
 

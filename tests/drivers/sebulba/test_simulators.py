@@ -115,7 +115,9 @@ def equal_trees(a, b):
     return all(map(np.array_equal, *map(jax.tree.leaves, (jax.device_get(a), jax.device_get(b)))))
 
 
-@pytest.mark.parametrize(("lag", "devices"), [(0, 1), (1, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("lag", "devices"), [(0, 1), (1, 1), pytest.param(1, 3, marks=pytest.mark.slow)]
+)
 def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices):
     """To the bit, though the simulator overwrites its arrays in every step.
 
@@ -235,6 +237,7 @@ def test_what_breaks_the_contract_is_a_fault_with_its_name(change, text):
 
 
 @pytest.mark.figure(7)
+@pytest.mark.slow
 def test_a_resumed_run_in_a_device_simulator_goes_on_exactly():
     """In lock-step, with a simulator that can be saved: masked rows included."""
     env = DeviceEnvironments(make("catch"))
