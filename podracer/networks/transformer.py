@@ -20,7 +20,7 @@ from podracer.networks.layers import Linear, ResidualBlock, normalize, orthogona
 from podracer.ops.dense import dense
 from podracer.types import Carry
 
-GATE_BIAS = 2.0  # of the paper's best agents: gates let little through at first
+GATE_BIAS = 2.0  # lets little of a branch through at first, so blocks begin near the identity
 
 
 @struct
@@ -160,7 +160,7 @@ def _shift_rows(x: jax.Array) -> jax.Array:
 
 
 class _Gate(eqx.Module):
-    """Gate of a GRU between x and a branch y, both `[*b, D]`: section 3.2, equations 6 and 7."""
+    """Gate of a GRU between x and a branch y, both `[*b, D]`: section 3.2 of GTrXL's paper."""
 
     branch: Linear  # to reset, update and candidate, side by side
     skip: jax.Array  # [D, 2 D], from x to reset and update

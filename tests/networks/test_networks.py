@@ -211,7 +211,7 @@ def test_a_transformer_attends_by_content_and_distance_as_its_papers_have_it(mem
 
 
 def test_a_gate_begins_nearly_closed_and_heads_divide_the_size(key):
-    """With a bias of -2 a gate lets through an eighth of its branch, as in the paper."""
+    """With a bias of -2 a gate lets through an eighth of its branch."""
     layer = TorsoNetwork(MLP(()), memory="gtrxl", memory_size=6, memory_heads=2)
     for block in layer.build(VECTOR, {"value": Head(1)}).init(key)["shared"].cell.blocks:
         for gate in block.gates:
