@@ -213,7 +213,7 @@ class Normalized(eqx.Module):
         self.shift = jnp.zeros_like(layer.bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalize(self.layer(x), self.scale, self.shift)
+        return normalize(self.layer(x), self.scale, self.shift)
 
 
 class Residual(eqx.Module):
@@ -239,7 +239,7 @@ class Residual(eqx.Module):
         x = self.embedding(x)
         for block in self.blocks:
             x = x + block(x, activation)
-        return _normalize(x, self.scale, self.shift)
+        return normalize(x, self.scale, self.shift)
 
 
 class ResidualBlock(eqx.Module):
@@ -257,10 +257,10 @@ class ResidualBlock(eqx.Module):
         self.outer = Linear(4 * size, size, math.sqrt(2), key=outer_key)
 
     def __call__(self, x: jax.Array, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        return self.outer(activation(self.inner(_normalize(x, self.scale, self.shift))))
+        return self.outer(activation(self.inner(normalize(x, self.scale, self.shift))))
 
 
-def _normalize(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+def normalize(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     """Normalize `[*b, n]` over the last axis in float32, then scale and shift it."""
     dtype, shape = x.dtype, (1,) * (x.ndim - 1) + scale.shape
     x = cast(x)

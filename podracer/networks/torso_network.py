@@ -21,11 +21,13 @@ from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.spherical import SphericalHead
 from podracer.networks.torsos import MLP, Torso, apply_to_batch, apply_torso, make_torso
+from podracer.networks.transformer import Transformer
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.ops.random import random_normals
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
+TRANSFORMERS = ("gtrxl", "transformer")
 MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of weights
 
 
@@ -41,13 +43,28 @@ class TorsoNetwork:
     """Layers between the observation and the heads or the recurrent layer."""
     shared: bool = True
     """Whether all heads use one torso and recurrent layer; otherwise each head has its own."""
-    memory: Literal["none", "gru", "lstm"] = "none"
-    """Kind of the recurrent layer; the forget gates of an LSTM begin with biases of 1."""
+    memory: Literal["none", "gru", "lstm", "gtrxl", "transformer"] = "none"
+    """Kind of the recurrent layer; the forget gates of an LSTM begin with biases of 1. A gtrxl is a
+    causal transformer with gates, a transformer the same without."""
     memory_size: int = bounded(128, low=1)
-    """Number of units of the recurrent layer."""
+    """Number of units of the recurrent layer, for a transformer of each of its layers."""
+    memory_layers: int = bounded(2, low=1)
+    """Layers of a transformer."""
+    memory_heads: int = bounded(4, low=1)
+    """Heads of a transformer's attention; they divide memory_size."""
+    memory_window: int = bounded(64, low=1)
+    """Timesteps before the current one that a layer of a transformer attends to; its recurrent
+    state has memory_layers * memory_window * memory_size numbers for each environment."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which the torso and the hidden layers of the heads multiply. Parameters, the
     recurrent layer, the outputs and the losses are float32."""
+
+    def __post_init__(self) -> None:
+        if self.memory in TRANSFORMERS and self.memory_size % self.memory_heads:
+            raise ConfigError(
+                f"memory_size is {self.memory_size}, but a {self.memory} needs a multiple of its "
+                f"memory_heads, {self.memory_heads}."
+            )
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
@@ -180,6 +197,21 @@ def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
     return eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[forget].set(1.0))
 
 
+def _make_cell(config: TorsoNetwork, inputs: int, key: jax.Array) -> Any:
+    if config.memory in TRANSFORMERS:
+        return Transformer(
+            inputs,
+            config.memory_size,
+            layers=config.memory_layers,
+            heads=config.memory_heads,
+            window=config.memory_window,
+            gated=config.memory == "gtrxl",
+            key=key,
+        )
+    cell = _lstm_cell if config.memory == "lstm" else eqx.nn.GRUCell
+    return cell(inputs, config.memory_size, key=key)
+
+
 class _Trunk(eqx.Module):
     """Torso, recurrent layer and heads over `[T, B, ...]`."""
 
@@ -205,8 +237,7 @@ class _Trunk(eqx.Module):
         size += sum(math.prod(x.shape) for x in jax.tree.leaves(last_step))
         self.cell = None
         if config.memory != "none":
-            cell = _lstm_cell if config.memory == "lstm" else eqx.nn.GRUCell
-            self.cell = cell(size, config.memory_size, key=cell_key)
+            self.cell = _make_cell(config, size, cell_key)
             size = config.memory_size
         cosines = max(head.cosines for head in heads.values())
         embedding_key = jax.random.fold_in(head_key, len(heads))
@@ -220,6 +251,8 @@ class _Trunk(eqx.Module):
         }
 
     def carry(self, num_envs: int) -> Carry:
+        if isinstance(self.cell, Transformer):
+            return self.cell.carry(num_envs)
         zeros = jnp.zeros((num_envs, self.config.memory_size))
         return zeros if self.config.memory == "gru" else (zeros, zeros)
 
@@ -268,6 +301,8 @@ class _Trunk(eqx.Module):
         self, carry: Carry, features: jax.Array, first: jax.Array
     ) -> tuple[Carry, jax.Array]:
         """Return the recurrent layer's state after the last step, and its outputs `[T, B, H]`."""
+        if isinstance(self.cell, Transformer):
+            return self.cell(carry, features, first)
         if self.config.memory == "lstm":
             # Behind a barrier, or the gradients of the transposes become slow products on a CPU.
             weights = (self.cell.weight_ih.T, self.cell.weight_hh.T)

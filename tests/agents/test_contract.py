@@ -43,7 +43,7 @@ from podracer.ops.distributions import policy
 from podracer.types import EnvironmentSpec, LearnerState
 
 SOME_ON_POLICY = [name if name in ("impala", "ppo") else slow(name) for name in ON_POLICY]
-MEMORIES = ("none", "gru", "lstm")
+MEMORIES = ("none", "gru", "lstm", "gtrxl")
 # An update that is differentiated takes four times as long to trace: once is enough.
 ONE_OF_EACH = {name: [(ACTIONS, "gru"), (BOX, "lstm")] for name in ON_POLICY}
 ONE_OF_EACH |= {"a2c": [(ACTIONS, "none"), (BOX, "gru")], "stacx": [(BOX, "none")]}
@@ -138,6 +138,9 @@ def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
     [
         ("impala", "lstm"),
         ("ppo", "gru"),
+        ("impala", "gtrxl"),
+        slow("ppo", "gtrxl"),
+        slow("a2c", "transformer"),
         slow("a2c", "gru"),
         slow("stacx", "gru"),
         slow("a2c", "lstm"),

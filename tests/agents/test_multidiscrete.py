@@ -135,7 +135,10 @@ def test_actions_are_in_range_and_allowed(name):
         assert len(np.unique(actions[..., i])) > 1 or part.sum() == 1
 
 
-TAKING = ("a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-multidiscrete")
+TAKING = (
+    "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-gtrxl",
+    "ppo-multidiscrete",
+)  # fmt: skip
 REFUSING = [name for name in AGENTS if name not in TAKING]
 
 

@@ -183,6 +183,13 @@ def test_memory_recalls_the_cue(name, probe):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "pqn", "r2d2"])
+def test_a_transformer_recalls_the_cue(name):
+    layer = dataclasses.replace(RECURRENT_TANH, memory="gtrxl", memory_window=4)
+    check(dataclasses.replace(PROBE_AGENTS[name], network=layer), "memory", updates=300)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["action", "policy", "multidiscrete", "memory"])
 def test_actions_for_values_of_its_own(probe):
     """FRODO discovers what its values predict, so only its actions are known."""

@@ -18,6 +18,7 @@ from walk import (
     close,
     learn,
     methods_of,
+    network,
 )
 
 from podracer.agent import Context
@@ -33,9 +34,11 @@ def test_refuses_rollouts_of_another_length_than_its_memories_have():
 
 
 @pytest.mark.slow
-def test_stored_memories_are_those_of_acting():
+@pytest.mark.parametrize("memory", ["gru", "gtrxl"])
+def test_stored_memories_are_those_of_acting(memory):
     """R2D2's values from a stored memory are those that acting had."""
-    agent, env = agent_and_env("r2d2")
+    layer = network(memory)
+    agent, env = agent_and_env("r2d2", network=layer)
     state, trajectory = begin(agent, env)
     stored = r2d2.stored_carry(trajectory.carry)
     assert np.abs(jax.tree.leaves(stored[0])[0]).max() > 0.01
@@ -53,7 +56,7 @@ def test_stored_memories_are_those_of_acting():
         q.append(values[0])
         action = trajectory.steps.action[t]
         carry = dataclasses.replace(carry, memory=after, last_action=action)
-    agent, _ = agent_and_env("r2d2", burn_in_length=0)
+    agent, _ = agent_and_env("r2d2", network=layer, burn_in_length=0)
     got = jax.jit(methods_of(agent).unroll)(params, sample.trajectory)
     close(got, jnp.stack(q)[:, sample.rows], 1e-5)
 

@@ -69,7 +69,7 @@ def of_agent(**fields):
         ),
         (
             of_network(podracer.TorsoNetwork(memory="rnn")),
-            "TorsoNetwork.memory cannot be 'rnn': it must be one of 'none', 'gru', 'lstm'.",
+            "TorsoNetwork.memory cannot be 'rnn': it must be one of 'none', 'gru', 'lstm', ",
         ),
         (of_agent(optimizer=optax.adam(1e-3)), "whose `build` returns an optimizer of optax"),
         (of_agent(optimizer="adamw"), "cannot be 'adamw': it must be podracer.Optimizer() or"),

@@ -40,7 +40,7 @@ IMAGE = ArraySpec((8, 8, 2), np.uint8)
 SMALL = MLP((16,))
 SMALL_CNN = CNN(channels=(4, 6), kernels=(3, 2), strides=(2, 1), hidden=(16,))
 SMALL_RESNET = ResNet(channels=(4,), blocks=1, hidden=16)
-MEMORIES = ("none", "gru", "lstm")
+MEMORIES = ("none", "gru", "lstm", "gtrxl", "transformer")
 
 
 def observe(observation, seed: int = 0, lead: tuple[int, ...] = (T, B)):
@@ -56,7 +56,9 @@ def observe(observation, seed: int = 0, lead: tuple[int, ...] = (T, B)):
 
 
 def make(torso=SMALL, observation=VECTOR, memory="none", shared=True) -> Network:
-    builder = TorsoNetwork(torso, shared=shared, memory=memory, memory_size=7)
+    sizes = {"memory_size": 6, "memory_heads": 2, "memory_window": 3}
+    sizes = sizes if memory in MEMORIES[3:] else {"memory_size": 7}
+    builder = TorsoNetwork(torso, shared=shared, memory=memory, **sizes)
     return builder.build(observation, HEADS)
 
 
@@ -83,9 +85,8 @@ def close(got, expected, atol: float = 1e-5) -> None:
 
 def carried(network: Network, seed: int = 3):
     """Memory as it is in the middle of an episode: not zero."""
-    leaves, structure = jax.tree.flatten(network.carry(B))
-    noise = np.random.default_rng(seed).normal(size=(len(leaves), B, 7)).astype(np.float32)
-    return jax.tree.unflatten(structure, list(noise))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), network.carry(B))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -124,7 +125,7 @@ def test_memory_is_cleared_where_an_episode_starts(memory):
 
     after = jax.tree.map(lambda x: x[t:], outputs)
     close(column(after, b), column(fresh, b))
-    close(column(last, b), column(fresh_last, b))
+    close(*(jax.tree.map(lambda x: x[b], x) for x in (last, fresh_last)))
     # The other environments, and the steps before, remember as if nothing had happened.
     for other in (0, 2):
         close(column(outputs, other), column(uncut, other))
@@ -147,6 +148,78 @@ def test_memory_remembers_and_a_start_forgets(memory):
     cut = sensitivity(observation[0], firsts((0, 0), (2, 1)))
     assert not np.abs(cut[1]).any()
     assert np.abs(cut[0]).min() > 0
+
+
+@pytest.mark.parametrize("memory", MEMORIES[3:])
+def test_a_transformer_attends_by_content_and_distance_as_its_papers_have_it(memory):
+    """By numpy and loops over queries and keys, from an empty cache, with an end in between."""
+    network, observation = make(MLP(()), memory=memory), observe(VECTOR)
+    params, first = random_params(network), firsts((2, 1))
+    outputs, _ = network.apply(params, network.carry(B), observation, first)
+    trunk, observation, first = jax.tree.map(np.asarray, (params["shared"], observation, first))
+    heads, size, window = 2, 6, 3
+    frequencies = 10_000.0 ** (-np.arange(0, size, 2) / size)
+
+    def linear(x, layer):
+        return x @ layer.weight + layer.bias
+
+    def norm(x, layer):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer.scale + layer.shift
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    def attend(x, start, layer):
+        x, results = norm(x, layer), np.zeros_like(x)
+        query, key, distance, value = (w.reshape(size, heads, -1) for w in layer.weights)
+        for t in range(T):
+            lags = range(min(t - start[t], window) + 1)
+            for h in range(heads):
+                q, scores = x[t] @ query[:, h], []
+                for lag in lags:
+                    position = np.concatenate(
+                        [np.sin(lag * frequencies), np.cos(lag * frequencies)]
+                    )
+                    score = (q + layer.content_bias[h]) @ (x[t - lag] @ key[:, h])
+                    score += (q + layer.distance_bias[h]) @ (position @ distance[:, h])
+                    scores.append(score / np.sqrt(size // heads))
+                weights = np.exp(scores) / np.exp(scores).sum()
+                mixed = sum(w * x[t - lag] for w, lag in zip(weights, lags, strict=True))
+                columns = slice(h * size // heads, (h + 1) * size // heads)
+                results[t, columns] = mixed @ value[:, h]
+        return linear(results, layer.output)
+
+    def gate(x, y, gate):
+        if gate is None:
+            return x + y
+        reset, update, candidate = np.split(linear(y, gate.branch), 3, axis=-1)
+        reset = sigmoid(reset + (x @ gate.skip)[:, :size])
+        update = sigmoid(update + (x @ gate.skip)[:, size:])
+        return (1 - update) * x + update * np.tanh(candidate + (reset * x) @ gate.candidate)
+
+    for b in range(B):
+        x = linear(observation[:, b], trunk.cell.embedding)
+        start = np.maximum.accumulate(np.where(first[:, b], np.arange(T), 0))
+        for block in trunk.cell.blocks:
+            gates = block.gates or (None, None)
+            x = gate(x, np.maximum(attend(x, start, block.attention), 0), gates[0])
+            hidden = np.maximum(linear(norm(x, block.perceptron), block.perceptron.inner), 0)
+            x = gate(x, np.maximum(linear(hidden, block.perceptron.outer), 0), gates[1])
+        expected = {n: linear(x, head.layers[0]) for n, head in trunk.heads.items()}
+        close(jax.tree.map(lambda x, b=b: x[:, b], outputs), expected, 1e-4)
+
+
+def test_a_gate_begins_nearly_closed_and_heads_divide_the_size(key):
+    """With a bias of -2 a gate lets through an eighth of its branch."""
+    layer = TorsoNetwork(MLP(()), memory="gtrxl", memory_size=6, memory_heads=2)
+    for block in layer.build(VECTOR, {"value": Head(1)}).init(key)["shared"].cell.blocks:
+        for gate in block.gates:
+            np.testing.assert_allclose(jax.nn.sigmoid(gate.branch.bias[6:12]), 0.119, atol=1e-3)
+            assert not np.delete(gate.branch.bias, np.s_[6:12]).any()
+    message = "memory_size is 7, but a gtrxl needs a multiple of its memory_heads, 2"
+    with pytest.raises(ConfigError, match=message):
+        TorsoNetwork(memory="gtrxl", memory_size=7, memory_heads=2)
 
 
 def test_an_lstm_begins_by_remembering(key):
@@ -269,6 +342,7 @@ def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
         (SMALL_CNN, {"image": IMAGE, "vector": VECTOR, "map": ArraySpec((8, 8, 1))}, "gru", True),
         (SMALL_RESNET, {"image": ArraySpec((7, 5, 3)), "vector": VECTOR}, "none", True),
         (SMALL_RESNET, IMAGE, "lstm", True),
+        (MLP((16,)), VECTOR, "gtrxl", True),
         (MLP((16, 8), layer_norm=True), VECTOR, "none", False),
         (MLP((6,), residual_blocks=2), VECTOR, "none", True),
         (dataclasses.replace(SMALL_CNN, layer_norm=True), IMAGE, "none", True),

@@ -71,6 +71,11 @@ AGENTS = {
     "frodo": Frodo(network=SMALL, inner_updates=1, units=8),
     "ppo": PPO(network=SMALL, num_epochs=2, normalize_observations=True, normalize_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, num_epochs=2, num_minibatches=2),
+    "ppo-gtrxl": PPO(
+        network=dataclasses.replace(RECURRENT, memory="gtrxl", memory_window=6),
+        num_epochs=2,
+        num_minibatches=2,
+    ),
     "pqn": PQN(network=TorsoNetwork(MLP((16,), layer_norm=True)), num_epochs=2),
     "pqn-gru": PQN(network=RECURRENT, num_epochs=2, num_minibatches=2),
     "dqn": DQN(network=SMALL, replay=REPLAY, epsilon=Linear(1.0, 0.01, 2000.0)),

@@ -74,7 +74,9 @@ WALK = auto_reset(Walk())
 
 
 def network(memory: str = "none", shared: bool = True) -> TorsoNetwork:
-    return TorsoNetwork(MLP((8,), "tanh"), shared=shared, memory=memory, memory_size=5)
+    return TorsoNetwork(
+        MLP((8,), "tanh"), shared, memory, 5, memory_layers=2, memory_heads=1, memory_window=2
+    )
 
 
 def slow(*values: Any) -> Any:

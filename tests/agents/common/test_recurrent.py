@@ -54,6 +54,14 @@ SETTINGS = {
         **COMMON | {"network": dataclasses.replace(COMMON["network"], memory="lstm")},
         normalize_observations=True,
     ),
+    "sac-gtrxl": SAC(
+        **COMMON
+        | {
+            "network": dataclasses.replace(
+                COMMON["network"], memory="gtrxl", memory_heads=1, memory_window=4
+            )
+        }
+    ),
 }
 AGENTS = {name: built(settings, ENV) for name, settings in SETTINGS.items()}
 GAMMA = 0.99
@@ -252,7 +260,7 @@ def test_losses_are_those_of_single_steps(name):
         assert min(sizes) > 1e-5, sizes
 
 
-@pytest.mark.parametrize("name", ["sac", *map(slow, ["td3", "sac-lstm"])])
+@pytest.mark.parametrize("name", ["sac", *map(slow, ["td3", "sac-lstm", "sac-gtrxl"])])
 def test_they_keep_the_contract(name):
     check_agent(blueprint(SETTINGS[name], ENV.spec), num_envs=4)
     state, trajectory = begin(AGENTS[name], ENV)
@@ -272,7 +280,7 @@ def test_every_parameter_receives_a_gradient(name):
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(moments))
 
 
-@pytest.mark.parametrize("name", ["sac", slow("sac-lstm")])
+@pytest.mark.parametrize("name", ["sac", slow("sac-lstm"), slow("sac-gtrxl")])
 def test_stored_memories_are_those_of_acting(name):
     """The policy's outputs for a sequence, from the memory with it, are those it acted by."""
     settings = dataclasses.replace(
