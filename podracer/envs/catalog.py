@@ -114,6 +114,10 @@ ADAPTERS = {
         _lifetimes,
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
+    "data": Adapter(
+        _lazy("data"),
+        "a data set of transitions in a file, replayed to learn from: data:FILE.npz",
+    ),
     "gymnax": Adapter(
         _lazy("gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
