@@ -132,7 +132,8 @@ class Dataset:
     def encode(self) -> bytes:
         """Return the content of an `.npz` file, as `load` reads it."""
         file = io.BytesIO()
-        np.savez(file, environment=np.asarray(self.environment), **_arrays(self))
+        arrays: dict[str, Any] = {"environment": np.asarray(self.environment), **_arrays(self)}
+        np.savez(file, **arrays)
         return file.getvalue()
 
     @staticmethod
@@ -251,7 +252,7 @@ def _check_actions(action: np.ndarray, spec: EnvironmentSpec) -> None:
     space = spec.action
     if isinstance(space, Continuous):
         _check_like("action", action, (space.size,), np.float32, spec.name)
-        low, high = np.float32(space.low), np.float32(space.high)
+        low, high = (np.asarray(x, np.float32) for x in (space.low, space.high))
         outside = (action < low) | (action > high)
     else:
         shape = (len(space.components),) if isinstance(space, MultiDiscrete) else ()

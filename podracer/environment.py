@@ -140,7 +140,7 @@ class HasEvaluation(Protocol):
 
 
 @runtime_checkable
-class HasActions(HasEvaluation, Protocol):
+class HasActions(Environment, HasEvaluation, Protocol):
     """A device environment that replays a data set: its actions take the place of the agent's."""
 
     def recorded_action(self, state: EnvState) -> jax.Array:

@@ -8,12 +8,15 @@ Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavio
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import ScheduledOptimizer
 from podracer.agents.common.settings import ClippedSettings, GaussianSettings, build_optimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
@@ -33,38 +36,40 @@ class Cloning(ClippedSettings, GaussianSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        network = actor_critic.build_network(
-            self.network, spec, state_dependent_std=self.state_dependent_std
-        )
-        model = ActorCritic(network, spec.action)
-        optimizer = build_optimizer(self)
-
-        def init(key: jax.Array, num_envs: int) -> LearnerState:
-            return LearnerState(optimizer.init(network.init(key)))
-
-        def loss(
-            params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-        ) -> tuple[Mean, Metrics]:
-            """Return -E[log π(a|s)] over the valid actions, see `Fused.loss`."""
-            policy, _ = model.unroll(params, trajectory, reuse)
-            action, valid = trajectory.steps.action, trajectory.valid()
-            if isinstance(spec.action, Continuous):
-                action = from_bounds(spec.action, action)
-                error = jnp.sum((policy.mode() - action) ** 2, axis=-1)
-                fit = {"squared_error": mean_of(error, valid)}
-            else:
-                matches = policy.mode() == action
-                matches = matches.reshape(*valid.shape, -1).all(axis=-1)
-                fit = {"accuracy": mean_of(matches, valid)}
-            total = mean_of(-policy.log_prob(action), valid)
-            return total, {"loss": total, "entropy": mean_of(policy.entropy(), valid), **fit}
-
+        std = self.state_dependent_std
+        network = actor_critic.build_network(self.network, spec, state_dependent_std=std)
+        agent = _Cloning(ActorCritic(network, spec.action), build_optimizer(self))
         return Agent(
             spec=spec,
-            init=init,
-            act=model.act,
-            learn=Fused(loss, optimizer.apply_gradients),
+            init=agent.init,
+            act=agent.model.act,
+            learn=Fused(agent.loss, agent.optimizer.apply_gradients),
             carry=network.carry,
-            distribution=model.distribution,
+            distribution=agent.model.distribution,
             actions="recorded",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cloning:
+    model: ActorCritic
+    optimizer: ScheduledOptimizer
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        return LearnerState(self.optimizer.init(self.model.network.init(key)))
+
+    def loss(
+        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
+    ) -> tuple[Mean, Metrics]:
+        """Return -E[log π(a|s)] over the valid actions, see `Fused.loss`."""
+        policy, _ = self.model.unroll(params, trajectory, reuse)
+        action, valid = trajectory.steps.action, trajectory.valid()
+        if isinstance(self.model.space, Continuous):
+            action = from_bounds(self.model.space, action)
+            error = jnp.sum((policy.mode() - action) ** 2, axis=-1)
+            fit = {"squared_error": mean_of(error, valid)}
+        else:
+            matches = (policy.mode() == action).reshape(*valid.shape, -1).all(axis=-1)
+            fit = {"accuracy": mean_of(matches, valid)}
+        total = mean_of(-policy.log_prob(action), valid)
+        return total, {"loss": total, "entropy": mean_of(policy.entropy(), valid), **fit}

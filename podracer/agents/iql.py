@@ -153,8 +153,8 @@ class _IQL:
         log_prob = self.model.policy(heads["policy"]).log_prob(transition.action)
         policy_loss = mean_of(-weight * log_prob, mask)
 
-        losses = (value_loss, critic_loss, policy_loss)
-        total = Mean(sum(x.total for x in losses), value_loss.share)
+        total = value_loss.total + critic_loss.total + policy_loss.total
+        total = Mean(total, value_loss.share)
         return total, {
             "loss": total,
             "value_loss": value_loss,

@@ -53,7 +53,9 @@ def test_metrics_tell_how_well_several_actions_are_matched():
     """All components of an action must match."""
     agent = built(Cloning(network=network()), SEVERAL)
     state, trajectory = begin(agent, SEVERAL)
-    policy, _ = agent.distribution(state.shared.params, (), trajectory.steps.timestep)
+    policy = jax.vmap(lambda x: agent.distribution(state.shared.params, (), x)[0])(
+        trajectory.steps.timestep
+    )
     matches = (policy.mode() == trajectory.steps.action).all(axis=-1)
     _, metrics = learn(agent, state, trajectory)
     close(metrics["accuracy"], matches[trajectory.valid()].mean())
