@@ -100,8 +100,8 @@ class Agent:
     unlearned_timesteps: int = 0
     """Timesteps at the end of each rollout that no update learns from."""
     actions: Literal["own", "any", "recorded"] = "own"
-    """Actions to learn from: its `own`; `any`, as `learn` reads no extras, so that those of a data
-    set can take the place of the agent's; or `recorded` ones alone, those of a data set."""
+    """Actions to learn from: the agent's `own`; `any`, so that the actions of a data set can take
+    their place, as `learn` reads no extras; or only `recorded` ones, of a data set."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,14 +111,14 @@ class Dataset:
                 f"a share of {fraction} of {count} episodes leaves one part without any: take a "
                 "share in (0, 1), or more episodes."
             )
-        chosen = np.zeros(count, bool)
-        chosen[np.random.default_rng(seed).permutation(count)[:size]] = True
-        return self._episodes(chosen), self._episodes(~chosen)
+        selection = np.zeros(count, bool)
+        selection[np.random.default_rng(seed).permutation(count)[:size]] = True
+        return self._episodes(selection), self._episodes(~selection)
 
-    def _episodes(self, chosen: np.ndarray) -> Dataset:
+    def _episodes(self, selection: np.ndarray) -> Dataset:
         ends = self.ends
-        rows = np.repeat(chosen, np.diff(ends, prepend=-1))
-        finals = chosen[self.timeout[ends]]
+        rows = np.repeat(selection, np.diff(ends, prepend=-1))
+        finals = selection[self.timeout[ends]]
         parts = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return dataclasses.replace(
             self,
@@ -176,14 +176,14 @@ class Dataset:
         observation = jax.tree.map(lambda x: ArraySpec(x.shape[1:], x.dtype), self.observation)
         action = self.action
         if action.dtype.kind != "f":
-            most = np.max(action, axis=0) + 1
-            space = Discrete(int(most)) if action.ndim == 1 else MultiDiscrete(tuple(most))
+            sizes = np.max(action, axis=0) + 1
+            space = Discrete(int(sizes)) if action.ndim == 1 else MultiDiscrete(tuple(sizes))
         else:
             space = Continuous(tuple(action.min(axis=0)), tuple(action.max(axis=0)))
         return EnvironmentSpec("data", observation, space)
 
     def check(self, spec: EnvironmentSpec) -> None:
-        """Raise `ConfigError` unless the transitions can be those of an environment."""
+        """Raise `ConfigError` unless an environment can have these transitions."""
         parts = {"observation": (spec.observation, self.observation)}
         if self.final_observation is not None:
             parts["final_observation"] = (spec.observation, self.final_observation)
@@ -229,9 +229,9 @@ def _check_sizes(dataset: Dataset) -> None:
         is_final = name.startswith("final_observation")
         expected = int(dataset.timeout.sum()) if is_final else len(dataset.terminal)
         if array.shape[:1] != (expected,):
-            what = "time-outs" if is_final else "transitions"
+            unit = "time-outs" if is_final else "transitions"
             raise ConfigError(
-                f"{name} of the data set must lead with its {expected} {what}, but its shape is "
+                f"{name} of the data set must lead with its {expected} {unit}, but its shape is "
                 f"{array.shape}."
             )
     if dataset.reward.ndim != 1 or dataset.action.ndim > 2:
@@ -253,13 +253,13 @@ def _check_actions(action: np.ndarray, spec: EnvironmentSpec) -> None:
     if isinstance(space, Continuous):
         _check_like("action", action, (space.size,), np.float32, spec.name)
         low, high = (np.asarray(x, np.float32) for x in (space.low, space.high))
-        outside = (action < low) | (action > high)
+        is_invalid = (action < low) | (action > high)
     else:
         shape = (len(space.components),) if isinstance(space, MultiDiscrete) else ()
         _check_like("action", action, shape, np.int32, spec.name)
-        outside = (action < 0) | (action >= np.asarray(space.components).reshape(shape or ()))
-    if outside.any():
-        row = int(np.argwhere(outside)[0][0])
+        is_invalid = (action < 0) | (action >= np.asarray(space.components).reshape(shape or ()))
+    if is_invalid.any():
+        row = int(np.argwhere(is_invalid)[0][0])
         raise ConfigError(
             f"action {row} of the data set, {action[row].tolist()}, is none of {spec.name}: "
             f"actions lie in {_range_text(space)}."

@@ -1,11 +1,10 @@
 """IQL: implicit Q-learning from a data set, without values of actions that it does not have.
 
-The value is an expectile of the critics' values of recorded actions, near the best one, and the
-policy is fitted to the recorded actions, each weighted by the exponential of its advantage.
+The value is an expectile of the critics' values of recorded actions, near the best one. The policy
+is fitted to the recorded actions, each weighted by the exponential of its advantage.
 Source: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv
-2110.06169). Different from the authors' code: the three losses are those of the same parameters,
-not one after another, the mean of the policy is not squashed by tanh, and the learning rate of the
-policy has no schedule of its own.
+2110.06169). Three things differ from the authors' code. One step minimizes all three losses at the
+same parameters. No tanh squashes the mean of the policy. All parts have one learning rate.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Traje
 class IQLState(CountedState):
     """Learner state: the parameters are `Parts`, a policy with a value, and critics."""
 
-    target_params: tuple[Params, ...]  # of the critics
+    target_params: tuple[Params, ...]  # critics alone
 
 
 @struct
@@ -144,8 +143,8 @@ class _IQL:
         q = jnp.min(self.critics.q_values(target_params, obs, transition.action), axis=0)
         advantage = q - heads["value"][:, 0]
 
-        below = (advantage < 0).astype(jnp.float32)
-        value_loss = mean_of(jnp.abs(settings.expectile - below) * advantage**2, mask)
+        is_negative = (advantage < 0).astype(jnp.float32)
+        value_loss = mean_of(jnp.abs(settings.expectile - is_negative) * advantage**2, mask)
         next_value = jax.lax.stop_gradient(next_value)
         critic_loss, _ = self.critics.loss(params.critics, next_value[None], transition)
         weight = jnp.exp(settings.inverse_temperature * jax.lax.stop_gradient(advantage))
