@@ -80,7 +80,7 @@ def cartpole_cloning() -> Experiment:
     return Experiment(
         environment="cartpole",
         agent=Cloning(),
-        driver=AnakinConfig(num_envs=128, rollout_length=4, updates_per_chunk=50, fused=True),
+        driver=AnakinConfig(num_envs=128, rollout_length=4, updates_per_chunk=50),
         frames=512_000,
         evaluation_episodes=128,
     )
