@@ -54,6 +54,7 @@ scaling
 reliability
 watch
 tournaments
+learn-from-data
 self-play
 meta-learning
 trading

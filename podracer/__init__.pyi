@@ -1,4 +1,4 @@
-# The names of `podracer`, 50 at most; `__init__.py` reads from here where each of them comes from.
+# The names of `podracer`, 51 at most; `__init__.py` reads from here where each of them comes from.
 # All others are in the modules that docs/api lists.
 
 __version__: str
@@ -13,6 +13,7 @@ from podracer.agents import SAC as SAC
 from podracer.agents.common.optimizers import Optimizer as Optimizer
 from podracer.checks import check_agent as check_agent
 from podracer.config.experiment import Experiment as Experiment
+from podracer.dataset import Dataset as Dataset
 from podracer.devices.reductions import global_grad as global_grad
 from podracer.devices.reductions import global_mean as global_mean
 from podracer.drivers.anakin import AnakinConfig as AnakinConfig

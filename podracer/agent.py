@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import jax
 
@@ -99,6 +99,9 @@ class Agent:
     """Number of frames before the first update, such as those that a replay collects."""
     unlearned_timesteps: int = 0
     """Timesteps at the end of each rollout that no update learns from."""
+    actions: Literal["own", "any", "recorded"] = "own"
+    """Actions to learn from: the agent's `own`; `any`, so that the actions of a data set can take
+    their place, as `learn` reads no extras; or only `recorded` ones, of a data set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,6 +243,13 @@ class HasLastAction(Protocol):
 
     last_action: jax.Array
     """Actions `[B, ...]`, as `act` returned them."""
+
+
+def with_last_action(carry: Carry, action: jax.Array) -> Carry:
+    """Return the recurrent state after other actions `[B, ...]` than `act` chose."""
+    if not isinstance(carry, HasLastAction):
+        return carry
+    return dataclasses.replace(cast(Any, carry), last_action=action)
 
 
 def policy_params(agent: Agent, state: LearnerState) -> Params:

@@ -33,7 +33,8 @@ class Environment(Protocol):
     step ignores its action and restarts. `auto_reset` adds both kinds of restart to an
     environment that only marks the ends of episodes.
 
-    Optional features are protocols of their own: `Renderable`, `HasEvaluation`, `HasWorlds`.
+    Optional features are protocols of their own: `Renderable`, `HasEvaluation`, `HasActions`,
+    `HasWorlds`.
     """
 
     @property
@@ -135,6 +136,15 @@ class HasEvaluation(Protocol):
 
         For example whole games and unclipped rewards of Atari, or a later period of prices.
         """
+        ...
+
+
+@runtime_checkable
+class HasActions(Environment, HasEvaluation, Protocol):
+    """A device environment that replays a data set: its actions take the place of the agent's."""
+
+    def recorded_action(self, state: EnvState) -> jax.Array:
+        """Return the action that `step` takes in a state."""
         ...
 
 
@@ -248,6 +258,11 @@ def evaluation_environment(environment: Any) -> Any:
     if isinstance(environment, HasEvaluation):
         return environment.for_evaluation()
     return environment
+
+
+def acting_environment(environment: Any) -> Any:
+    """Return the environment to act in: in the place of a data set the one that it comes from."""
+    return environment.for_evaluation() if isinstance(environment, HasActions) else environment
 
 
 def call_environment(caller: str, function: Callable[[], T]) -> T:

@@ -7,19 +7,20 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, HasLastAction
+from podracer.agent import Agent, with_last_action
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import fetch, from_first_process, on_one_device
 from podracer.environment import (
     DescribesFaults,
     Environment,
     HostEnvironments,
+    acting_environment,
     call_environment,
     evaluation_environment,
     log_first_faults,
@@ -153,9 +154,7 @@ class ActingRule:
         explore_keys = episode_keys(key, Purpose.EXPLORE, indices, step)
         mask = action_mask(timestep.observation)
         action = epsilon_greedy(values, mask, explore_keys, jnp.float32(self.epsilon))
-        if isinstance(carry, HasLastAction):
-            carry = dataclasses.replace(cast(Any, carry), last_action=action)
-        return action, carry
+        return action, with_last_action(carry, action)
 
 
 def make_evaluator(
@@ -182,6 +181,7 @@ def make_evaluator(
     """
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)
+    env = acting_environment(env)
     if isinstance(env, HostEnvironments):
         return _host_evaluator(agent, env, rule, episodes, max_steps)
     return ProgramEvaluator(

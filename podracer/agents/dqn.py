@@ -109,6 +109,7 @@ class DQN(QLearningSettings):
             carry=agent.carry,
             actor_params=value_based.actor_params(self.epsilon),
             warmup=self.replay.warmup,
+            actions="any",
         )
 
 

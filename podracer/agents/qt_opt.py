@@ -72,6 +72,7 @@ class QTOpt(ContinuousSettings):
             learn=partial(learner.learn, agent.update),
             actor_params=agent.actor_params,
             warmup=self.replay.warmup,
+            actions="any",
         )
 
 

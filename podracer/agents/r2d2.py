@@ -111,6 +111,7 @@ class R2D2(QLearningSettings):
             unlearned_timesteps=recurrent.unlearned_timesteps(
                 agent.carry, self.unroll_length, context
             ),
+            actions="any",
         )
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,10 +185,17 @@ def _check_bounds(name: str, space: Continuous) -> None:
 
 
 def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any, Any]:
+    arrays = eqx.filter(environment, eqx.is_array)  # arguments, not to be printed
+
     def trace() -> tuple[Any, Any]:
-        function = getattr(environment, method)
-        # JAX would remember the trace of the method itself.
-        return jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
+        def call(arrays: Any, *args: Any) -> Any:
+            return getattr(eqx.combine(arrays, environment), method)(*args)
+
+        if not jax.tree.leaves(arrays):
+            function = getattr(environment, method)
+            # JAX would remember the trace of the method itself.
+            return jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
+        return jax.make_jaxpr(call, return_shape=True)(arrays, *args)
 
     try:
         with jax.checking_leaks():  # an environment that keeps its state on itself

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.cloning import Cloning
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
@@ -71,6 +72,17 @@ def cartpole_stacx() -> Experiment:
     return dataclasses.replace(
         cartpole_impala(),
         agent=Stacx(**V_TRACE),
+    )
+
+
+def cartpole_cloning() -> Experiment:
+    """Behavior cloning of CartPole's data: `environment="data:FILE.npz"`."""
+    return Experiment(
+        environment="cartpole",
+        agent=Cloning(),
+        driver=AnakinConfig(num_envs=128, rollout_length=4, updates_per_chunk=50),
+        frames=512_000,
+        evaluation_episodes=128,
     )
 
 

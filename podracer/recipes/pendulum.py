@@ -7,6 +7,7 @@ from typing import Any
 
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.iql import IQL
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.qt_opt import QTOpt
@@ -60,6 +61,20 @@ def pendulum_sac() -> Experiment:
         agent=SAC(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
         driver=AnakinConfig(num_envs=16, rollout_length=1, updates_per_chunk=100),
         frames=64_000,
+    )
+
+
+def pendulum_iql() -> Experiment:
+    """IQL from Pendulum's data: `environment="data:FILE.npz"`."""
+    return Experiment(
+        environment="pendulum",
+        agent=IQL(discount=0.97, network=TorsoNetwork(MLP((64, 64)), shared=False)),
+        driver=AnakinConfig(
+            num_envs=256,
+            rollout_length=1,
+            updates_per_chunk=500,
+        ),
+        frames=2_560_000,
     )
 
 

@@ -19,6 +19,7 @@ from podracer.environment import (
     HasPictures,
     HostEnvironments,
     Renderable,
+    acting_environment,
     evaluation_environment,
 )
 from podracer.envs.agents import AgentsAsRows
@@ -39,6 +40,7 @@ from podracer.types import Params, TimeStep
 def is_drawable(env: Environment | HostEnvironments) -> bool:
     """Return whether `record_frames` can draw an environment."""
     try:
+        env = acting_environment(env)
         _ = _host_drawer(env) if isinstance(env, HostEnvironments) else _device_drawer(env)
     except ConfigError:
         return False
@@ -66,7 +68,7 @@ def record_frames(
     `params` are those that act, `agent.actor_params(state)`. The episodes depend on `run_key`, such
     as `jax.random.key(0)`, and on `update`; `policy` and `epsilon` are as in `make_evaluator`.
     """
-    rule = ActingRule(policy, epsilon)
+    rule, env = ActingRule(policy, epsilon), acting_environment(env)
     rule.check(env.spec)
     if isinstance(env, HostEnvironments):
         return _host_frames(agent, env, rule, params, run_key, update, episodes, max_steps)

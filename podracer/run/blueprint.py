@@ -11,7 +11,7 @@ from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.checks import check_fields, check_jax_settings, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import Environment, HasActions, HostEnvironments
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
 from podracer.io.reading import LARGE_FILE, read_limited
@@ -32,7 +32,9 @@ def build_with(
     settings = over_run(experiment.agent, experiment.num_steps)
     data = settings.read(_content(settings)) if isinstance(settings, ReadsFile) else None
     context = Context(experiment.driver.rollout_length, data)
-    numbers = eqx.filter(env, eqx.is_inexact_array_like)
+    # All arrays of a data set, not to compile it into the program.
+    is_number = eqx.is_array if isinstance(env, HasActions) else eqx.is_inexact_array_like
+    numbers = eqx.filter(env, is_number)
     return Blueprint(settings, check_spec(env), context, numbers), env
 
 

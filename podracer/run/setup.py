@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from podracer.agent import Blueprint, check_policy, policy_params
+from podracer.agent import Agent, Blueprint, check_policy, policy_params
 from podracer.checks import check_environment, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
@@ -34,7 +34,7 @@ from podracer.drivers.common import (
     init_state,
 )
 from podracer.drivers.selection import Selection
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import Environment, HasActions, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.envs.host.shared import OneBatch, exists_once
@@ -162,6 +162,7 @@ def make_run_setup(
             "operations run one by one on one device for one agent: debug a single run with "
             "`devices=1`."
         )
+    _check_actions(experiment, blueprint.build(), env)
     devices = _find_devices(1 if debug else experiment.devices, saved_devices)
     if experiment.pods:
         program = _population(experiment, blueprint, env, devices)
@@ -200,6 +201,26 @@ def make_run_setup(
         evaluate=evaluate,
         continues_episodes=program.continues_episodes,
     )
+
+
+def _check_actions(experiment: Experiment, agent: Agent, env: Any) -> None:
+    """Raise `ConfigError` unless the agent can learn from the actions that it will see."""
+    if not isinstance(env, HasActions):
+        if agent.actions == "recorded":
+            raise ConfigError(
+                f"{agent.name} learns from a data set, and {env.spec.name} is none: take "
+                '`environment="data:FILE.npz"`.'
+            )
+        return
+    if agent.actions == "own":
+        raise ConfigError(
+            f"{agent.name} learns from its own actions, and not from a data set: take an agent "
+            "that learns from any, such as Cloning, IQL, DQN or SAC."
+        )
+    if not isinstance(experiment.driver, anakin.AnakinConfig):
+        raise ConfigError(
+            "nobody acts in a data set: take `driver=podracer.AnakinConfig()` to learn from it."
+        )
 
 
 def _anakin(
@@ -284,6 +305,8 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
             "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
         )
     env = _on_device(env)
+    if isinstance(env, HasActions):  # a data set, which the pods share
+        blueprint = dataclasses.replace(blueprint, environment=None)
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(blueprint, env, config, 1)
@@ -321,6 +344,8 @@ def _evaluator(
     experiment: Experiment, blueprint: Blueprint, env: Environment | HostEnvironments
 ) -> dict[str, Any]:
     """Return `evaluate` and `lower_evaluation` of a `Program`."""
+    if isinstance(env, HasActions) and not experiment.evaluations:
+        return {"evaluate": lambda state: None, "lower_evaluation": lambda state: lambda: None}
     agent = blueprint.build()
     play = make_evaluator(
         agent,

@@ -907,7 +907,7 @@ def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
     )
 
 
-@pytest.mark.parametrize("command", ["report", "rule", "play", "export"])
+@pytest.mark.parametrize("command", ["report", "rule", "play", "export", "record"])
 def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     before = (run / "config.json").read_bytes()
     code, text = outcome(command, run, "--out", run / "config.json")

@@ -18,7 +18,7 @@ FLOORS = (
     ("fields",),
     ("types", "means"),
     ("io", "reports.notebook"),
-    ("environment", "scores"),
+    ("environment", "scores", "dataset"),
     ("reports.console",),
     ("devices",),
     ("ops", "schedules"),

@@ -129,6 +129,7 @@ def build(
         distribution=agent.distribution if policy_outputs == 2 else None,
         warmup=settings.replay.warmup,
         unlearned_timesteps=unlearned_timesteps,
+        actions="any",
     )
 
 

@@ -1,0 +1,75 @@
+"""Behavior cloning: the policy of an actor-critic, fitted to the actions of a data set.
+
+It maximizes the likelihood of the actions, for any network and any actions: of recurrent networks
+over whole rollouts, from the state that the episode before them has led to. Network and optimizer
+are PPO's and A2C's, so that these can start from its weights; the value is not learned.
+Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavioural Cloning".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
+from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.optimizers import ScheduledOptimizer
+from podracer.agents.common.settings import ClippedSettings, GaussianSettings, build_optimizer
+from podracer.fields import bounded, static, struct
+from podracer.means import Mean, mean_of
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.ops.distributions import from_bounds
+from podracer.schedules import Schedule
+from podracer.types import Continuous, EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
+
+
+@struct
+class Cloning(ClippedSettings, GaussianSettings):
+    """Behavior cloning of discrete or continuous actions."""
+
+    learning_rate: Schedule = bounded(1e-3)
+    max_gradient_norm: float = bounded(0.5, low=1e-6)
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        std = self.state_dependent_std
+        network = actor_critic.build_network(self.network, spec, state_dependent_std=std)
+        agent = _Cloning(ActorCritic(network, spec.action), build_optimizer(self))
+        return Agent(
+            spec=spec,
+            init=agent.init,
+            act=agent.model.act,
+            learn=Fused(agent.loss, agent.optimizer.apply_gradients),
+            carry=network.carry,
+            distribution=agent.model.distribution,
+            actions="recorded",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cloning:
+    model: ActorCritic
+    optimizer: ScheduledOptimizer
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        return LearnerState(self.optimizer.init(self.model.network.init(key)))
+
+    def loss(
+        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
+    ) -> tuple[Mean, Metrics]:
+        """Return -E[log π(a|s)] over the valid actions, see `Fused.loss`."""
+        policy, _ = self.model.unroll(params, trajectory, reuse)
+        action, valid = trajectory.steps.action, trajectory.valid()
+        if isinstance(self.model.space, Continuous):
+            action = from_bounds(self.model.space, action)
+            error = jnp.sum((policy.mode() - action) ** 2, axis=-1)
+            fit = {"squared_error": mean_of(error, valid)}
+        else:
+            matches = (policy.mode() == action).reshape(*valid.shape, -1).all(axis=-1)
+            fit = {"accuracy": mean_of(matches, valid)}
+        total = mean_of(-policy.log_prob(action), valid)
+        return total, {"loss": total, "entropy": mean_of(policy.entropy(), valid), **fit}

@@ -1,0 +1,164 @@
+"""IQL: implicit Q-learning from a data set, without values of actions that it does not have.
+
+The value is an expectile of the critics' values of recorded actions, near the best one. The policy
+is fitted to the recorded actions, each weighted by the exponential of its advantage.
+Source: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv
+2110.06169). Three things differ from the authors' code. One step minimizes all three losses at the
+same parameters. No tanh squashes the mean of the policy. All parts have one learning rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agents.common import actor_critic, off_policy
+from podracer.agents.common.actor_critic import ActorCritic
+from podracer.agents.common.off_policy import Transition
+from podracer.agents.common.optimizers import (
+    CountedState,
+    Optimizer,
+    OptimizerBuilder,
+    ScheduledOptimizer,
+    count_frames,
+)
+from podracer.agents.common.settings import GaussianSettings, LearnerSettings
+from podracer.agents.continuous import models
+from podracer.agents.continuous.learning import Parts
+from podracer.agents.continuous.models import CriticNetworks
+from podracer.devices.reductions import global_grad
+from podracer.fields import bounded, static, struct
+from podracer.means import Mean, mean_of
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
+from podracer.ops.distributions import from_bounds
+from podracer.schedules import Schedule
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
+
+
+@struct
+class IQLState(CountedState):
+    """Learner state: the parameters are `Parts`, a policy with a value, and critics."""
+
+    target_params: tuple[Params, ...]  # critics alone
+
+
+@struct
+class IQL(LearnerSettings, GaussianSettings):
+    """Implicit Q-learning for continuous actions."""
+
+    learning_rate: Schedule = bounded(3e-4)
+    expectile: float = bounded(0.7, high=1.0)
+    """Expectile tau, in [0, 1], of the critics' values that the value is: 0.5 is their mean."""
+    inverse_temperature: float = bounded(3.0)
+    """Inverse temperature beta of the policy's weights; 0 is behavior cloning."""
+    max_weight: float = bounded(100.0, low=1e-6)
+    """Largest weight of an action in the policy's loss."""
+    target_update_rate: float = bounded(0.005, high=1.0)
+    """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
+    num_critics: int = static(default=2, low=1)
+    """Number of critics; targets use the smallest of their values."""
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP((256, 256)), shared=False))
+    """Network of the policy, of the value and of each critic, without their heads."""
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        critics = models.build_critics(self.network, spec, None)
+        network = actor_critic.build_network(
+            self.network, spec, state_dependent_std=self.state_dependent_std
+        )
+        model = ActorCritic(off_policy.require_feed_forward(network), spec.action)
+        optimizer = ScheduledOptimizer(self.optimizer.build(), self.learning_rate)
+        agent = _IQL(self, model, critics, optimizer)
+        return Agent(
+            spec=spec,
+            init=agent.init,
+            act=model.act,
+            learn=agent.learn,
+            actor_params=lambda state: state.shared.params.actor,
+            distribution=model.distribution,
+            actions="recorded",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _IQL:
+    settings: IQL
+    model: ActorCritic
+    critics: CriticNetworks
+    optimizer: ScheduledOptimizer
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        model_key, critics_key = jax.random.split(key)
+        critics = self.critics.init_critics(critics_key, self.settings.num_critics)
+        state = self.optimizer.init(Parts(self.model.network.init(model_key), critics))
+        target_params = jax.tree.map(jnp.copy, critics)
+        return LearnerState(IQLState(**vars(state), target_params=target_params))
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Take a step on the losses of all transitions, then move the target critics."""
+        learner: IQLState = state.shared
+        grads, metrics = global_grad(
+            self.loss, learner.params, learner.target_params, self.transition(trajectory), axis=axis
+        )
+        learner, norm = self.optimizer.step(learner, grads, self.optimizer.rate(learner.frames))
+        target_params = optax.incremental_update(
+            learner.params.critics, learner.target_params, self.settings.target_update_rate
+        )
+        learner = dataclasses.replace(learner, target_params=target_params)
+        learner = count_frames(learner, schedules.count_frames(trajectory, axis))
+        return LearnerState(learner), {**metrics, **norm}
+
+    def transition(self, trajectory: Trajectory) -> Transition:
+        """Return all transitions of a rollout, `[T B, ...]`, with actions in [-1, 1]."""
+        steps, timesteps = trajectory.steps, trajectory.timesteps()
+        following = jax.tree.map(lambda x: x[1:], timesteps)
+        transition = Transition(
+            timestep=steps.timestep,
+            action=from_bounds(self.critics.space, steps.action),
+            n_step_return=following.reward,
+            bootstrap_discount=self.settings.discount * following.discount,
+            next_timestep=following,
+            mask=trajectory.valid().astype(jnp.float32),
+            weight=jnp.ones_like(following.reward),
+        )
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transition)
+
+    def loss(
+        self, params: Parts, target_params: tuple[Params, ...], transition: Transition
+    ) -> tuple[Mean, Metrics]:
+        """Return the sum of the losses of value, critics and policy, equations 5, 6 and 7."""
+        settings, mask = self.settings, transition.mask
+        obs, next_obs = transition.timestep.observation, transition.next_timestep.observation
+        heads = outputs(self.model.network, params.actor, obs)
+        next_value = outputs(self.model.network, params.actor, next_obs)["value"]
+        q = jnp.min(self.critics.q_values(target_params, obs, transition.action), axis=0)
+        advantage = q - heads["value"][:, 0]
+
+        is_negative = (advantage < 0).astype(jnp.float32)
+        value_loss = mean_of(jnp.abs(settings.expectile - is_negative) * advantage**2, mask)
+        next_value = jax.lax.stop_gradient(next_value)
+        critic_loss, _ = self.critics.loss(params.critics, next_value[None], transition)
+        weight = jnp.exp(settings.inverse_temperature * jax.lax.stop_gradient(advantage))
+        weight = jnp.minimum(weight, settings.max_weight)
+        log_prob = self.model.policy(heads["policy"]).log_prob(transition.action)
+        policy_loss = mean_of(-weight * log_prob, mask)
+
+        total = value_loss.total + critic_loss.total + policy_loss.total
+        total = Mean(total, value_loss.share)
+        return total, {
+            "loss": total,
+            "value_loss": value_loss,
+            "critic_loss": critic_loss,
+            "policy_loss": policy_loss,
+            "q": mean_of(q, mask),
+            "advantage": mean_of(advantage, mask),
+        }

@@ -1,0 +1,272 @@
+"""Data sets: transitions of whole episodes as arrays, checked, and their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.errors import ConfigError
+from podracer.io.npz import DAMAGE
+from podracer.io.schema import leaves_by_path
+from podracer.types import (
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    MultiDiscrete,
+    PyTree,
+)
+
+_COLUMNS = ("action", "reward", "terminal", "timeout")
+# Names in files of D4RL, and in common files of Minari's arrays.
+_ALIASES = {
+    "observation": "observations",
+    "action": "actions",
+    "reward": "rewards",
+    "terminal": "terminals",
+    "timeout": "timeouts",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """N transitions of whole episodes, one after another; NumPy arrays `[N, ...]`.
+
+    `terminal` and `timeout` mark the last transition of each episode, and where both are set it is
+    a terminal. Raises `ConfigError` where arrays do not fit together, or have no finite numbers.
+    """
+
+    observation: PyTree
+    """Observations on which actions were chosen: an array, or a dictionary of arrays."""
+    action: np.ndarray
+    """Actions: integers from 0 on, `[N]` or `[N, n]`, or f32 `[N, n]` in the environment's
+    units."""
+    reward: np.ndarray
+    """Rewards for the actions, f32."""
+    terminal: np.ndarray
+    """Whether the action ended the episode, bool."""
+    timeout: np.ndarray
+    """Whether the episode was cut after the action, bool."""
+    final_observation: PyTree = None
+    """Observations `[K, ...]` after the K time-outs in their order; without them a time-out's
+    transition, whose value is unknown, is not learned from."""
+    environment: str = ""
+    """Name of the environment that they come from, if it has one."""
+
+    def __post_init__(self) -> None:
+        for name in ("terminal", "timeout"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), bool))
+        size = self.terminal.shape
+        if len(size) != 1 or not size[0] or self.timeout.shape != size:
+            raise ConfigError(
+                "terminal and timeout of the data set must be bool[N] with N of at least 1."
+            )
+        object.__setattr__(self, "timeout", self.timeout & ~self.terminal)
+        for name in ("observation", "action", "reward", "final_observation"):
+            array = jax.tree.map(_in_32_bits, getattr(self, name))
+            object.__setattr__(self, name, array)
+        _check_sizes(self)
+        for name, array in _arrays(self).items():
+            if array.dtype == object or not np.isfinite(array).all():
+                raise ConfigError(f"{name} of the data set has numbers that are not finite.")
+        if not (self.terminal[-1] or self.timeout[-1]):
+            raise ConfigError(
+                "the last transition of the data set ends no episode: set terminal or timeout "
+                "there, or leave the part of an episode out."
+            )
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Indices of the last transition of each episode, i64 `[E]`."""
+        return np.flatnonzero(self.terminal | self.timeout)
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Undiscounted returns of the episodes, f64 `[E]`."""
+        starts = np.concatenate([[0], self.ends[:-1] + 1])
+        return np.add.reduceat(self.reward.astype(np.float64), starts)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all arrays, in hexadecimal."""
+        sha = hashlib.sha256(self.environment.encode())
+        for name, array in _arrays(self).items():
+            sha.update(f"{name} {array.dtype} {array.shape}".encode())
+            sha.update(np.ascontiguousarray(array).data)
+        return sha.hexdigest()
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Return two data sets, with a share of the episodes, drawn with `seed`, and the others."""
+        count = len(self.ends)
+        size = round(fraction * count)
+        if not 0 < size < count:
+            raise ConfigError(
+                f"a share of {fraction} of {count} episodes leaves one part without any: take a "
+                "share in (0, 1), or more episodes."
+            )
+        selection = np.zeros(count, bool)
+        selection[np.random.default_rng(seed).permutation(count)[:size]] = True
+        return self._episodes(selection), self._episodes(~selection)
+
+    def _episodes(self, selection: np.ndarray) -> Dataset:
+        ends = self.ends
+        rows = np.repeat(selection, np.diff(ends, prepend=-1))
+        finals = selection[self.timeout[ends]]
+        parts = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return dataclasses.replace(
+            self,
+            observation=jax.tree.map(lambda x: x[rows], self.observation),
+            final_observation=jax.tree.map(lambda x: x[finals], self.final_observation),
+            **parts,
+        )
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Return the content of an `.npz` file, as `load` reads it."""
+        file = io.BytesIO()
+        arrays: dict[str, Any] = {"environment": np.asarray(self.environment), **_arrays(self)}
+        np.savez(file, **arrays)
+        return file.getvalue()
+
+    @staticmethod
+    def load(path: str | Path) -> Dataset:
+        """Return the data set in an `.npz` file, whose arrays have the names of the fields.
+
+        The arrays of a dictionary of observations are `observation.NAME`. D4RL's names are
+        understood, too: `observations`, `next_observations` and so on. Raises `ConfigError`.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (*DAMAGE, zipfile.LargeZipFile) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{path} is no data set in an .npz file: {reason}.") from error
+        for name, alias in _ALIASES.items():
+            if alias in arrays:
+                arrays.setdefault(name, arrays.pop(alias))
+        observation = _tree(arrays, "observation")
+        if missing := [name for name in _COLUMNS if name not in arrays]:
+            raise ConfigError(f"{path} is no data set: it has no array {missing[0]!r}.")
+        if observation is None:
+            raise ConfigError(f"{path} is no data set: it has no array 'observation'.")
+        final = _tree(arrays, "final_observation")
+        if final is None and "next_observations" in arrays:
+            cut = arrays["timeout"].astype(bool) & ~arrays["terminal"].astype(bool)
+            final = arrays["next_observations"][cut]
+        return Dataset(
+            observation=observation,
+            final_observation=final,
+            environment=str(arrays.get("environment", "")),
+            **{name: arrays[name] for name in _COLUMNS},
+        )
+
+    # --- environments -----------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Specification of an environment that the data set may come from, by its numbers alone."""
+        observation = jax.tree.map(lambda x: ArraySpec(x.shape[1:], x.dtype), self.observation)
+        action = self.action
+        if action.dtype.kind != "f":
+            sizes = np.max(action, axis=0) + 1
+            space = Discrete(int(sizes)) if action.ndim == 1 else MultiDiscrete(tuple(sizes))
+        else:
+            space = Continuous(tuple(action.min(axis=0)), tuple(action.max(axis=0)))
+        return EnvironmentSpec("data", observation, space)
+
+    def check(self, spec: EnvironmentSpec) -> None:
+        """Raise `ConfigError` unless an environment can have these transitions."""
+        parts = {"observation": (spec.observation, self.observation)}
+        if self.final_observation is not None:
+            parts["final_observation"] = (spec.observation, self.final_observation)
+        for name, (expected, arrays) in parts.items():
+            leaves, specs = leaves_by_path(arrays), leaves_by_path(expected)
+            if leaves.keys() != specs.keys():
+                has, needs = ("/".join(x) or "an array" for x in (leaves, specs))
+                raise ConfigError(f"{name} of the data set is {has}, not {needs} as {spec.name}'s.")
+            for path, leaf in specs.items():
+                _check_like(f"{name}{path}", leaves[path], leaf.shape, leaf.dtype, spec.name)
+        _check_actions(self.action, spec)
+
+
+def _in_32_bits(array: Any) -> np.ndarray:
+    """Return an array as JAX keeps it: no float or integer has 64 bits."""
+    array = np.asarray(array)
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32, copy=False)
+    return array.astype(np.int32) if array.dtype in (np.int64, np.uint32) else array
+
+
+def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
+    """Return all arrays by their names in a file."""
+    arrays = {name: getattr(dataset, name) for name in _COLUMNS}
+    for field in ("observation", "final_observation"):
+        tree = getattr(dataset, field)
+        leaves = {f".{k}": x for k, x in tree.items()} if isinstance(tree, dict) else {"": tree}
+        arrays |= {field + name: x for name, x in leaves.items() if x is not None}
+    return arrays
+
+
+def _tree(arrays: dict[str, np.ndarray], field: str) -> PyTree:
+    """Return an array or a dictionary of arrays, None if there is neither."""
+    parts = {
+        name.partition(".")[2]: x for name, x in arrays.items() if name.startswith(f"{field}.")
+    }
+    return parts or arrays.get(field)
+
+
+def _check_sizes(dataset: Dataset) -> None:
+    for name, array in _arrays(dataset).items():
+        is_final = name.startswith("final_observation")
+        expected = int(dataset.timeout.sum()) if is_final else len(dataset.terminal)
+        if array.shape[:1] != (expected,):
+            unit = "time-outs" if is_final else "transitions"
+            raise ConfigError(
+                f"{name} of the data set must lead with its {expected} {unit}, but its shape is "
+                f"{array.shape}."
+            )
+    if dataset.reward.ndim != 1 or dataset.action.ndim > 2:
+        raise ConfigError("of a data set, reward is [N], and action is [N] or [N, n].")
+
+
+def _check_like(
+    name: str, array: np.ndarray, shape: tuple[int, ...], dtype: Any, environment: str
+) -> None:
+    if array.shape[1:] != shape or array.dtype != dtype:
+        raise ConfigError(
+            f"{name} of the data set is {array.dtype}{list(array.shape[1:])}, but that of "
+            f"{environment} is {np.dtype(dtype)}{list(shape)}."
+        )
+
+
+def _check_actions(action: np.ndarray, spec: EnvironmentSpec) -> None:
+    space = spec.action
+    if isinstance(space, Continuous):
+        _check_like("action", action, (space.size,), np.float32, spec.name)
+        low, high = (np.asarray(x, np.float32) for x in (space.low, space.high))
+        is_invalid = (action < low) | (action > high)
+    else:
+        shape = (len(space.components),) if isinstance(space, MultiDiscrete) else ()
+        _check_like("action", action, shape, np.int32, spec.name)
+        is_invalid = (action < 0) | (action >= np.asarray(space.components).reshape(shape or ()))
+    if is_invalid.any():
+        row = int(np.argwhere(is_invalid)[0][0])
+        raise ConfigError(
+            f"action {row} of the data set, {action[row].tolist()}, is none of {spec.name}: "
+            f"actions lie in {_range_text(space)}."
+        )
+
+
+def _range_text(space: Any) -> str:
+    if isinstance(space, Continuous):
+        return f"{list(space.low)} to {list(space.high)}"
+    return f"0 to {[n - 1 for n in space.components]}"

@@ -1,0 +1,138 @@
+"""A data set as an environment: it replays episodes, whatever the agent does.
+
+An update learns from recorded transitions as from a rollout: under the same driver and with the
+same checkpoints. Evaluations are in the environment that the data come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.dataset import Dataset
+from podracer.environment import evaluation_environment
+from podracer.envs.catalog import imported_module, make
+from podracer.errors import ConfigError
+from podracer.fields import static, struct
+from podracer.io.paths import user_path
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
+
+
+@struct
+class Rows:
+    """Timesteps of episodes, one after another, with the final observations after time-outs."""
+
+    observation: PyTree
+    action: jax.Array
+    reward: jax.Array  # f32, for the action
+    terminal: jax.Array  # bool, the action ends the episode
+    last: jax.Array  # bool, the episode is cut here, and there is no action
+    starts: jax.Array  # i32 [E], the first timesteps of the episodes
+
+
+@struct
+class DataEnvironment:
+    """Device environment that replays a data set; its state is the index of a timestep.
+
+    A reset draws any timestep, and after an episode follows the beginning of another one, each as
+    likely as the others. So at every step all transitions are equally likely.
+    """
+
+    digest: str = static()
+    """SHA-256 of the data set."""
+    rows: Rows
+    environment: Any = static()
+    """Environment that the data set comes from, None if it is unknown."""
+    spec: EnvironmentSpec = static()
+    source: str = static(default="")
+    """Name of the environment, if it has one."""
+
+    def for_evaluation(self) -> Any:
+        """Return the environment to evaluate in. Raises `ConfigError` if it is unknown."""
+        if self.environment is None:
+            raise ConfigError(
+                "the data set names no environment to evaluate in: take `evaluations=0`, or "
+                "`data:FILE,environment=NAME`."
+            )
+        return evaluation_environment(self.environment)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, TimeStep]:
+        row = jax.random.randint(key, (), 0, len(self.rows.last))
+        row -= self.rows.last[row]  # to the last action of the episode
+        return row, self._timestep(row, jnp.float32(0), jnp.float32(1), jnp.bool_(True))
+
+    def step(self, key: jax.Array, state: jax.Array, action: Any) -> tuple[jax.Array, TimeStep]:
+        rows = self.rows
+        starts = rows.terminal[state] | rows.last[state]
+        episode = jax.random.randint(key, (), 0, len(rows.starts))
+        row = jnp.where(starts, rows.starts[episode], state + 1)
+        discount = 1.0 - rows.terminal[state].astype(jnp.float32)
+        return row, self._timestep(row, rows.reward[state], discount, starts)
+
+    def recorded_action(self, state: jax.Array) -> jax.Array:
+        """Return the action that the data set has for a timestep."""
+        return self.rows.action[state]
+
+    def _timestep(
+        self, row: jax.Array, reward: jax.Array, discount: jax.Array, first: jax.Array
+    ) -> TimeStep:
+        observation = jax.tree.map(lambda x: x[row], self.rows.observation)
+        return TimeStep(observation, reward, discount, first, self.rows.last[row])
+
+
+def data(name: str, environment: str | None = None) -> DataEnvironment:
+    """Return the environment that replays the data set in a file.
+
+    `environment` names the one that it comes from, by default as the file does.
+    """
+    dataset = Dataset.load(user_path(name))
+    if environment is None and (module := imported_module(dataset.environment)):
+        raise ConfigError(
+            f"{name} comes from {dataset.environment!r}, which imports the module {module!r}, and "
+            f"a file does not decide that: add `,environment={dataset.environment}`."
+        )
+    source = environment or dataset.environment
+    replayed = replay(dataset, make(source) if source else None)
+    return dataclasses.replace(replayed, source=source)
+
+
+def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
+    """Return the environment that replays a data set from another environment, if it is known.
+
+    Raises `ConfigError` where the transitions cannot be of that environment.
+    """
+    spec = dataset.spec if environment is None else environment.spec
+    dataset.check(spec)
+    return DataEnvironment(
+        digest=dataset.digest, rows=_rows(dataset), environment=environment, spec=spec
+    )
+
+
+def _rows(dataset: Dataset) -> Rows:
+    timeout, final = dataset.timeout, dataset.final_observation
+    last, places = timeout, np.flatnonzero(timeout) + 1
+    if final is not None:  # it follows the transition
+        last = np.insert(np.zeros_like(timeout), places, True)
+
+    def with_final(array: np.ndarray, values: Any = 0) -> np.ndarray:
+        return array if final is None else np.insert(array, places, values, axis=0)
+
+    observation = dataset.observation
+    if final is not None:
+        observation = jax.tree.map(with_final, observation, final)
+    terminal = with_final(dataset.terminal, False)
+    ends = terminal | last
+    starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
+    starts = starts[~last[starts]]  # an episode without a transition that can be learned from
+    if not len(starts):
+        raise ConfigError(
+            "each episode of the data set is one transition up to a time-out whose next "
+            "observation is unknown: give final_observation."
+        )
+    reward = np.where(last, np.float32(0), with_final(dataset.reward))
+    columns = (observation, with_final(dataset.action), reward, terminal, last)
+    return Rows(*jax.tree.map(jnp.asarray, (*columns, starts.astype(np.int32))))

@@ -1,0 +1,198 @@
+"""Behavior cloning: its gradient, runs on a data set, and agents that go on from its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from on_policy import CONTINUOUS
+from walk import BOX, WALK, Walk, begin, built, close, gradient, learn, network, slow
+
+import podracer
+from podracer.agents.cloning import Cloning
+from podracer.agents.ppo import PPO
+from podracer.config.experiment import Experiment
+from podracer.dataset import Dataset
+from podracer.drivers.anakin import AnakinConfig
+from podracer.errors import ConfigError
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.distributions import from_bounds
+
+SEVERAL = podracer.auto_reset(Walk(podracer.MultiDiscrete((2, 3))))
+
+
+@pytest.mark.parametrize(
+    ("env", "memory"), [(WALK, "gru"), (CONTINUOUS, "none"), slow(WALK, "none")]
+)
+def test_the_gradient_is_that_of_the_likelihood_of_each_action(env, memory):
+    """Slowly: one timestep after another, the actions that are valid one by one."""
+    agent = built(Cloning(network=network(memory), max_gradient_norm=1e9), env)
+    state, trajectory = begin(agent, env)
+
+    def negative_log_likelihood(params):
+        total, carry = 0.0, trajectory.carry
+        for t in range(len(trajectory.valid())):
+            step = jax.tree.map(lambda x, t=t: x[t], trajectory.steps)
+            policy, carry = agent.distribution(params, carry, step.timestep)
+            action = step.action if env is WALK else from_bounds(BOX, step.action)
+            total -= jnp.sum(policy.log_prob(action) * ~step.timestep.last)
+        return total / trajectory.valid().sum()
+
+    assert not trajectory.valid().all()
+    expected = jax.grad(negative_log_likelihood)(state.shared.params)
+    new_state, metrics = learn(agent, state, trajectory)
+    close(gradient(new_state), expected)
+    close(metrics["loss"], negative_log_likelihood(state.shared.params))
+
+
+def test_metrics_tell_how_well_several_actions_are_matched():
+    """All components of an action must match."""
+    agent = built(Cloning(network=network()), SEVERAL)
+    state, trajectory = begin(agent, SEVERAL)
+    policy = jax.vmap(lambda x: agent.distribution(state.shared.params, (), x)[0])(
+        trajectory.steps.timestep
+    )
+    matches = (policy.mode() == trajectory.steps.action).all(axis=-1)
+    _, metrics = learn(agent, state, trajectory)
+    close(metrics["accuracy"], matches[trajectory.valid()].mean())
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+NETWORK = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
+STEPS = 16 * 8
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="cartpole",
+    agent=Cloning(network=NETWORK),
+    driver=AnakinConfig(16, 8, 2, fused=True),
+    frames=6 * STEPS,
+    evaluations=1,
+    evaluation_episodes=8,
+    devices=1,
+)
+
+
+def teacher(num_envs: int = 16, length: int = 200) -> Dataset:
+    """Episodes of a rule of thumb: push towards the side that the pole falls to."""
+    env = podracer.make("cartpole")
+
+    def step(loop, key):
+        state, timestep = loop
+        action = (timestep.observation @ jnp.asarray([0.1, 0.3, 1.0, 1.0]) > 0).astype(jnp.int32)
+        state, after = jax.vmap(env.step)(jax.random.split(key, num_envs), state, action)
+        return (state, after), (timestep.observation, action, after.reward, after.discount == 0)
+
+    start = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), num_envs))
+    (_, final), columns = jax.lax.scan(step, start, jax.random.split(jax.random.key(1), length))
+    # An episode of each row, cut after so many steps.
+    columns = [np.asarray(x).swapaxes(0, 1) for x in columns]
+    observation, action, reward, terminal = (x.reshape(-1, *x.shape[2:]) for x in columns)
+    timeout = np.zeros((num_envs, length), bool)
+    timeout[:, -1] = True
+    cut = ~columns[3][:, -1]
+    return Dataset(
+        observation=observation,
+        action=action,
+        reward=reward,
+        terminal=terminal,
+        timeout=timeout.reshape(-1),
+        final_observation=np.asarray(final.observation)[cut],
+        environment="cartpole",
+    )
+
+
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "teacher.npz"
+    path.write_bytes(teacher().encode())
+    return path
+
+
+def fingerprint(run):
+    return stored_fingerprint(run)[1]
+
+
+def test_a_run_on_a_data_set_is_resumed_exactly(data_file, tmp_path):
+    experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{data_file}")
+    whole = podracer.train(experiment, run_dir=tmp_path / "whole")
+    assert whole.evaluation is not None
+    assert (whole.evaluation.lengths == whole.evaluation.returns).all()  # it was in CartPole
+    podracer.train(experiment, run_dir=tmp_path / "cut", frames=4 * STEPS)
+    podracer.train(experiment, run_dir=tmp_path / "cut", resume=True)
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+
+    data = Dataset.load(data_file)
+    changed = tmp_path / "changed.npz"
+    changed.write_bytes(data.encode())
+    experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{changed}", evaluations=0)
+    podracer.train(experiment, run_dir=tmp_path / "run", frames=2 * STEPS)
+    changed.write_bytes(dataclasses.replace(data, action=1 - data.action).encode())
+    with pytest.raises(ConfigError, match="another environment, and digest"):
+        podracer.train(experiment, run_dir=tmp_path / "run", resume=True)
+
+
+def test_devices_share_the_batch(data_file):
+    """A population learns from the data set, too."""
+    states = []
+    for devices in (1, 2):
+        experiment = dataclasses.replace(
+            EXPERIMENT, environment=f"data:{data_file}", evaluations=0, devices=devices
+        )
+        states.append(podracer.train(experiment).state.shared.params)
+    close(*jax.device_get(states), atol=1e-4)
+
+
+def test_who_does_not_fit_to_a_data_set_is_refused(data_file):
+    data = f"data:{data_file}"
+    for fields, message in (
+        ({}, 'Cloning learns from a data set, and cartpole is none: take `environment="data:'),
+        ({"agent": PPO(), "environment": data}, "PPO learns from its own actions, and not from a"),
+        (
+            {"driver": podracer.SebulbaConfig(16, 8), "environment": data},
+            "nobody acts in a data set: take `driver=podracer.AnakinConfig",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            podracer.train(dataclasses.replace(EXPERIMENT, **fields))
+
+
+def test_a_data_set_without_an_environment_trains_without_evaluations(data_file, tmp_path):
+    path = tmp_path / "data.npz"
+    path.write_bytes(dataclasses.replace(Dataset.load(data_file), environment="").encode())
+    experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{path}")
+    with pytest.raises(ConfigError, match="names no environment to evaluate in: take `evalu"):
+        podracer.train(experiment)
+    result = podracer.train(experiment, evaluations=0, run_dir=tmp_path / "run")
+    policy = podracer.load_policy(result.run_dir)
+    assert policy(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_ppo_goes_on_from_a_clone(data_file, tmp_path):
+    """Its network and its optimizer are the clone's; the statistics of frames begin anew."""
+    network = TorsoNetwork(MLP((16,)), shared=False)
+    clone = podracer.train(
+        EXPERIMENT,
+        agent=Cloning(network=network),
+        environment=f"data:{data_file}",
+        run_dir=tmp_path / "clone",
+    )
+    experiment = dataclasses.replace(
+        EXPERIMENT,
+        agent=PPO(network=network, learning_rate=0.0, num_epochs=1),
+        driver=AnakinConfig(16, 8, 2),
+        frames=STEPS,
+    )
+    ppo = podracer.train(experiment, weights=tmp_path / "clone", run_dir=tmp_path / "ppo")
+    close(*(jax.device_get(x.state.shared.params) for x in (ppo, clone)), atol=0)
+
+
+@pytest.mark.slow
+def test_it_learns_to_act_as_its_teacher(data_file):
+    result = podracer.train("cartpole_cloning", environment=f"data:{data_file}", frames=256_000)
+    assert result.evaluation.returns.mean() > 400
+    assert result.metrics["accuracy"] > 0.95
