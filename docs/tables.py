@@ -160,7 +160,8 @@ Environments of your own need no name: [add an environment](add-an-environment.m
 def words_of(flag, value):
     """The words of a command that set a flag to a value."""
     if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
+        path, _, name = flag.rpartition(".")
+        return [f"--{flag}" if value else f"--{path}{'.' * bool(path)}no-{name}"]
     if isinstance(value, tuple):
         return [" ".join([f"--{flag}", *map(str, value)])]
     return [f"--{flag} {format_schedule(value) if isinstance(value, Linear) else value}"]
