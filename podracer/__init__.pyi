@@ -1,4 +1,4 @@
-# The names of `podracer`, 51 at most; `__init__.py` reads from here where each of them comes from.
+# The names of `podracer`, 50 at most; `__init__.py` reads from here where each of them comes from.
 # All others are in the modules that docs/api lists.
 
 __version__: str
@@ -37,7 +37,6 @@ from podracer.networks import Head as Head
 from podracer.networks import Network as Network
 from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.policy import Policy as Policy
-from podracer.reports.recording import record_frames as record_frames
 from podracer.run.environment_check import check_environment as check_environment
 from podracer.run.loading import load as load
 from podracer.run.loading import load_policy as load_policy

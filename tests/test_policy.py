@@ -76,8 +76,9 @@ def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
 
 
 SAMPLING = (
-    "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-multidiscrete", "sac",
-    "sac-gru", "crossq", "simbav2", "lpg_student", "disco", "disco-gru",
+    "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-gtrxl",
+    "ppo-multidiscrete", "sac", "sac-gru", "crossq", "simbav2", "lpg_student", "disco",
+    "disco-gru",
 )  # fmt: skip
 
 

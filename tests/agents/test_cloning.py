@@ -136,6 +136,7 @@ def test_a_run_on_a_data_set_is_resumed_exactly(data_file, tmp_path):
         podracer.train(experiment, run_dir=tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_devices_share_the_batch(data_file):
     """A population learns from the data set, too."""
     states = []
@@ -172,6 +173,7 @@ def test_a_data_set_without_an_environment_trains_without_evaluations(data_file,
     assert policy(np.zeros(4, np.float32)) in (0, 1)
 
 
+@pytest.mark.slow
 def test_ppo_goes_on_from_a_clone(data_file, tmp_path):
     """Its network and its optimizer are the clone's; the statistics of frames begin anew."""
     network = TorsoNetwork(MLP((16,)), shared=False)

@@ -153,6 +153,7 @@ def swings(episodes: int = 16) -> Dataset:
     )
 
 
+@pytest.mark.slow
 def test_a_run_on_two_devices_is_resumed_exactly_and_learns_what_one_does(tmp_path):
     (tmp_path / "data.npz").write_bytes(swings().encode())
     experiment = Experiment(

@@ -96,7 +96,7 @@ def unknown(words: list[str], allowed: set[str]) -> set[str]:
     """The flags among the words that are neither allowed nor another program's."""
     names = (word.partition("=")[0] for word in words if word.startswith("--"))
     own = {name for name in names if not name.startswith(FOREIGN)}
-    return {flag for flag in own if not {flag, flag.replace("--no-", "--")} & allowed}
+    return {flag for flag in own if not {flag, re.sub(r"(^--|\.)no-", r"\1", flag)} & allowed}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_id)

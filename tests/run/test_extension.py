@@ -23,6 +23,7 @@ from podracer.config.serialization import from_json, to_json
 from podracer.fields import NO_FLAG, check_ranges
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
+from podracer.reports.recording import record_frames
 from podracer.reports.run import write_report
 
 PACKAGE = '''
@@ -409,11 +410,11 @@ def test_frames_of_any_agent_can_be_recorded_from_python():
     env = podracer.make("catch")
     agent = podracer.A2C().build(env.spec)
     params = agent.actor_params(agent.init(jax.random.key(0), 1))
-    frames, returns = podracer.record_frames(agent, env, params, jax.random.key(1))
+    frames, returns = record_frames(agent, env, params, jax.random.key(1))
     assert (frames.dtype, frames.shape[0], frames.shape[-1]) == (np.uint8, 27, 3)
     assert len(returns) == 3
     assert set(returns) <= {-1.0, 1.0}
-    short, returns = podracer.record_frames(
+    short, returns = record_frames(
         agent, env, params, jax.random.key(1), episodes=9, max_steps=12, policy="sampled"
     )
     assert (len(short), len(returns)) == (12, 1)

@@ -298,6 +298,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_script(tmp_path):
     """A real Ctrl-C: `finally` runs, the second seed never begins, and nothing is printed else."""
     script = tmp_path / "script.py"

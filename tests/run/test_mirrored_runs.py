@@ -137,6 +137,7 @@ def test_a_package_that_is_missing_is_named(address, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_ends_as_it_would_where_its_store_is_gone(address, tmp_path, monkeypatch, caplog):
     """Gone in the middle: the run's directory of copies becomes a file."""
     hurry(monkeypatch, 30.0)

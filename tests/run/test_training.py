@@ -292,6 +292,7 @@ def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monke
     assert saves == [(10, 10), (40, 40)]
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)

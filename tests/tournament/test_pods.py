@@ -212,6 +212,7 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
 
 
+@pytest.mark.slow
 def test_a_pod_that_returns_to_an_older_entry_does_not_repeat_its_next_round(tmp_path):
     tournament = dataclasses.replace(TOURNAMENT, selection=selection.Uniform(), pods=1, rounds=4)
     entries = play(tmp_path, tournament)
