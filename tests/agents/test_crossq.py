@@ -336,6 +336,7 @@ def test_weights_return_to_the_unit_sphere():
     assert any((norm < 0.999).any() for norm in norms(new.shared.target_params))
 
 
+@pytest.mark.slow
 def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
     """The discounted sums of an environment's rewards, across rollouts, and none past an end."""
     agent, env = agent_and_env("simbav2", discount=0.9)

@@ -42,6 +42,7 @@ def run(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_written_project_pass(project):
     assert "4 passed" in run("pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 

@@ -238,6 +238,7 @@ def test_a_kill_leaves_the_old_or_the_new_model(
 
 
 @pytest.mark.parametrize("gone", ["", "manifest.json"])
+@pytest.mark.slow
 def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
     gone: str,
     pair: tuple[Path, Path],
@@ -261,6 +262,7 @@ def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
     assert promote(models, pair[1]).model == "000001"
 
 
+@pytest.mark.slow
 def test_what_is_no_longer_what_it_was(pair: tuple[Path, Path], tmp_path: Path) -> None:
     for run in pair:
         promote(tmp_path, run)
@@ -283,6 +285,7 @@ def test_what_is_no_longer_what_it_was(pair: tuple[Path, Path], tmp_path: Path) 
         current_model(tmp_path)
 
 
+@pytest.mark.slow
 def test_nobody_reads_a_model_that_was_exchanged(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
