@@ -263,6 +263,7 @@ def test_a_store_that_is_gone_costs_nothing_but_the_copy(
     with Run(run, address):  # still gone: a resumed run goes on
         pass
     store.fault = normal
+    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 30.0)
     with Run(run, address):
         pass
     assert files_of(tmp_path / "store") == files_of(run)
