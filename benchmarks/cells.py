@@ -140,6 +140,12 @@ _FREEWAY_REMARK = (
 )
 
 
+_DQN_REMARK = (
+    "The fully connected network holds DQN back. With MinAtar's convolution (`--torso cnn "
+    "--channels 16 --kernels 3 --strides 1 --hidden 128`) it is at 21.7 after 1 M frames, and "
+    "without it at 2.7: two seeds, 100 and 101, 64 episodes, all else equal. PQN has the "
+    "convolution."
+)
 _RAINBOW_REMARKS = {
     "Breakout": _RAINBOW_REMARK,
     "Freeway": _FREEWAY_REMARK,
@@ -154,11 +160,12 @@ def _minatar(game: str) -> list[Cell]:
     peers = ("rejax/ppo", "purejaxrl/ppo")
     note = _BREAKOUT_REMARK if game == "Breakout" else ""
     remark = _RAINBOW_REMARKS.get(game, "")
+    dqn_remark = _DQN_REMARK if game == "Asterix" else ""
     rainbow = f"breakout_rainbow {short}{_RAINBOW_FLAGS[game]}"
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers, note),
         Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 38),
-        Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 8, ("purejaxrl/dqn",)),
+        Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 8, ("purejaxrl/dqn",), dqn_remark),
         Cell(REPLAY, task, "rainbow", rainbow, 5, 40, ("podracer/dqn",), remark),
         Cell(REPLAY, task, "pqn", f"breakout_pqn {short} {PQN_EPSILON}", 10, 21, ("podracer/dqn",)),
     ]
