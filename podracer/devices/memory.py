@@ -42,7 +42,7 @@ def free_host_bytes() -> int | None:
 
 
 def used_bytes() -> int:
-    """Return the memory of this process in bytes, at most so far where the system says no more."""
+    """Return the resident memory of this process in bytes; its maximum where no more is known."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

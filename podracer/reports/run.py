@@ -61,8 +61,8 @@ LEARNING = (
 )
 MACHINE = (
     Panel("Cores that process 0 keeps busy", "machine_cores"),
-    Panel("Its memory in bytes", "machine_memory"),
-    Panel("Memory of its fullest device in bytes", "machine_device_memory"),
+    Panel("Memory of process 0 in bytes", "machine_memory"),
+    Panel("Memory of the fullest device of process 0 in bytes", "machine_device_memory"),
 )
 
 

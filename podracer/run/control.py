@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from podracer.config.experiment import Experiment, replace_fields
 from podracer.config.field_types import check_types
 from podracer.devices.mesh import gather_texts
 from podracer.drivers.anakin import AnakinConfig
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import Environment, HasActions, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.io.differences import leaves
 from podracer.run.errors import tag_component
@@ -82,7 +83,7 @@ class Controller:
             return None if changes is None else self._change(changes)
 
     def restore(self, changes: Mapping[str, Any]) -> Blueprint | None:
-        """Change what a checkpoint says."""
+        """Restore the changes that a checkpoint holds; return the blueprint with them, if any."""
         if not changes:
             return None
         if self._control is None:
@@ -131,25 +132,27 @@ def changed_blueprint(
 
     Raises `ConfigError` for a field that is unknown, out of range, or compiled into a program.
     """
-    numbers = blueprint.environment
+    new = blueprint
     if part := changes.get("environment"):
-        numbers = _numbers(experiment, env, part)
-    settings = blueprint.settings
+        numbers = jax.tree.map(_like, new.environment, _numbers(experiment, env, part))
+        new = dataclasses.replace(new, environment=numbers)
     if part := changes.get("agent"):
         changed = experiment.with_fields({"agent": part})
         check_types(changed)
         changed.check()
         settings = over_run(changed.agent, changed.num_steps)
-    new = Blueprint(settings, blueprint.spec, blueprint.context, numbers)
-    if jax.tree.structure(new.settings) != jax.tree.structure(blueprint.settings):
-        raise _fixed(experiment.agent, "agent", changes["agent"])
-    if not isinstance(experiment.driver, AnakinConfig):
-        _check_actors(blueprint, new)
-    return jax.tree.map(_like, blueprint, new)
+        if jax.tree.structure(settings) != jax.tree.structure(blueprint.settings):
+            raise _fixed(experiment.agent, "agent", part)
+        new = dataclasses.replace(new, settings=jax.tree.map(_like, blueprint.settings, settings))
+        if not isinstance(experiment.driver, AnakinConfig):
+            _check_actors(blueprint, new)
+    return new
 
 
 def _numbers(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any:
     """Return the environment with its numbers alone, and other values of some fields."""
+    if isinstance(env, HasActions):
+        raise ConfigError("control cannot change a data set: leave `environment` out.")
     if not isinstance(experiment.driver, AnakinConfig):
         raise ConfigError(
             "control changes numbers of an environment under Anakin alone: take "

@@ -198,3 +198,19 @@ def test_fields_of_an_environment_that_is_no_pytree_are_refused():
     experiment = dataclasses.replace(EXPERIMENT, environment=Plain())
     with pytest.raises(ConfigError, match=r"declare the class by `podracer\.struct`"):
         changed_blueprint(experiment, *build(experiment), {"environment": {"center": 1.0}})
+
+
+def test_a_data_set_cannot_change_and_is_not_copied(tmp_path):
+    file = tmp_path / "data.npz"
+    ends = np.arange(8) == 7
+    columns = {"observation": np.zeros((8, 4)), "action": np.zeros(8, int), "reward": np.ones(8)}
+    data = podracer.Dataset(
+        **columns, terminal=ends, timeout=np.zeros(8, bool), environment="cartpole"
+    )
+    file.write_bytes(data.encode())
+    experiment = recipes.find("cartpole_cloning").with_fields({"environment": f"data:{file}"})
+    blueprint, env = build(experiment)
+    new = changed_blueprint(experiment, blueprint, env, {"agent": {"learning_rate": 1e-4}})
+    assert new.environment is blueprint.environment
+    with pytest.raises(ConfigError, match="control cannot change a data set"):
+        changed_blueprint(experiment, blueprint, env, {"environment": {"source": "catch"}})
