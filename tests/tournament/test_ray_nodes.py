@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray"),
     pytest.mark.slow,
     pytest.mark.timeout(3600),
+    pytest.mark.filterwarnings("ignore:os.fork"),  # Ray starts a node by a fork that execs at once
 ]
 PODS, ROUNDS = 4, 3
 BEST = 0.5  # the score of all pods; a node of other code gives ten times as much
