@@ -43,7 +43,6 @@ from podracer.io.text import mode_of
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,
-    Absent,
     Capacity,
     Entry,
     Event,
@@ -228,7 +227,7 @@ class Leaderboard:
         token = self.state.events
         parts = tuple(parents), hyperparameters, experiment, tuple(opponents), tuple(training)
         event = Started(pod, round, token, *parts)
-        self._record(event)
+        self.record(event)
         attempt = self.state.pods[pod].attempt
         assert attempt is not None
         return attempt
@@ -245,23 +244,19 @@ class Leaderboard:
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
         reason = reason or _unplayed(pod_state, report) or self._misplaced(report.checkpoint)
         if reason:
-            self._record(Rejected(report.pod, report.round, report.token, reason))
+            self.record(Rejected(report.pod, report.round, report.token, reason))
             return reason
-        self._record(report)
+        self.record(report)
         return None
 
     def fail(self, failure: Failed) -> str | None:
         """End an attempt without a report. Returns as `submit` does."""
         reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
         if reason:
-            self._record(Rejected(failure.pod, failure.round, failure.token, reason))
+            self.record(Rejected(failure.pod, failure.round, failure.token, reason))
         else:
-            self._record(failure)
+            self.record(failure)
         return reason
-
-    def record(self, event: Stopped | Absent | Capacity) -> None:
-        """Append an event that needs no check."""
-        self._record(event)
 
     def release(self, pod: int) -> None:
         """Let a quarantined pod start again. Raises `ConfigError` if it is none, or cannot."""
@@ -276,19 +271,14 @@ class Leaderboard:
                     f"pod {pod} cannot be released: the checkpoint of {entry.id}, which it "
                     "continues, is gone, as earlier versions deleted it with the quarantine."
                 )
-        self._record(Released(pod))
-
-    def unreferenced_checkpoints(self) -> tuple[str, ...]:
-        """Return the checkpoints of entries that no pod can start from any more."""
-        return tuple(sorted(self._unreferenced))
+        self.record(Released(pod))
 
     def collect_garbage(self) -> tuple[str, ...]:
-        """Delete the `unreferenced_checkpoints` and return those that are deleted.
+        """Delete the checkpoints that no pod can start from any more; return those that are gone.
 
-        Those of a `snapshot` stay.
-        Other checkpoints of a round, from before the one of its entry, go with the first call.
-        They can never be referenced again, so an interrupted deletion is harmless and the next call
-        completes it.
+        Those of a `snapshot` stay. Other checkpoints of a round, from before the one of its entry,
+        go with the first call. They can never be referenced again, so an interrupted deletion is
+        harmless and the next call completes it.
         """
         with self._lock:
             names = sorted(self._unreferenced - self._copied)
@@ -324,23 +314,22 @@ class Leaderboard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _record(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
+        """Append an event that needs no check."""
         with self._lock:
-            self._apply(event)
+            # The written event is applied, so a replay cannot differ.
+            old_state, self.state = self.state, apply_event(self.state, self.append(event))
+            self._follow(event, old_state)
 
-    def _apply(self, event: Event) -> None:
-        # The written event is applied, so a replay cannot differ.
-        old_state, self.state = self.state, apply_event(self.state, self.append(event))
+    def _follow(self, event: Event, old_state: TournamentState) -> None:
+        """Update what is kept beside the state, and the index."""
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         if entry is not None:
             bisect.insort(self._checkpoints, entry.checkpoint)
             self._with_others.add(entry.checkpoint)
         if not isinstance(event, Header | Capacity):
-            pods = (
-                old_state.pods.get(event.pod, PodState()),
-                self.state.pods.get(event.pod, PodState()),
-            )
-            self._count_references(*pods, entry)
+            states = (old_state, self.state)
+            self._count_references(*(x.pods.get(event.pod, PodState()) for x in states), entry)
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
             self._index.add(new, self.state.events, self._checksum, ratings)
