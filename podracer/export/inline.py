@@ -13,6 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
+from podracer.export.composites import COMPOSITES
+
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
@@ -23,8 +25,8 @@ _THREEFRY = jax.extend.random.threefry_prng_impl
 class Inliner:
     """Evaluator of traced functions that may itself be traced, into a simpler function.
 
-    With `keys_as_words` random keys become their uint32 words `[..., 2]`, and what is drawn from
-    them arithmetic of these, for formats that have no random numbers.
+    With `keys_as_words` random keys become their uint32 words `[..., 2]`, what is drawn from them
+    arithmetic of these, and `COMPOSITES` simpler operations, for formats that have none of them.
     """
 
     def __init__(self, *, keys_as_words: bool = False):
@@ -71,6 +73,9 @@ class Inliner:
             return [_slice(inputs[0], inputs[1:], params["slice_sizes"])]
         if self.keys_as_words and (name == "random_wrap" or _takes_keys(equation)):
             return self._draw(equation, inputs)
+        if self.keys_as_words and name in COMPOSITES:
+            composite = partial(COMPOSITES[name], **params)
+            return self(jax.make_jaxpr(composite)(*inputs), inputs)
         if name == "argmax":
             self.argmax_inputs.append(inputs[0])
         self.has_loop |= name in ("scan", "while")

@@ -328,8 +328,8 @@ class Leaderboard:
             bisect.insort(self._checkpoints, entry.checkpoint)
             self._with_others.add(entry.checkpoint)
         if not isinstance(event, Header | Capacity):
-            states = (old_state, self.state)
-            self._count_references(*(x.pods.get(event.pod, PodState()) for x in states), entry)
+            old, new = (x.pods.get(event.pod, PodState()) for x in (old_state, self.state))
+            self._count_references(old, new, entry)
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
             self._index.add(new, self.state.events, self._checksum, ratings)
