@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import platform
 import sys
 import threading
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import podracer
+from podracer.io.code import package_versions
 from podracer.io.run_directory import write_json
 from podracer.io.text import REDACTED, is_named_secret, print_stderr, redact
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
-_PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
 
 
 def write_crash(
@@ -48,7 +47,12 @@ def write_crash(
         **facts,
     }
     try:
-        facts = _redacted(crash) | {"versions": _versions()}
+        versions = {
+            "podracer": podracer.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        }
+        facts = _redacted(crash) | {"versions": versions | package_versions()}
         write_json(Path(directory) / CRASH, facts, mode=0o600)
     except OSError as failure:
         print_stderr(f"{CRASH} could not be written: {failure}")
@@ -66,18 +70,6 @@ def _thread_stacks() -> dict[str, str]:
         f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {
-        "podracer": podracer.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
 
 
 def _redacted(value: Any) -> Any:

@@ -188,11 +188,11 @@ class Cluster:
 
     def _await(self, token: int, attempt: RayAttempt, reference: Any) -> None:
         """Have `poll` follow the attempt when the reference is ready, at no cost until then."""
-        put = functools.partial(self._put, token, attempt)
-        reference.future().add_done_callback(put)
 
-    def _put(self, token: int, attempt: RayAttempt, reply: Any) -> None:
-        self._replies.put((token, attempt, reply))
+        def put(reply: Any) -> None:
+            self._replies.put((token, attempt, reply))
+
+        reference.future().add_done_callback(put)
 
     def _follow(self, token: int, attempt: RayAttempt, reply: Any) -> None:
         if (error := reply.exception()) is not None:
@@ -237,10 +237,7 @@ class Cluster:
 
     def _name(self, node: str) -> str:
         fields = self._nodes.get(node, {})
-        host, address = (
-            fields.get("NodeManagerHostname", "?"),
-            fields.get("NodeManagerAddress", "?"),
-        )
+        host, address = (fields.get(f"NodeManager{x}", "?") for x in ("Hostname", "Address"))
         return f"node {host} ({address}, {node[:8]})"
 
     def _usable(self) -> set[str]:

@@ -287,9 +287,9 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def ranking(entries: Iterable[Entry], size: int | None = None) -> Board:
-    """Rank entries by `rank`; `size` at most."""
-    return Board(sorted(entries, key=rank)[:size])
+def ranking(entries: Iterable[Entry]) -> Board:
+    """Rank entries by `rank`."""
+    return Board(sorted(entries, key=rank))
 
 
 def exchanged(

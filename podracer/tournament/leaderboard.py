@@ -52,7 +52,6 @@ from podracer.tournament.events import (
     Rejected,
     Released,
     Started,
-    Stopped,
     Submitted,
     TournamentState,
     accepted_entries,
@@ -328,8 +327,8 @@ class Leaderboard:
             bisect.insort(self._checkpoints, entry.checkpoint)
             self._with_others.add(entry.checkpoint)
         if not isinstance(event, Header | Capacity):
-            old, new = (x.pods.get(event.pod, PodState()) for x in (old_state, self.state))
-            self._count_references(old, new, entry)
+            old, pod = (x.pods.get(event.pod, PodState()) for x in (old_state, self.state))
+            self._count_references(old, pod, entry)
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
             self._index.add(new, self.state.events, self._checksum, ratings)

@@ -88,7 +88,7 @@ class Attempt:
     is_stalled: bool = False  # it was killed, as it recorded nothing
 
     def has_recorded(self) -> bool:
-        """Return whether files that grow while a round is alive have changed since the last look."""
+        """Return whether the files that grow in a round have changed since the last look."""
         changes, self.changes = self.changes, []
         for name in ("metrics.jsonl", "log.txt"):
             with contextlib.suppress(OSError):

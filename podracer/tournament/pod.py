@@ -44,7 +44,7 @@ from podracer.io import checkpoint
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import own_directory, write_json
 from podracer.io.seal import MANIFEST
-from podracer.io.steps import CHECKPOINTS, step_name
+from podracer.io.steps import CHECKPOINTS, read_meta, step_name
 from podracer.io.text import explain_error, redact
 from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
@@ -133,11 +133,14 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     task = read_task(directory, user_experiments)
     parents = [verified_checkpoint(directory.parents[1], parent) for parent in task.parents]
     experiment = _until_budget(_against_opponents(task, directory), parents)
+    newest = f"p{task.pod}r{task.round - 1}"
+    continues = bool(parents) and parents[0].parents[1].name == newest
+    start = partial(begin, parents, experiment, None if continues else task.round)
     result = train(
         experiment,
         run_dir=directory,
         resume=_continues(directory, experiment),
-        begin=partial(begin, parents, experiment, _branch(task, parents)) if parents else None,
+        begin=start if parents else None,
         progress=False,
     )
     if result.exit_code:
@@ -216,12 +219,6 @@ def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
         experiment_of_round(task.experiment, task.frames, frames),
         max_seconds=None if task.seconds is None else totals.seconds + task.seconds,
     )
-
-
-def _branch(task: Task, parents: Sequence[Path]) -> int | None:
-    """Return the round whose random numbers a pod draws, None if it continues its newest entry."""
-    newest = f"p{task.pod}r{task.round - 1}"
-    return None if parents[0].parents[1].name == newest else task.round
 
 
 def begin(
@@ -361,8 +358,7 @@ def verified_checkpoint(tournament: Path, parent: Parent) -> Path:
 
 
 def _totals(path: Path) -> Totals:
-    meta = json.loads(read_limited(path / "meta.json"))
-    return Totals(**meta["metadata"]["totals"])
+    return Totals(**read_meta(path)["metadata"]["totals"])
 
 
 def saved_updates(directory: Path) -> int:
