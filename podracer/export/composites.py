@@ -80,6 +80,14 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "erf_inv": _erf_inv,
     "is_finite": lambda x, **_: jnp.abs(x) < jnp.inf,
     "clamp": lambda low, x, high, **_: jnp.minimum(jnp.maximum(x, low), high),
+    "reduce_and": lambda x, *, axes, **_: jnp.min(x.astype(jnp.int32), axes) > 0,
+    "reduce_or": lambda x, *, axes, **_: jnp.max(x.astype(jnp.int32), axes) > 0,
+    "stack": lambda *rows, axis, **_: jnp.concatenate(
+        [jnp.expand_dims(x, axis) for x in rows], axis
+    ),
+    "unstack": lambda x, *, axis, **_: [
+        jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])
+    ],
     "bitcast_convert_type": _bits_as_float,
     "threefry2x32": _threefry,
 }

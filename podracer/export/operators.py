@@ -101,15 +101,6 @@ def _reduce(kind: str) -> Operator:
     return write
 
 
-def _reduce_logical(kind: str) -> Operator:
-    def write(graph: Graph, equation: Any, name: str) -> str:
-        axes = graph.constant(equation.params["axes"], np.int64)
-        number = graph.cast(name, np.int32)
-        return graph.cast(graph.add(f"Reduce{kind}", number, axes, keepdims=0), bool)
-
-    return write
-
-
 def _arg(kind: str) -> Operator:
     def write(graph: Graph, equation: Any, name: str) -> str:
         (axis,) = equation.params["axes"]
@@ -165,22 +156,8 @@ def _split(graph: Graph, equation: Any, name: str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _stack(graph: Graph, equation: Any, *names: str) -> str:
-    axis, shape = int(equation.params["axis"]), equation.invars[0].aval.shape
-    row = [*shape[:axis], 1, *shape[axis:]]
-    return graph.add("Concat", *(graph.reshape(name, row) for name in names), axis=axis)
-
-
 def _tile(graph: Graph, equation: Any, name: str) -> str:
     return graph.add("Tile", name, graph.constant(equation.params["reps"], np.int64))
-
-
-def _unstack(graph: Graph, equation: Any, name: str) -> list[str]:
-    axis = int(equation.params["axis"])
-    return [
-        graph.reshape(_cut(graph, name, [(axis, i, i + 1, 1)]), x.aval.shape)
-        for i, x in enumerate(equation.outvars)
-    ]
 
 
 def _slice(graph: Graph, equation: Any, name: str) -> str:
@@ -390,8 +367,6 @@ OPERATORS: dict[str, Operator] = {
     "reduce_max": _reduce("Max"),
     "reduce_min": _reduce("Min"),
     "reduce_prod": _reduce("Prod"),
-    "reduce_and": _reduce_logical("Min"),
-    "reduce_or": _reduce_logical("Max"),
     "argmax": _arg("ArgMax"),
     "argmin": _arg("ArgMin"),
     "cumsum": _cumsum,
@@ -402,8 +377,6 @@ OPERATORS: dict[str, Operator] = {
     "transpose": _transpose,
     "concatenate": _concatenate,
     "split": _split,
-    "stack": _stack,
-    "unstack": _unstack,
     "tile": _tile,
     "slice": _slice,
     "rev": _reverse,

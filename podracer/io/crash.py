@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import platform
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import podracer
 from podracer.io.code import package_versions
 from podracer.io.run_directory import write_json
-from podracer.io.text import REDACTED, is_named_secret, print_stderr, redact
+from podracer.io.text import print_stderr, redact, redact_json
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
@@ -52,7 +52,8 @@ def write_crash(
             "python": platform.python_version(),
             "platform": platform.platform(),
         }
-        facts = _redacted(crash) | {"versions": versions | package_versions()}
+        facts = redact_json(json.loads(json.dumps(crash, default=str, skipkeys=True)), redact)
+        facts["versions"] = versions | package_versions()
         write_json(Path(directory) / CRASH, facts, mode=0o600)
     except OSError as failure:
         print_stderr(f"{CRASH} could not be written: {failure}")
@@ -70,16 +71,3 @@ def _thread_stacks() -> dict[str, str]:
         f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
     }
-
-
-def _redacted(value: Any) -> Any:
-    """Return a JSON-serializable copy of `value` with secrets redacted."""
-    if isinstance(value, Mapping):
-        return {redact(str(key)): _redacted([key, item])[1] for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        if is_named_secret(value):
-            return [value[0], REDACTED]
-        return [_redacted(item) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return redact(str(value))

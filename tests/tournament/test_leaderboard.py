@@ -52,7 +52,7 @@ DIGEST = hashlib.sha256(b"").hexdigest()
 
 def report(directory: Path, attempt: Started, score: float = 0.0, **other: Any) -> Submitted:
     """A report of an attempt, with its checkpoint on the disk."""
-    checkpoint = f"pods/{attempt.pod}/{attempt.token}"
+    checkpoint = f"pods/p{attempt.pod}r{attempt.round}/checkpoints/{attempt.token}"
     (directory / checkpoint).mkdir(parents=True, exist_ok=True)
     (directory / checkpoint / "weights").write_bytes(b"w")
     fields = {
@@ -301,16 +301,17 @@ def test_a_report_counts_once_however_often_it_comes(tmp_path: Path) -> None:
         ({"checkpoint": "link/deeper"}, "inside"),
         ({"checkpoint": "."}, "inside"),
         ({"checkpoint": ""}, "inside"),
-        ({"checkpoint": "pods/./0"}, "inside"),
-        ({"checkpoint": "pods//0"}, "inside"),
+        ({"checkpoint": "pods/./p1r0"}, "inside"),
+        ({"checkpoint": "pods//p1r0"}, "inside"),
         ({"checkpoint": LOG}, "inside"),
         ({"checkpoint": "nothing"}, "inside"),
         ({"checkpoint": "a\0b"}, "inside"),
         ({"checkpoint": "\ud800"}, "inside"),
         ({"checkpoint": "x" * 5000}, "inside"),
-        ({"checkpoint": "pods/1/{token}"}, "another entry"),
-        ({"checkpoint": "pods/1"}, "another entry"),
-        ({"checkpoint": "pods/1/{token}/deeper"}, "another entry"),
+        ({"checkpoint": "pods/p1r0/checkpoints/{token}"}, "not in pods/p0r0/checkpoints"),
+        ({"checkpoint": "pods/p1r0"}, "not in pods/p0r0/checkpoints"),
+        ({"checkpoint": "pods/p0r0"}, "not in pods/p0r0/checkpoints"),
+        ({"checkpoint": "pods/p0r0/checkpoints"}, "not in pods/p0r0/checkpoints"),
     ],
 )
 def test_what_cannot_be_ranked_is_rejected(
@@ -525,7 +526,7 @@ def write(directory, header):
             for pod in range(header.pods):
                 round = board.state.pods[pod].round
                 attempt = board.start(pod, round, hyperparameters={}, experiment={})
-                checkpoint = f"pods/{attempt.token}"
+                checkpoint = f"pods/p{pod}r{round}/checkpoints/{attempt.token}"
                 os.makedirs(directory / checkpoint, exist_ok=True)
                 score = float(hash((pod, round)) % 1000)
                 refused = board.submit(Submitted(

@@ -407,10 +407,10 @@ def trained_against(directory: Path) -> dict[tuple[int, int], set[tuple[str, ...
 def test_a_report_of_other_matches_is_refused(tmp_path):
     with Leaderboard(tmp_path, LEAGUE.header()) as board:
         attempt = board.start(0, 0, hyperparameters={}, experiment={}, opponents=("random",))
-        path = tmp_path / "pods" / "p0r0"
-        path.mkdir(parents=True)
+        path = "pods/p0r0/checkpoints/1"
+        (tmp_path / path).mkdir(parents=True)
         right = Submitted(
-            0, 0, attempt.token, 0.5, 0.1, 10, LEAGUE.evaluation, 100, 1.0, "pods/p0r0", DIGEST,
+            0, 0, attempt.token, 0.5, 0.1, 10, LEAGUE.evaluation, 100, 1.0, path, DIGEST,
             matches=(Match("p0r0", "random", 5, 0, 5),),
         )  # fmt: skip
         for matches, words in (
