@@ -237,19 +237,14 @@ class Leaderboard:
             return None
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
         reason = reason or _unplayed(pod_state, report) or self._misplaced(report)
-        if reason:
-            self.record(Rejected(report.pod, report.round, report.token, reason))
-            return reason
-        self.record(report)
-        return None
+        self.record(Rejected(report.pod, report.round, report.token, reason) if reason else report)
+        return reason
 
     def fail(self, failure: Failed) -> str | None:
         """End an attempt without a report. Returns as `submit` does."""
         reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
-        if reason:
-            self.record(Rejected(failure.pod, failure.round, failure.token, reason))
-        else:
-            self.record(failure)
+        where = failure.pod, failure.round, failure.token
+        self.record(Rejected(*where, reason) if reason else failure)
         return reason
 
     def release(self, pod: int) -> None:
