@@ -20,29 +20,17 @@ CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
 
 
-def write_crash(
-    directory: Path,
-    error: BaseException,
-    *,
-    code: int | None = None,
-    component: str = "main",
-    last_update: int | None = None,
-    last_checkpoint: int | None = None,
-    **facts: Any,
-) -> None:
-    """Write `crash.json`: the error, its component, the last update and checkpoint, and all stacks.
+def write_crash(directory: Path, error: BaseException, **facts: Any) -> None:
+    """Write `crash.json`: the error with its exit code, facts of the run, and all stacks.
 
-    `code` is the exit code, by default that of the error. A failed write is only reported on
-    stderr, because it must not hide the original error. Secrets are redacted, see `text.redact`.
+    A failed write is only reported on stderr, because it must not hide the original error. Secrets
+    are redacted, see `text.redact`.
     """
     crash = {
-        "code": getattr(error, "exit_code", 70) if code is None else code,
-        "component": component,
+        "code": getattr(error, "exit_code", 70),
         "exception": type(error).__qualname__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "last_update": last_update,
-        "last_checkpoint": last_checkpoint,
         "threads": _thread_stacks(),
         **facts,
     }

@@ -56,7 +56,7 @@ from podracer.tournament.events import (
 )
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.league import draw_opponents, draw_training
-from podracer.tournament.pod import Opponent, Parent, Task, saved_updates, write_task
+from podracer.tournament.pod import Reference, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
@@ -398,26 +398,24 @@ class Orchestrator:
         experiment = decision["experiment"]
         started = self.board.start(pod, round, **{**decision, "experiment": to_json(experiment)})
 
-        def checkpoint(entry_id: str) -> Parent:
-            entry = find_entry(self.state, pod, entry_id)
-            return Parent(entry.checkpoint, entry.digest)
-
-        def opponent(name: str) -> Opponent:
-            is_anchor = name == self.tournament.anchor
-            return Opponent(name, None if is_anchor else checkpoint(name))
+        def reference(name: str) -> Reference:
+            if name == self.tournament.anchor:
+                return Reference(name)
+            entry = find_entry(self.state, pod, name)
+            return Reference(name, entry.checkpoint, entry.digest)
 
         task = Task(
             pod,
             round,
             started.token,
             experiment,
-            tuple(map(checkpoint, started.parents)),
+            tuple(map(reference, started.parents)),
             self.tournament.round_frames,
             self.tournament.round_seconds,
             self.tournament.evaluation_seed,
             self.tournament.episodes,
-            tuple(map(opponent, started.opponents)),
-            tuple(map(opponent, started.training)),
+            tuple(map(reference, started.opponents)),
+            tuple(map(reference, started.training)),
         )
         directory = self.board.directory / "pods" / f"p{pod}r{round}"
         write_task(directory, task)

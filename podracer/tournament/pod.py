@@ -69,19 +69,12 @@ TASK = "task.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Parent:
-    """A checkpoint to start from, relative to the tournament, and the digest of its manifest."""
-
-    checkpoint: str
-    digest: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Opponent:
-    """An opponent in a league: an entry with its checkpoint, or the anchor, which has none."""
+class Reference:
+    """An entry to start from or to play against; or the anchor, which has no checkpoint."""
 
     name: str
-    entry: Parent | None = None
+    checkpoint: str = ""  # relative to the tournament
+    digest: str = ""  # of its manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +85,16 @@ class Task:
     round: int
     token: int
     experiment: Experiment
-    parents: tuple[Parent, ...]  # none: fresh; one: continued; several: fused
+    parents: tuple[Reference, ...]  # none: fresh; one: continued; several: fused
     frames: int  # to train for
     seconds: float | None  # or this time limit, if it is reached first
     evaluation_seed: int  # draws the held-out episodes, the same for all pods
     episodes: int
-    opponents: tuple[Opponent, ...] = ()  # in a league, the anchor first; `episodes` games each
-    training: tuple[Opponent, ...] = ()  # against whom to train, in place of the environment's own
+    opponents: tuple[Reference, ...] = ()  # in a league, the anchor first; `episodes` games each
+    training: tuple[Reference, ...] = ()  # against whom to train, in place of the environment's own
 
 
-_KINDS = {**KINDS, "Task": Task, "Parent": Parent, "Opponent": Opponent}
+_KINDS = {**KINDS, "Task": Task, "Reference": Reference}
 
 
 def write_task(directory: Path, task: Task) -> None:
@@ -178,12 +171,11 @@ def _against_opponents(task: Task, directory: Path) -> Task:
     """
     if not task.training:
         return task
-    anchor, names = task.opponents[0].name, []
+    anchor, names, root = task.opponents[0].name, [], directory.absolute().parents[1]
     for opponent in task.training:
         try:
-            entry = opponent.entry
-            path = entry and verified_checkpoint(directory.absolute().parents[1], entry)
-            names.append(str(path or opponent.name))
+            path = verified_checkpoint(root, opponent) if opponent.checkpoint else opponent.name
+            names.append(str(path))
         except CheckpointError as error:
             print(f"{error} The round trains against {anchor} in the place of {opponent.name}.")
             names.append(anchor)
@@ -316,11 +308,11 @@ def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) ->
     key = jax.random.fold_in(jax.random.key(task.evaluation_seed), task.pod)
     key = jax.random.fold_in(key, task.round)
 
-    def play_one(opponent: Opponent, key: jax.Array) -> Match:
-        if opponent.entry is None:
+    def play_one(opponent: Reference, key: jax.Array) -> Match:
+        if not opponent.checkpoint:
             rival, environments = opponent_player(opponent.name), [env]
         else:
-            checkpoint_path = verified_checkpoint(path.parents[3], opponent.entry)
+            checkpoint_path = verified_checkpoint(path.parents[3], opponent)
             rival, rival_env = _player(opponent.name, checkpoint_path, user_experiments)
             environments = [env, rival_env]
         play_games = make_play_games(common_game(environments), (player, rival), task.episodes)
@@ -333,7 +325,7 @@ def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) ->
         try:
             matches.append(play_one(opponent, jax.random.fold_in(key, number)))
         except Exception as error:
-            if opponent.entry is None:
+            if not opponent.checkpoint:
                 raise
             fault = redact(f"{type(error).__name__}: {error}")[:500]
             matches.append(Match(name, opponent.name, 0, 0, 0, fault))
@@ -349,10 +341,10 @@ def _player(name: str, path: Path, user_experiments: Sequence[Experiment]) -> tu
     return player, run.env
 
 
-def verified_checkpoint(tournament: Path, parent: Parent) -> Path:
+def verified_checkpoint(tournament: Path, entry: Reference) -> Path:
     """Return the checkpoint of an entry. Raises `CheckpointError` if it is not the recorded one."""
-    path = tournament / parent.checkpoint
-    if digest(path) != parent.digest:
+    path = tournament / entry.checkpoint
+    if digest(path) != entry.digest:
         raise CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
     return path
 

@@ -51,19 +51,8 @@ def hosts(arguments, number=2, flags=((), ())):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    return [
-        start(
-            *arguments,
-            *own_flags,
-            "--coordinator",
-            address,
-            "--num-processes",
-            number,
-            "--process-id",
-            i,
-        )
-        for i, own_flags in enumerate(flags)
-    ]
+    join = ("--coordinator", address, "--num-processes", number, "--process-id")
+    return [start(*arguments, *own_flags, *join, i) for i, own_flags in enumerate(flags)]
 
 
 def end(processes, expected):

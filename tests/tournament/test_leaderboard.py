@@ -593,19 +593,12 @@ def check_killed(directory: Path, told: dict[str, float]) -> None:
 
 
 @pytest.mark.figure(14)
-@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_killed_writers_lose_nothing_that_they_told_of(number: int, tmp_path: Path, cases) -> None:
-    written = kill_writers(tmp_path, cases(range(number)), np.random.default_rng(5))
-    assert written >= number / 10
+    assert kill_writers(tmp_path, cases(range(number)), np.random.default_rng(5)) > 1
     for place in tmp_path.iterdir():
         with Leaderboard(place) as board:
             check_index(board)
-
-
-@pytest.mark.figure(14)
-@pytest.mark.slow
-def test_1000_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path, cases) -> None:
-    kill_writers(tmp_path, cases(range(1000)), np.random.default_rng(6))
 
 
 # --- the log --------------------------------------------------------------------------------------

@@ -257,11 +257,8 @@ class Pretend:
         step.mkdir(parents=True)
         (step / "manifest.json").touch()
         matches = []
-        for opponent in task.opponents:
-            if opponent.entry is not None:
-                assert pods.verified_checkpoint(root, opponent.entry).is_dir()
-        for opponent in task.training:
-            assert opponent.entry is None or pods.verified_checkpoint(root, opponent.entry).is_dir()
+        for opponent in (*task.opponents, *task.training):
+            assert not opponent.checkpoint or pods.verified_checkpoint(root, opponent).is_dir()
         for opponent in task.opponents:
             if opponent.name == self.faulty:
                 matches.append((f"p{task.pod}r{task.round}", opponent.name, 0, 0, 0, "no file"))
@@ -502,15 +499,14 @@ class TestGames:
         state = run(tmp_path, league, InlineEngine())
         first = state.board[0]
         assert state.matches[0].games == 16
-        parent = pods.Parent(first.checkpoint, first.digest)
-        gone = pods.Parent("pods/p7r0/checkpoints/000000000001", DIGEST)
+        entry = (first.checkpoint, first.digest)
         path = tmp_path / first.checkpoint
         opponents = (
-            pods.Opponent("random"),
-            pods.Opponent("changed", pods.Parent(first.checkpoint, "0" * 64)),
-            pods.Opponent("gone", gone),
-            pods.Opponent("crashing", parent),
-            pods.Opponent("p0r0", parent),
+            pods.Reference("random"),
+            pods.Reference("changed", first.checkpoint, "0" * 64),
+            pods.Reference("gone", "pods/p7r0/checkpoints/000000000001", DIGEST),
+            pods.Reference("crashing", *entry),
+            pods.Reference("p0r0", *entry),
         )
         task = pods.Task(0, 0, 1, TINY, (), 64, None, league.evaluation_seed, 16, opponents)
         load = pods.trained_player

@@ -34,12 +34,7 @@ from podracer.io.signals import StopSignals
 from podracer.tournament import orchestrator, selection
 from podracer.tournament import pod as pods
 from podracer.tournament.capacity import CAPACITY, CapacityFile
-from podracer.tournament.config import (
-    Tournament,
-    check_pods,
-    read_tournament,
-    with_pod_seeds,
-)
+from podracer.tournament.config import Tournament, check_pods, read_tournament, with_pod_seeds
 from podracer.tournament.engine import EngineLost, open_log
 from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
 from podracer.tournament.leaderboard import Leaderboard, read_events
@@ -48,17 +43,12 @@ from podracer.tournament.pod import REPORT, read_task
 from podracer.tournament.report import reason_of_failure
 
 TOURNAMENT = Tournament(
-    (recipes.find("cartpole_ppo"),),
-    selection.Independent(),
-    pods=4,
-    rounds=4,
-    episodes=10,
+    (recipes.find("cartpole_ppo"),), selection.Independent(), pods=4, rounds=4, episodes=10
 )
 MIXED = (recipes.find("cartpole_ppo"), recipes.find("cartpole_dqn"))
 TWO_RATES = tuple(MIXED[0].with_fields({"agent": {"learning_rate": rate}}) for rate in (1e-4, 1e-3))
 SWEEP = dataclasses.replace(
-    MIXED[0],
-    pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3)),
+    MIXED[0], pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3))
 )
 WRONG_KIND: Any = dataclasses.replace(MIXED[0], recipe="own", evaluations="3")
 GENERATIONS_OF_200 = dataclasses.replace(

@@ -346,7 +346,7 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     entries = play(tmp_path, dataclasses.replace(TOURNAMENT, pods=1, rounds=1))
     entry = entries["p0r0"]
     directory = tmp_path / "pods" / "p0r1"
-    parent = pods.Parent(entry.checkpoint, "0" * 64)
+    parent = pods.Reference(entry.id, entry.checkpoint, "0" * 64)
     experiment = from_json(entry.experiment)
     task = pods.Task(0, 1, 9, experiment, (parent,), ROUND, None, 1, 8)
     pods.write_task(directory, task)

@@ -245,10 +245,7 @@ def go_on(address, directory, tournament, report=ignore) -> bool:
 @pytest.mark.figure(26)
 @pytest.mark.parametrize(
     ("rule", "moments"),
-    [
-        ("independent", 2),
-        *(pytest.param(rule, 15, marks=pytest.mark.slow) for rule in RULES),
-    ],
+    [("independent", 2), *(pytest.param(rule, 15, marks=pytest.mark.slow) for rule in RULES)],
 )
 def test_a_tournament_whose_machine_is_lost_goes_on_elsewhere(
     rule, moments, address, tmp_path, cases
