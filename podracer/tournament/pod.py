@@ -125,9 +125,8 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     """
     task = read_task(directory, user_experiments)
     parents = [verified_checkpoint(directory.parents[1], parent) for parent in task.parents]
-    experiment = _until_budget(_against_opponents(task, directory), parents)
-    newest = f"p{task.pod}r{task.round - 1}"
-    continues = bool(parents) and parents[0].parents[1].name == newest
+    experiment = _until_budget(_against_opponents(task, directory), task, parents)
+    continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
     start = partial(begin, parents, experiment, None if continues else task.round)
     result = train(
         experiment,
@@ -164,13 +163,13 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     return 0
 
 
-def _against_opponents(task: Task, directory: Path) -> Task:
-    """Return the task in the environment with the opponents that it trains against.
+def _against_opponents(task: Task, directory: Path) -> Experiment:
+    """Return the experiment in the environment with the opponents that it trains against.
 
     In the place of one whose checkpoint is lost comes the anchor.
     """
     if not task.training:
-        return task
+        return task.experiment
     anchor, names, root = task.opponents[0].name, [], directory.absolute().parents[1]
     for opponent in task.training:
         try:
@@ -182,8 +181,7 @@ def _against_opponents(task: Task, directory: Path) -> Task:
     environment = task.experiment.environment
     assert isinstance(environment, str)  # see `Tournament.check`
     environment = with_opponents(environment, list(dict.fromkeys(names)), evaluate_against=anchor)
-    experiment = dataclasses.replace(task.experiment, environment=environment)
-    return dataclasses.replace(task, experiment=experiment)
+    return dataclasses.replace(task.experiment, environment=environment)
 
 
 def _continues(directory: Path, experiment: Experiment) -> bool:
@@ -203,12 +201,12 @@ def _continues(directory: Path, experiment: Experiment) -> bool:
     return False
 
 
-def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
+def _until_budget(experiment: Experiment, task: Task, parents: Sequence[Path]) -> Experiment:
     """Return the experiment, to end one budget after the parents' training."""
     totals = _totals(parents[0]) if parents else Totals()
-    frames = totals.frames // max(1, len(task.experiment.pods))
+    frames = totals.frames // max(1, len(experiment.pods))
     return dataclasses.replace(
-        experiment_of_round(task.experiment, task.frames, frames),
+        experiment_of_round(experiment, task.frames, frames),
         max_seconds=None if task.seconds is None else totals.seconds + task.seconds,
     )
 
