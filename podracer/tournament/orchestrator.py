@@ -66,6 +66,7 @@ BACK_OFF_SECONDS = 60.0  # at most, before a pod that a machine lost starts agai
 LOSSES = 20  # one pod's, in a row without progress, after which the engine counts as lost
 # Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
 MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
+DECISION = ("parents", "hyperparameters", "experiment", "opponents", "training")  # of a `Started`
 
 _LOG = logging.getLogger("podracer")
 
@@ -352,19 +353,15 @@ class Orchestrator:
         attempt = pod_state.attempt
         if attempt is None:
             return None
-        anchor = attempt.opponents[:1]
-        # An opponent that ends the process costs its match, not the pod.
-        is_last = 0 < pod_state.failures == self.tournament.retries - 1
-        return {
-            "parents": attempt.parents,
-            "hyperparameters": attempt.hyperparameters,
-            "experiment": self._restored(attempt.experiment),
-            "opponents": anchor if is_last else attempt.opponents,
-            "training": anchor if is_last and attempt.training else attempt.training,
-        }
+        decision = {name: getattr(attempt, name) for name in DECISION}
+        if 0 < pod_state.failures == self.tournament.retries - 1:
+            # An opponent that ends the process costs its match, not the pod.
+            anchor = attempt.opponents[:1]
+            decision |= {"opponents": anchor, "training": anchor if attempt.training else ()}
+        return decision
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
-        """Return parents, hyperparameters and experiment of a round; None if it has to wait."""
+        """Return the decision of a round; None if it has to wait."""
         rng = selection.generator(self.tournament.seed, pod, round)
         view = selection.selection_view(self.state, pod, round)
         start = selection.choose(self.tournament.selection, view, rng)
@@ -375,7 +372,7 @@ class Orchestrator:
         return {
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
-            "experiment": experiment,
+            "experiment": to_json(experiment),
             "opponents": draw_opponents(*drawing),
             "training": draw_training(*drawing),
         }
@@ -395,8 +392,7 @@ class Orchestrator:
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
-        experiment = decision["experiment"]
-        started = self.board.start(pod, round, **{**decision, "experiment": to_json(experiment)})
+        started = self.board.start(pod, round, **decision)
 
         def reference(name: str) -> Reference:
             if name == self.tournament.anchor:
@@ -408,7 +404,7 @@ class Orchestrator:
             pod,
             round,
             started.token,
-            experiment,
+            self._restored(started.experiment),
             tuple(map(reference, started.parents)),
             self.tournament.round_frames,
             self.tournament.round_seconds,

@@ -465,7 +465,7 @@ def test_whoever_does_not_save_in_time_is_named(tmp_path, caplog):
 
 
 def test_the_reason_of_a_failure_is_not_that_of_an_earlier_attempt(tmp_path):
-    (tmp_path / "log.txt").write_text("a word of the newest attempt\n")
+    (tmp_path / "log.txt").write_text("podracer: a word of the newest attempt\n\n")
     for name in ("crash.json", "task.json"):
         (tmp_path / name).write_text('{"message": "an old fault"}')
         os.utime(tmp_path / name, (0, 0))
