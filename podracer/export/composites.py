@@ -25,7 +25,7 @@ def _log1p(x: jax.Array, **_: Any) -> jax.Array:
 
 def _expm1(x: jax.Array, **_: Any) -> jax.Array:
     exp = jnp.exp(x)
-    return jnp.where(x > 20, exp, jnp.tanh(x / 2) * (exp + 1))  # which would overflow
+    return jnp.where(x > 20, exp, jnp.tanh(x / 2) * (exp + 1))  # the product would overflow
 
 
 # Coefficients of Giles 2010, "Approximating the erfinv function", as XLA has them.

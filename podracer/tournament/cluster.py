@@ -125,7 +125,7 @@ class Cluster:
         # One call waits, others stop and kill.
         self._actor = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(Attempt)
         self._attempts: dict[int, RayAttempt] = {}
-        self._replies = queue.SimpleQueue[tuple[int, Any, Any]]()  # of which actor
+        self._replies = queue.SimpleQueue[tuple[int, Any, Any]]()  # token, actor, reply
         self._refused: dict[str, str] = {}  # by node: why it is not used
         self._failed_on: dict[str, str] = {}  # by a round's directory: node of its last attempt
         self._nodes: dict[str, Mapping[str, Any]] = {}  # the live ones

@@ -80,7 +80,7 @@ class RoundResult:
     evaluation: str  # see `Header`
     frames: int
     seconds: float
-    checkpoint: str  # directory relative to the tournament's, among those of the round
+    checkpoint: str  # directory among the round's, relative to the tournament
     digest: str  # SHA-256 of the checkpoint's manifest, in hex
 
 

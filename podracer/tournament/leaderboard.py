@@ -243,8 +243,8 @@ class Leaderboard:
     def fail(self, failure: Failed) -> str | None:
         """End an attempt without a report. Returns as `submit` does."""
         reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
-        where = failure.pod, failure.round, failure.token
-        self.record(Rejected(*where, reason) if reason else failure)
+        attempt = failure.pod, failure.round, failure.token
+        self.record(Rejected(*attempt, reason) if reason else failure)
         return reason
 
     def release(self, pod: int) -> None:

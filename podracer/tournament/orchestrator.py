@@ -66,7 +66,8 @@ BACK_OFF_SECONDS = 60.0  # at most, before a pod that a machine lost starts agai
 LOSSES = 20  # one pod's, in a row without progress, after which the engine counts as lost
 # Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
 MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
-DECISION = ("parents", "hyperparameters", "experiment", "opponents", "training")  # of a `Started`
+# Fields of `Started` that an attempt has from the one before at its round.
+DECISION = ("parents", "hyperparameters", "experiment", "opponents", "training")
 
 _LOG = logging.getLogger("podracer")
 

@@ -74,7 +74,7 @@ class Reference:
 
     name: str
     checkpoint: str = ""  # relative to the tournament
-    digest: str = ""  # of its manifest
+    digest: str = ""  # SHA-256 of its manifest
 
 
 @dataclasses.dataclass(frozen=True)
