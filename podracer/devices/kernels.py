@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import optax
+from jax.extend.core import jaxprs_in_params
 from jax.flatten_util import ravel_pytree
 
 from podracer.devices.reductions import is_for_cpu, is_for_gpu
@@ -178,12 +178,4 @@ def _columns(x: jax.Array) -> list[jax.Array]:
 
 def count_equations(jaxpr: Any) -> int:
     """Return the number of equations of a program, with those of the programs within it."""
-    return sum(1 + sum(map(count_equations, inner_programs(x.params))) for x in jaxpr.eqns)
-
-
-def inner_programs(params: dict[str, Any]) -> list[Any]:
-    """Return the programs within an equation, from its parameters."""
-    kinds = jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr
-    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, kinds))
-    programs = (getattr(x, "jaxpr", x) for x in leaves)
-    return [x for x in programs if isinstance(x, jax.extend.core.Jaxpr)]
+    return sum(1 + sum(map(count_equations, jaxprs_in_params(x.params))) for x in jaxpr.eqns)

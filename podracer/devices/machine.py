@@ -26,16 +26,16 @@ def num_cores() -> int:
 
 
 @functools.cache
-def check_machine(threads: int = 32) -> None:
+def check_machine() -> None:
     """Raise `ConfigError` on a machine where JAX would abort, or fail without saying why.
 
-    It starts threads for each core and some more, here `threads`.
+    It starts threads for each core and some more.
     """
     if sys.platform == "linux" and not Path("/proc/cpuinfo").exists():
         raise ConfigError("JAX on a CPU needs /proc/cpuinfo, which is not there: mount /proc.")
     release, started = threading.Event(), list[threading.Thread]()
     try:
-        for _ in range(threads + 2 * (os.cpu_count() or 1)):
+        for _ in range(32 + 2 * (os.cpu_count() or 1)):
             started.append(threading.Thread(target=release.wait))
             started[-1].start()
     except RuntimeError:

@@ -133,8 +133,8 @@ def _after(result: jax.Array, token: jax.Array) -> jax.Array:
 
 
 def _scan(equation: JaxprEqn, token: jax.Array, operands: Values) -> tuple[jax.Array, list[Any]]:
-    params, (num_consts, num_carry) = equation.params, scan_parts(equation)
-    consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
+    params, (consts, carry, arrays) = equation.params, scan_operands(equation, operands)
+    num_carry = len(carry)
 
     def step(loop: tuple[jax.Array, Values], row: Values) -> Any:
         token, carry = loop
@@ -143,8 +143,8 @@ def _scan(equation: JaxprEqn, token: jax.Array, operands: Values) -> tuple[jax.A
 
     (token, carry), rows = jax.lax.scan(
         step,
-        (token, list(carry)),
-        list(operands[num_consts + num_carry :]),
+        (token, carry),
+        arrays,
         **{name: params[name] for name in ("length", "reverse", "unroll")},
     )
     return token, [*carry, *rows]
@@ -155,6 +155,13 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
     body = next(iter(jaxprs_in_params(equation.params)))
     num_carry = len(body.outvars) - _num_sliced(equation.outvars, body.outvars)
     return len(body.invars) - _num_sliced(equation.invars, body.invars) - num_carry, num_carry
+
+
+def scan_operands(equation: JaxprEqn, operands: Values) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the operands of a scan by kind: constants, carry and arrays."""
+    num_consts, num_carry = scan_parts(equation)
+    end = num_consts + num_carry
+    return list(operands[:num_consts]), list(operands[num_consts:end]), list(operands[end:])
 
 
 def _num_sliced(arrays: Values, rows: Values) -> int:

@@ -13,8 +13,8 @@ from podracer.errors import ConfigError
 SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # runtimes only store them
 WORD = 0xFFFFFFFF
 _GROWING = {
-    "add", "sub", "mul", "neg", "not", "square", "integer_pow", "shift_left", "cumsum",
-    "reduce_sum", "reduce_prod", "convert_element_type",
+    "add", "sub", "mul", "neg", "not", "integer_pow", "shift_left", "cumsum", "reduce_sum",
+    "reduce_prod", "convert_element_type",
 }  # fmt: skip
 """Primitives whose results may leave the range of a uint32."""
 

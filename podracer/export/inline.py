@@ -13,6 +13,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
+from podracer.devices.ordering import scan_operands
+from podracer.export.composites import COMPOSITES
+
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
@@ -23,8 +26,8 @@ _THREEFRY = jax.extend.random.threefry_prng_impl
 class Inliner:
     """Evaluator of traced functions that may itself be traced, into a simpler function.
 
-    With `keys_as_words` random keys become their uint32 words `[..., 2]`, and what is drawn from
-    them arithmetic of these, for formats that have no random numbers.
+    With `keys_as_words` random keys become their uint32 words `[..., 2]`, what is drawn from them
+    arithmetic of these, and `COMPOSITES` simpler operations, for formats that have none of them.
     """
 
     def __init__(self, *, keys_as_words: bool = False):
@@ -63,7 +66,8 @@ class Inliner:
         if not any(map(_is_traced, inputs)):
             with jax.ensure_compile_time_eval():
                 return _bind(equation, inputs)
-        if name == "scan" and (params["length"] == 1 or _is_over_arrays(equation)):
+        # A scan over arrays, such as layers, rather than a number of times.
+        if name == "scan" and (params["length"] == 1 or scan_operands(equation, inputs)[2]):
             return self._all_steps(equation, inputs)
         if name == "select_n" and (case := _constant_case(inputs[0])) is not None:
             return [inputs[1 + case]]
@@ -71,6 +75,9 @@ class Inliner:
             return [_slice(inputs[0], inputs[1:], params["slice_sizes"])]
         if self.keys_as_words and (name == "random_wrap" or _takes_keys(equation)):
             return self._draw(equation, inputs)
+        if self.keys_as_words and name in COMPOSITES:
+            composite = partial(COMPOSITES[name], **params)
+            return self(jax.make_jaxpr(composite)(*inputs), inputs)
         if name == "argmax":
             self.argmax_inputs.append(inputs[0])
         self.has_loop |= name in ("scan", "while")
@@ -79,7 +86,7 @@ class Inliner:
     def _all_steps(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate a scan step by step."""
         params, body = equation.params, _closed(equation.params["jaxpr"])
-        consts, carry, arrays = _parts(equation, inputs)
+        consts, carry, arrays = scan_operands(equation, inputs)
         size, rows = len(carry), {}
         for i in range(params["length"])[:: -1 if params["reverse"] else 1]:
             results = self(body, [*consts, *carry, *(_row(x, i) for x in arrays)])
@@ -108,22 +115,6 @@ class Inliner:
 
 def _closed(jaxpr: Any) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-
-
-def _parts(equation: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the inputs of a scan by kind: constants, carry and arrays."""
-    params = equation.params
-    if "ft_in" in params:  # with JAX 0.12
-        consts, carry, arrays = map(list, params["ft_in"].update(inputs).unpack())
-        return consts, carry, arrays
-    end = params["num_consts"] + params["num_carry"]
-    split = params["num_consts"]
-    return list(inputs[:split]), list(inputs[split:end]), list(inputs[end:])
-
-
-def _is_over_arrays(equation: Any) -> bool:
-    """Return whether a scan goes over arrays, such as layers, rather than a number of times."""
-    return bool(_parts(equation, equation.invars)[2])
 
 
 def _is_traced(x: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podracer.errors import ConfigError
-from podracer.export.graph import SMALL, WORD, Graph, narrowed, widened
+from podracer.export.graph import SMALL, Graph, narrowed, widened
 
 Operator = Callable[..., str | list[str]]
 
@@ -37,21 +37,8 @@ def _logical(kind: str) -> Operator:
     return write
 
 
-def _not_equal(graph: Graph, equation: Any, *names: str) -> str:
-    return graph.add("Not", graph.add("Equal", *widened(graph, equation, names)))
-
-
 def _same(graph: Graph, equation: Any, name: str) -> str:
     return name
-
-
-def _square(graph: Graph, equation: Any, name: str) -> str:
-    (name,) = widened(graph, equation, [name])
-    return narrowed(graph, equation, graph.add("Mul", name, name))
-
-
-def _rsqrt(graph: Graph, equation: Any, name: str) -> str:
-    return graph.add("Reciprocal", graph.add("Sqrt", name))
 
 
 def _power(graph: Graph, equation: Any, name: str) -> str:
@@ -59,85 +46,11 @@ def _power(graph: Graph, equation: Any, name: str) -> str:
     return graph.add("Pow", name, graph.constant(exponent, equation.invars[0].aval.dtype))
 
 
-def _exp2(graph: Graph, equation: Any, name: str) -> str:
-    return graph.add("Pow", graph.constant(2.0, np.float32), name)
-
-
-def _erfc(graph: Graph, equation: Any, name: str) -> str:
-    """Compute `1 - erf(x)`, exact to the rounding of 1."""
-    return graph.add("Sub", graph.constant(1.0, np.float32), graph.add("Erf", name))
-
-
-def _log1p(graph: Graph, equation: Any, name: str) -> str:
-    """Compute `x log(u) / (u - 1)` with `u = 1 + x`, which is exact where u rounds.
-
-    Source: Kahan, quoted in Goldberg 1991, theorem 4.
-    """
-    unit = graph.constant(1.0, np.float32)
-    u = graph.add("Add", unit, name)
-    excess = graph.add("Sub", u, unit)
-    is_one = graph.add("Equal", excess, graph.constant(0.0, np.float32))
-    is_infinite = graph.add("IsInf", name)
-    quotient = graph.add("Div", name, graph.add("Where", is_one, unit, excess))
-    product = graph.add("Mul", graph.add("Log", u), quotient)
-    result = graph.add("Where", is_one, name, product)
-    return graph.add("Where", is_infinite, graph.add("Log", u), result)
-
-
-def _expm1(graph: Graph, equation: Any, name: str) -> str:
-    """Compute `tanh(x / 2) (exp(x) + 1)` where that does not overflow, else `exp(x)`."""
-    exp = graph.add("Exp", name)
-    unit, half = graph.constant(1.0, np.float32), graph.constant(0.5, np.float32)
-    tanh = graph.add("Tanh", graph.add("Mul", half, name))
-    product = graph.add("Mul", tanh, graph.add("Add", exp, unit))
-    large = graph.add("Greater", name, graph.constant(20.0, np.float32))
-    return graph.add("Where", large, exp, product)
-
-
-# Coefficients of Giles 2010, "Approximating the erfinv function", as XLA has them.
-_ERF_INV_CENTER = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
-)  # fmt: skip
-_ERF_INV_TAIL = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
-)  # fmt: skip
-
-
-def _erf_inv(graph: Graph, equation: Any, name: str) -> str:
-    def constant(value: float) -> str:
-        return graph.constant(value, np.float32)
-
-    def polynomial(x: str, coefficients: Sequence[float]) -> str:
-        total = constant(coefficients[0])
-        for coefficient in coefficients[1:]:
-            total = graph.add("Add", graph.add("Mul", total, x), constant(coefficient))
-        return total
-
-    complement = graph.add("Sub", constant(1.0), graph.add("Mul", name, name))
-    w = graph.add("Neg", graph.add("Log", complement))
-    center = polynomial(graph.add("Sub", w, constant(2.5)), _ERF_INV_CENTER)
-    tail = polynomial(graph.add("Sub", graph.add("Sqrt", w), constant(3.0)), _ERF_INV_TAIL)
-    ratio = graph.add("Where", graph.add("Less", w, constant(5.0)), center, tail)
-    return graph.add("Mul", ratio, name)
-
-
-def _is_finite(graph: Graph, equation: Any, name: str) -> str:
-    infinite = graph.add("IsInf", name)
-    return graph.add("Not", graph.add("Or", infinite, graph.add("IsNaN", name)))
-
-
 def _round(graph: Graph, equation: Any, name: str) -> str:
     if int(equation.params["rounding_method"]) == 1:  # half to even
         return graph.add("Round", name)
     rounded = graph.add("Add", graph.add("Abs", name), graph.constant(0.5, np.float32))
     return graph.add("Mul", graph.add("Sign", name), graph.add("Floor", rounded))
-
-
-def _clamp(graph: Graph, equation: Any, *names: str) -> str:
-    low, x, high = widened(graph, equation, names)
-    return narrowed(graph, equation, graph.add("Min", graph.add("Max", x, low), high))
 
 
 def _select(graph: Graph, equation: Any, index: str, *cases: str) -> str:
@@ -167,46 +80,6 @@ def _shift(graph: Graph, equation: Any, name: str, amount: str) -> str:
     return narrowed(graph, equation, graph.add(kind, name, power))
 
 
-def _bits_as_float(graph: Graph, equation: Any, name: str) -> str:
-    """Read uint32 as float32 of the positive normal numbers that random bits are made into."""
-    source, target = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
-    if (source, target) != (np.uint32, np.float32):
-        raise ConfigError(f"ONNX cannot read the bits of {source} as {target}.")
-    unit = graph.constant(2**23, np.int64)
-    exponent = graph.cast(graph.add("Div", name, unit), np.float32)
-    fraction = graph.cast(graph.add("Mod", name, unit), np.float32)
-    power = graph.add("Sub", exponent, graph.constant(127.0, np.float32))
-    scale = graph.add("Pow", graph.constant(2.0, np.float32), power)
-    fraction = graph.add("Mul", fraction, graph.constant(2.0**-23, np.float32))
-    return graph.add("Mul", scale, graph.add("Add", fraction, graph.constant(1.0, np.float32)))
-
-
-def _threefry(graph: Graph, equation: Any, *names: str) -> list[str]:
-    """Compute a block of Threefry-2x32 with 20 rounds (Salmon et al. 2011), on int64."""
-    mask = graph.constant(WORD, np.int64)
-
-    def add(x: str, y: str) -> str:
-        return graph.add("BitwiseAnd", graph.add("Add", x, y), mask)
-
-    def rotate(x: str, bits: int) -> str:
-        product = graph.add("Mul", x, graph.constant(2**bits, np.int64))
-        high = graph.add("Div", product, graph.constant(2**32, np.int64))
-        return graph.add("Add", graph.add("BitwiseAnd", product, mask), high)
-
-    first, second, x, y = names
-    parity = graph.constant(0x1BD11BDA, np.int64)
-    third = graph.add("BitwiseXor", graph.add("BitwiseXor", first, second), parity)
-    keys = [first, second, third]
-    x, y = add(x, first), add(y, second)
-    for group in range(5):
-        for bits in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
-            x = add(x, y)
-            y = graph.add("BitwiseXor", rotate(y, bits), x)
-        x = add(x, keys[(group + 1) % 3])
-        y = add(add(y, keys[(group + 2) % 3]), graph.constant(group + 1, np.int64))
-    return [x, y]
-
-
 def _convert(graph: Graph, equation: Any, name: str) -> str:
     source, target = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
     if source == target:
@@ -224,15 +97,6 @@ def _reduce(kind: str) -> Operator:
         axes = graph.constant(equation.params["axes"], np.int64)
         (name,) = widened(graph, equation, [name])
         return narrowed(graph, equation, graph.add(f"Reduce{kind}", name, axes, keepdims=0))
-
-    return write
-
-
-def _reduce_logical(kind: str) -> Operator:
-    def write(graph: Graph, equation: Any, name: str) -> str:
-        axes = graph.constant(equation.params["axes"], np.int64)
-        number = graph.cast(name, np.int32)
-        return graph.cast(graph.add(f"Reduce{kind}", number, axes, keepdims=0), bool)
 
     return write
 
@@ -292,22 +156,8 @@ def _split(graph: Graph, equation: Any, name: str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _stack(graph: Graph, equation: Any, *names: str) -> str:
-    axis, shape = int(equation.params["axis"]), equation.invars[0].aval.shape
-    row = [*shape[:axis], 1, *shape[axis:]]
-    return graph.add("Concat", *(graph.reshape(name, row) for name in names), axis=axis)
-
-
 def _tile(graph: Graph, equation: Any, name: str) -> str:
     return graph.add("Tile", name, graph.constant(equation.params["reps"], np.int64))
-
-
-def _unstack(graph: Graph, equation: Any, name: str) -> list[str]:
-    axis = int(equation.params["axis"])
-    return [
-        graph.reshape(_cut(graph, name, [(axis, i, i + 1, 1)]), x.aval.shape)
-        for i, x in enumerate(equation.outvars)
-    ]
 
 
 def _slice(graph: Graph, equation: Any, name: str) -> str:
@@ -495,20 +345,10 @@ OPERATORS: dict[str, Operator] = {
     **{name: _elementwise(name.capitalize()) for name in _SAME_NAMES},
     "logistic": _elementwise("Sigmoid"),
     "rem": _elementwise("Mod", fmod=1),
-    "square": _square,
-    "rsqrt": _rsqrt,
     "integer_pow": _power,
-    "exp2": _exp2,
-    "log1p": _log1p,
-    "expm1": _expm1,
-    "erfc": _erfc,
-    "erf_inv": _erf_inv,
-    "is_finite": _is_finite,
     "round": _round,
-    "clamp": _clamp,
     "select_n": _select,
     "eq": _elementwise("Equal"),
-    "ne": _not_equal,
     "lt": _elementwise("Less"),
     "le": _elementwise("LessOrEqual"),
     "gt": _elementwise("Greater"),
@@ -519,8 +359,6 @@ OPERATORS: dict[str, Operator] = {
     "not": _logical("Not"),
     "shift_left": _shift,
     "shift_right_logical": _shift,
-    "bitcast_convert_type": _bits_as_float,
-    "threefry2x32": _threefry,
     "convert_element_type": _convert,
     "copy": _same,
     "copy_p": _same,
@@ -529,8 +367,6 @@ OPERATORS: dict[str, Operator] = {
     "reduce_max": _reduce("Max"),
     "reduce_min": _reduce("Min"),
     "reduce_prod": _reduce("Prod"),
-    "reduce_and": _reduce_logical("Min"),
-    "reduce_or": _reduce_logical("Max"),
     "argmax": _arg("ArgMax"),
     "argmin": _arg("ArgMin"),
     "cumsum": _cumsum,
@@ -541,8 +377,6 @@ OPERATORS: dict[str, Operator] = {
     "transpose": _transpose,
     "concatenate": _concatenate,
     "split": _split,
-    "stack": _stack,
-    "unstack": _unstack,
     "tile": _tile,
     "slice": _slice,
     "rev": _reverse,

@@ -141,11 +141,8 @@ def _reference(
         def play(actor: Any, words: jax.Array) -> tuple[Any, Any]:
             action, carry = act(actor.carry, actor.timestep, words)
             keys = jax.random.wrap_key_data(words, impl="threefry2x32")
-            return step_environments(played, actor, action, carry, keys), (
-                actor.timestep,
-                action,
-                carry,
-            )
+            record = actor.timestep, action, carry
+            return step_environments(played, actor, action, carry, keys), record
 
         def run() -> Any:
             actor = init_actor(agent, played, jax.random.split(jax.random.key(0), ROWS))

@@ -140,21 +140,14 @@ class Checkpointer:
         `["best"]["updates"]`, if it has that, is kept as long as this one.
         Raises `StorageError` if this save or the previous one failed.
         """
+        import orbax.checkpoint as ocp  # takes long, see `start`
+
         self.wait()
         target = self.directory / step_name(step)
         if from_first_process(lambda: is_there(target / MANIFEST)):
             return
-        meta = encode_json(
-            {
-                "format": FORMAT,
-                "run": identity_of(self.run),
-                "schema": schema(state),
-                "metadata": metadata,
-            }
-        )
-        leaves = {
-            path: leaf for path, leaf in leaves_by_path(state).items() if leaf.size
-        }  # Orbax's limit
+        content = {"format": FORMAT, "run": identity_of(self.run), "schema": schema(state)}
+        meta = encode_json({**content, "metadata": metadata})
         draft = target.with_suffix(_DRAFT)
         try:
             if jax.process_index() == 0:
@@ -163,8 +156,9 @@ class Checkpointer:
                     raise FileExistsError(errno.EEXIST, "something is in its place", str(target))
                 shutil.rmtree(draft, ignore_errors=True)  # remains of a failed save
                 draft.mkdir()
-            arrays = {path: stored_array(leaf) for path, leaf in leaves.items()}
-            self._save_arrays(draft / "state", arrays)
+            leaves = leaves_by_path(state).items()
+            arrays = {path: stored_array(x) for path, x in leaves if x.size}  # Orbax's limit
+            self.start().result().save(draft / "state", args=ocp.args.PyTreeSave(arrays))
         except OSError as error:
             raise _failure_of_save(step, error) from error
         self._pending = self._worker.submit(self._finish, draft, target, meta)
@@ -236,11 +230,6 @@ class Checkpointer:
             if error is None:
                 raise
             self._report(str(late))  # the first error is raised
-
-    def _save_arrays(self, path: Path, arrays: dict[str, Any]) -> None:
-        import orbax.checkpoint as ocp
-
-        self.start().result().save(path, args=ocp.args.PyTreeSave(arrays))
 
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""

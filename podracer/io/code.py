@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -12,7 +13,7 @@ from pathlib import Path
 import podracer
 
 # Packages that decide the numbers of a run.
-_PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "ml_dtypes")
+PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "ml_dtypes")
 
 
 def digest_of_code() -> str:
@@ -24,17 +25,22 @@ def digest_of_code() -> str:
     return digest.hexdigest()
 
 
+def package_versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES` by name, but of none that is missing."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
 def code_and_versions(recipes: Sequence[str] = ()) -> dict[str, str]:
     """Return by name what two machines must have in common to train the same.
 
     `recipes` are named `MODULE:FUNCTION`; the file of each module counts, which is not imported.
     """
     values = {"code of podracer": digest_of_code()[:16], "Python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            values[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            values[package] = "missing"
+    values |= dict.fromkeys(PACKAGES, "missing") | package_versions()
     for name in sorted({recipe.partition(":")[0] for recipe in recipes}):
         spec = importlib.util.find_spec(name)
         path = Path(spec.origin) if spec and spec.origin else None

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
+from podracer.io import store as stores
 from podracer.io.directories import LOG
 from podracer.io.edits import encode_sealed, read_object
 from podracer.io.lease import Lease
@@ -38,18 +39,6 @@ from podracer.io.steps import (
     step_directories,
     step_name,
 )
-from podracer.io.store import (
-    fetch_step,
-    kind_at,
-    open_store,
-    put_step,
-    read_blocks,
-    read_json,
-    reading,
-    remove_step,
-    sizes_below,
-)
-from podracer.io.store import read_object as read_stored
 from podracer.io.text import mode_of, print_stderr
 
 _STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})/.+")
@@ -74,7 +63,7 @@ class RunCopy:
 
     def is_same(self) -> bool:
         """Return whether the configurations are of one run."""
-        identity = read_json(self._store, CONFIG).get("run")
+        identity = stores.read_json(self._store, CONFIG).get("run")
         return identity is not None and identity == read_object(self._run / CONFIG).get("run")
 
     def is_newer(self) -> bool:
@@ -87,7 +76,7 @@ class RunCopy:
         for name in self._names():
             path = self._run / CHECKPOINTS / name / MANIFEST
             manifest = path.read_bytes() if is_there(path) else b""
-            stored = read_stored(self._store, f"{CHECKPOINTS}/{name}/{MANIFEST}")
+            stored = stores.read_object(self._store, f"{CHECKPOINTS}/{name}/{MANIFEST}")
             self._steps[name] = stored == manifest
 
     def update(self, check: Callable[[], None]) -> None:
@@ -106,7 +95,7 @@ class RunCopy:
             try:
                 if name == newest:
                     put_records(self._store, "", steps[name])
-                put_step(self._store, f"{CHECKPOINTS}/{name}", steps[name], check)
+                stores.put_step(self._store, f"{CHECKPOINTS}/{name}", steps[name], check)
                 self._steps[name] = True
             except (CheckpointError, OSError):
                 if is_there(steps[name]):  # otherwise it was retired meanwhile
@@ -117,7 +106,7 @@ class RunCopy:
             self._store.put(SAVED, encode_sealed({"step": int(newest)}))
             self._copied = int(newest)
         for name in sorted(self._steps.keys() - steps.keys()):
-            remove_step(self._store, f"{CHECKPOINTS}/{name}")
+            stores.remove_step(self._store, f"{CHECKPOINTS}/{name}")
             del self._steps[name]
 
     def fetch(self, report: Report, choice: Choice | Literal["all", "none"] = "all") -> None:
@@ -145,12 +134,12 @@ class RunCopy:
 
     def _saved(self) -> int:
         """Return the newest step that was copied, -1 without one."""
-        step = read_json(self._store, SAVED).get("step")
+        step = stores.read_json(self._store, SAVED).get("step")
         return step if type(step) is int and 0 <= step < 10**12 else -1
 
     def _names(self) -> set[str]:
         """Return the names of the steps of which the store lists something."""
-        matches = map(_STEP.fullmatch, sizes_below(self._store, CHECKPOINTS))
+        matches = map(_STEP.fullmatch, stores.sizes_below(self._store, CHECKPOINTS))
         return {match[1] for match in matches if match}
 
     def _fetch_steps(self, names: list[str], choice: Choice | str, report: Report) -> bool:
@@ -158,7 +147,7 @@ class RunCopy:
 
         def fetch(name: str) -> bool:
             prefix = f"{CHECKPOINTS}/{name}"
-            return fetch_step(self._store, prefix, self._run / prefix, report)
+            return stores.fetch_step(self._store, prefix, self._run / prefix, report)
 
         whole = (name for name in names if choice != "none" and fetch(name))
         newest = next(whole, None)
@@ -186,7 +175,7 @@ def fetch_files(
     listed_names = (path.rpartition("/")[2] for path in listed)
     files = {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed_names)} if records else set()
     for name in (*sorted(files), *names, CONFIG):
-        if (content := read_stored(store, f"{prefix}{name}")) is not None:
+        if (content := stores.read_object(store, f"{prefix}{name}")) is not None:
             mode = mode_of(json.loads(content)) if name == CONFIG else 0o644
             write_bytes(run / name, content, mode=mode)
 
@@ -210,7 +199,7 @@ def restore(
     Raises `ConfigError` if there is no run, if another machine writes it, or if the directory has
     something else; `CheckpointError` if no checkpoint is whole.
     """
-    store = open_store(address)
+    store = stores.open_store(address)
     try:
         copy = kinds[_kind_at(store, address, *kinds)](directory, store)
     except (ConfigError, StorageError) as error:
@@ -223,12 +212,12 @@ def restore(
     def check() -> None:
         files = {path.name for path in directory.glob("*")} - {"lock", MIRROR}
         is_begun = copy.mark not in files and recorded_address(directory) == address
-        with reading(address):
+        with stores.reading(address):
             if files and not is_begun and not copy.is_same():
                 raise ConfigError(f"{directory} holds something else: name a new directory.")
 
     def is_complete() -> bool:
-        with reading(address):
+        with stores.reading(address):
             return is_there(directory / copy.mark) and not copy.is_newer()
 
     if is_complete():
@@ -237,7 +226,7 @@ def restore(
     with RunLock(directory, check, wait=True):  # several processes share a directory
         if is_complete():
             return
-        with reading(address):
+        with stores.reading(address):
             lease = Lease(store, address, identify(directory, address))
             lease.claim(time.sleep, report)
             copy.fetch(report)
@@ -245,8 +234,8 @@ def restore(
 
 
 def _kind_at(store: Any, address: str, *kinds: str) -> str:
-    with reading(address):
-        if (kind := kind_at(store)) in kinds:
+    with stores.reading(address):
+        if (kind := stores.kind_at(store)) in kinds:
             return kind
     raise ConfigError(f"{address} holds no {' and no '.join(kinds)}.")
 
@@ -278,16 +267,16 @@ def place_of(directory: Path) -> str:
 
 @functools.cache
 def _copy(address: str, choice: Choice | None, report: Report) -> Path:
-    store = open_store(address)
+    store = stores.open_store(address)
     kind = _kind_at(store, address, "run", "tournament")
     folder = Path(tempfile.mkdtemp(prefix="podracer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     directory = folder / (re.sub(r"[^A-Za-z0-9._-]", "_", address.rpartition("/")[2]) or "run")
     directory.mkdir()
-    with reading(address):
+    with stores.reading(address):
         if kind == "run":
             RunCopy(directory, store).fetch(report, choice or "none")
         else:
-            write_bytes(directory / LOG, read_blocks(store), mode=0o600)
+            write_bytes(directory / LOG, stores.read_blocks(store), mode=0o600)
     _ADDRESSES[directory] = address
     return directory

@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import json
 import platform
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import podracer
+from podracer.io.code import package_versions
 from podracer.io.run_directory import write_json
-from podracer.io.text import REDACTED, is_named_secret, print_stderr, redact
+from podracer.io.text import print_stderr, redact, redact_json
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
-_PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
 
 
-def write_crash(
-    directory: Path,
-    error: BaseException,
-    *,
-    code: int | None = None,
-    component: str = "main",
-    last_update: int | None = None,
-    last_checkpoint: int | None = None,
-    **facts: Any,
-) -> None:
-    """Write `crash.json`: the error, its component, the last update and checkpoint, and all stacks.
+def write_crash(directory: Path, error: BaseException, **facts: Any) -> None:
+    """Write `crash.json`: the error with its exit code, facts of the run, and all stacks.
 
-    `code` is the exit code, by default that of the error. A failed write is only reported on
-    stderr, because it must not hide the original error. Secrets are redacted, see `text.redact`.
+    A failed write is only reported on stderr, because it must not hide the original error. Secrets
+    are redacted, see `text.redact`.
     """
     crash = {
-        "code": getattr(error, "exit_code", 70) if code is None else code,
-        "component": component,
+        "code": getattr(error, "exit_code", 70),
         "exception": type(error).__qualname__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "last_update": last_update,
-        "last_checkpoint": last_checkpoint,
         "threads": _thread_stacks(),
         **facts,
     }
     try:
-        facts = _redacted(crash) | {"versions": _versions()}
+        versions = {
+            "podracer": podracer.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        }
+        facts = redact_json(json.loads(json.dumps(crash, default=str, skipkeys=True)), redact)
+        facts["versions"] = versions | package_versions()
         write_json(Path(directory) / CRASH, facts, mode=0o600)
     except OSError as failure:
         print_stderr(f"{CRASH} could not be written: {failure}")
@@ -66,28 +59,3 @@ def _thread_stacks() -> dict[str, str]:
         f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {
-        "podracer": podracer.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
-def _redacted(value: Any) -> Any:
-    """Return a JSON-serializable copy of `value` with secrets redacted."""
-    if isinstance(value, Mapping):
-        return {redact(str(key)): _redacted([key, item])[1] for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        if is_named_secret(value):
-            return [value[0], REDACTED]
-        return [_redacted(item) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return redact(str(value))

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from podracer.io.reading import MALFORMED, parse_object
+
 _LARGEST = 2**26  # bytes of a file that is compared with its seal
 _STEP = re.compile(r"[0-9]{12}")
 
@@ -70,11 +72,7 @@ def _newest_metadata(checkpoints: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, an empty one if there is none."""
-    try:
-        content = json.loads(_read(path) or b"")
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return parse_object(_read(path))
 
 
 def _read(path: Path) -> bytes | None:
@@ -117,5 +115,5 @@ def is_sealed(raw: bytes) -> bool:
         body = json.loads(raw)
         del body["sha256"]
         return encode_sealed(body) == raw
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+    except MALFORMED:
         return False

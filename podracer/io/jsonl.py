@@ -13,7 +13,7 @@ from typing import Any
 
 from podracer.errors import StorageError
 from podracer.io.edits import holds_sealed
-from podracer.io.reading import LARGE_FILE, read_limited
+from podracer.io.reading import LARGE_FILE, parse_object, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import retry_reading
 from podracer.io.sinks import Record, parse_record, plain
@@ -89,13 +89,7 @@ def read_records(path: Path) -> bytes:
 
 def printed_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects among the lines of a command, where other packages may print, too."""
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
+    yield from filter(None, map(parse_object, lines))
 
 
 def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tuple[bytes, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
-from podracer.io.reading import read_limited
+from podracer.io.reading import MALFORMED, read_limited
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, file_digest, is_there, verify_seal
 
 RECORD = "record.jsonl"
@@ -105,7 +105,7 @@ def read_record(models: Path) -> list[Decision]:
         if not all(_MODEL.fullmatch(decision.model) for decision in decisions):
             raise ValueError("a model has six digits")
         active_promotions(decisions)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except MALFORMED as error:
         raise CheckpointError(f"{path} is not a record of models: {error}") from error
     return decisions
 

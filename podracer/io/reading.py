@@ -6,11 +6,13 @@ A link to a file of /proc, which has no size and no end, is read as empty.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from podracer.errors import CheckpointError
 
@@ -18,6 +20,8 @@ _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
 LINE_LIMIT = 16 * 2**20
 LARGE_FILE = 2**32
 """Limit in bytes of files of records, and of others that are read as a whole."""
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""What reading JSON raises that is none, or is not what it should be."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -39,6 +43,15 @@ def read_limited(path: Path, limit: int = _JSON_LIMIT) -> bytes:
         if size > limit:
             raise CheckpointError(f"{path} is larger than {limit:,} bytes")
         return file.read(size)
+
+
+def parse_object(text: bytes | str | None) -> dict[str, Any]:
+    """Return the object in a text of JSON, an empty one if it is anything else."""
+    try:
+        content = json.loads(text or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

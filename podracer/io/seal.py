@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.edits import encode_sealed
-from podracer.io.reading import naming, open_regular, read_limited
+from podracer.io.reading import MALFORMED, naming, open_regular, read_limited
 from podracer.io.run_directory import fsync_directory, write_bytes
 from podracer.io.text import mode_of
 
@@ -125,22 +125,19 @@ def retry_reading(read: Callable[[], T]) -> T:
     That a name is missing, or is not what it should be, is raised at once. Raises `StorageError`
     with the name of the file if it still cannot be read after two seconds.
     """
-    for seconds in RETRY_SECONDS:
+    for seconds in (*RETRY_SECONDS, None):
         try:
             return read()
         except OSError as error:
             if error.errno in _IS_ABSENT:
                 raise
+            if seconds is None:
+                raise StorageError(
+                    f"{error.filename} cannot be read ({error.strerror}), and nothing was "
+                    "changed: make it readable and try again."
+                ) from error
             time.sleep(seconds)
-    try:
-        return read()
-    except OSError as error:
-        if error.errno in _IS_ABSENT:
-            raise
-        raise StorageError(
-            f"{error.filename} cannot be read ({error.strerror}), and nothing was changed: make "
-            "it readable and try again."
-        ) from error
+    raise AssertionError
 
 
 def _check_files(directory: Path) -> dict[str, Any]:
@@ -181,7 +178,7 @@ def _refusing(path: Path) -> Iterator[None]:
         if error.errno not in _IS_ABSENT:
             raise
         raise CheckpointError(f"{path} cannot be verified: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise CheckpointError(f"{path} cannot be verified: {error}") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.models import check_promoted
-from podracer.io.reading import read_limited
+from podracer.io.reading import MALFORMED, read_limited
 from podracer.io.run_directory import own_directory, unused
 from podracer.io.seal import (
     CHECKPOINTS,
@@ -209,15 +209,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} has format {meta['format']!r}, not {FORMAT}")
         schema = {path: [list(s), str(d), i] for path, (s, d, i) in meta["schema"].items()}
         return {"run": meta["run"], "schema": schema, "metadata": dict(meta["metadata"])}
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:
+    except (FileNotFoundError, NotADirectoryError, *MALFORMED) as error:
         raise CheckpointError(f"{path}: meta.json is not usable: {error}") from error
 
 

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.errors import CheckpointError, ConfigError, StorageError, install_command
+from podracer.io.reading import MALFORMED, parse_object
 from podracer.io.run_directory import check_room, fsync_directory, write_bytes
 from podracer.io.seal import CONFIG, MANIFEST, is_there, read_sealed_json, verify_seal
 from podracer.io.steps import Report
@@ -82,11 +83,7 @@ def read_object(store: Any, name: str) -> bytes | None:
 
 def read_json(store: Any, name: str) -> dict[str, Any]:
     """Return the JSON in an object, an empty dictionary if there is none."""
-    try:
-        content = json.loads(read_object(store, name) or b"")
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return parse_object(read_object(store, name))
 
 
 def size_of(store: Any, name: str) -> int | None:
@@ -225,7 +222,7 @@ def fetch_step(store: Any, prefix: str, target: Path, report: Report) -> bool:
         verify_seal(target)
     except FileNotFoundError as fault:
         report(f"checkpoint skipped: {prefix} is not whole in the store: {fault}.")
-    except (CheckpointError, ValueError, TypeError, KeyError, AttributeError) as fault:
+    except (CheckpointError, *MALFORMED) as fault:
         report(f"checkpoint skipped: {fault}.")
     else:
         return True

@@ -67,13 +67,19 @@ def redact_settings(value: Any) -> Any:
 
     A name and a value may be a key and its value, a pair in a list, or parts of a text.
     """
+    return redact_json(value, _redact_forms)
+
+
+def redact_json(value: Any, clean: Callable[[str], str]) -> Any:
+    """Return JSON without the values of names that sound secret, and with all texts cleaned."""
     if isinstance(value, Mapping):
-        return {key: redact_settings([str(key), item])[1] for key, item in value.items()}
+        items = ((str(key), item) for key, item in value.items())
+        return {clean(key): redact_json([key, item], clean)[1] for key, item in items}
     if isinstance(value, list | tuple):
         if is_named_secret(value):
             return [value[0], REDACTED]
-        return [redact_settings(item) for item in value]
-    return _redact_forms(value) if isinstance(value, str) else value
+        return [redact_json(item, clean) for item in value]
+    return clean(value) if isinstance(value, str) else value
 
 
 def mode_of(settings: Any) -> int:

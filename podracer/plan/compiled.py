@@ -12,9 +12,9 @@ from itertools import zip_longest
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from podracer.config.experiment import Experiment
-from podracer.devices.kernels import inner_programs
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
 from podracer.errors import PodracerError
@@ -271,5 +271,5 @@ def _flops(equation: Any, is_needed: list[bool]) -> int:
     times = params["length"] if name == "scan" else 1
     return times * sum(
         matrix_flops(x, () if is_loop or len(x.outvars) != len(is_needed) else is_needed)
-        for x in inner_programs(params)
+        for x in jaxprs_in_params(params)
     )

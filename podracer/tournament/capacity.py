@@ -25,8 +25,12 @@ class CapacityFile:
 
     def read(self) -> int | None:
         """Return the number in the file, None if there is none; warn once of anything else."""
+
+        def open_without_waiting(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_NONBLOCK)  # not even for the writer of a named pipe
+
         try:
-            with open(self.path, "rb", opener=_open_without_waiting) as file:
+            with open(self.path, "rb", opener=open_without_waiting) as file:
                 text = file.read(64).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
@@ -38,10 +42,6 @@ class CapacityFile:
             _LOG.warning("%s is ignored: it must hold 0 to 9999, not %r.", self.path, text)
         self._refused = text
         return None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # not even for the writer of a named pipe
 
 
 def weakest_first(pods: Mapping[int, PodState]) -> list[int]:

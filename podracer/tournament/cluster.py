@@ -11,8 +11,8 @@ a cluster of this machine alone, for as long as it is needed.
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import dataclasses
 import functools
 import importlib
 import json
@@ -103,12 +103,14 @@ class Attempt:
             self._engine.kill(0)
 
 
+@dataclasses.dataclass
 class RayAttempt:
-    """An attempt that Ray has, its actor and where it runs."""
+    """An attempt, its actor and where it runs."""
 
-    def __init__(self, actor: Any, directory: str, excluded: frozenset[str]) -> None:
-        self.actor, self.directory, self.excluded = actor, directory, excluded
-        self.node = ""  # its id, once the attempt has begun
+    directory: str
+    actor: Any = None  # while Ray has it
+    excluded: frozenset[str] = frozenset()  # nodes that the actor avoids
+    node: str = ""  # its id, once the attempt has begun
 
 
 class Cluster:
@@ -122,9 +124,8 @@ class Cluster:
         self._own_node = ray.get_runtime_context().get_node_id()
         # One call waits, others stop and kill.
         self._actor = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(Attempt)
-        self._queue = collections.deque[tuple[int, str]]()
-        self._running: dict[int, RayAttempt] = {}
-        self._replies = queue.SimpleQueue[tuple[int, RayAttempt, Any]]()
+        self._attempts: dict[int, RayAttempt] = {}
+        self._replies = queue.SimpleQueue[tuple[int, Any, Any]]()  # token, actor, reply
         self._refused: dict[str, str] = {}  # by node: why it is not used
         self._failed_on: dict[str, str] = {}  # by a round's directory: node of its last attempt
         self._nodes: dict[str, Mapping[str, Any]] = {}  # the live ones
@@ -135,7 +136,7 @@ class Cluster:
 
     def start(self, token: int, directory: str) -> None:
         """Start an attempt as soon as a machine has room for it."""
-        self._queue.append((token, directory))
+        self._attempts[token] = RayAttempt(directory)
 
     def stop(self, token: int) -> None:
         """Ask an attempt to save and end."""
@@ -146,72 +147,65 @@ class Cluster:
         self._end(token, "kill", KILLED)
 
     def _end(self, token: int, method: str, code: int) -> None:
-        attempt = self._running.get(token)
+        attempt = self._attempts.get(token)
         if attempt is not None and attempt.node:
             getattr(attempt.actor, method).remote()
-            return
-        if attempt is not None:  # it waits for room
-            self._withdraw(token)
-            self._say("ended", token, code)
-        elif queued := [item for item in self._queue if item[0] == token]:
-            self._queue.remove(queued[0])
-            self._say("ended", token, code)
+        elif attempt is not None:  # it waits for room
+            self._finish(token, code)
 
-    def _withdraw(self, token: int) -> RayAttempt:
-        attempt = self._running.pop(token)
-        self._ray.kill(attempt.actor)
-        return attempt
+    def _withdraw(self, attempt: RayAttempt) -> None:
+        """Take an attempt from Ray."""
+        if attempt.actor is not None:
+            self._ray.kill(attempt.actor)
+        attempt.actor = None
 
     # --- attempts -----------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Follow the attempts that Ray has reported on since the last call."""
         while not self._replies.empty():
-            token, attempt, reply = self._replies.get()
-            if self._running.get(token) is attempt:
+            token, actor, reply = self._replies.get()
+            attempt = self._attempts.get(token)
+            if attempt is not None and attempt.actor is actor:
                 self._follow(token, attempt, reply)
-        pending = sum(not attempt.node for attempt in self._running.values())
-        while self._queue and pending < PENDING and self._is_ready:
-            self._submit(*self._queue.popleft())
-            pending += 1
+        queued = [token for token, x in self._attempts.items() if x.actor is None]
+        pending = sum(not x.node for x in self._attempts.values()) - len(queued)
+        for token in queued[: max(0, PENDING - pending)] if self._is_ready else ():
+            self._submit(token, self._attempts[token])
 
-    def _submit(self, token: int, directory: str) -> None:
-        excluded = self._excluded(directory)
-        options = dict(self._options)
-        if excluded:
-            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(excluded))})"}
-        actor = self._actor.options(**options).remote()
-        self._running[token] = attempt = RayAttempt(actor, directory, excluded)
-        root = str(Path(directory).parents[1])
+    def _submit(self, token: int, attempt: RayAttempt) -> None:
+        attempt.excluded, options = self._excluded(attempt.directory), dict(self._options)
+        if attempt.excluded:
+            nodes = ",".join(sorted(attempt.excluded))
+            options["label_selector"] = {"ray.io/node-id": f"!in({nodes})"}
+        attempt.actor = self._actor.options(**options).remote()
+        root = str(Path(attempt.directory).parents[1])
         arguments = (root, self._settings["nonce"], self._recipes, self._expected)
-        self._await(token, attempt, actor.begin.remote(*arguments))
+        self._await(token, attempt.actor, attempt.actor.begin.remote(*arguments))
 
-    def _await(self, token: int, attempt: RayAttempt, reference: Any) -> None:
+    def _await(self, token: int, actor: Any, reference: Any) -> None:
         """Have `poll` follow the attempt when the reference is ready, at no cost until then."""
-        put = functools.partial(self._put, token, attempt)
-        reference.future().add_done_callback(put)
-
-    def _put(self, token: int, attempt: RayAttempt, reply: Any) -> None:
-        self._replies.put((token, attempt, reply))
+        reference.future().add_done_callback(lambda x: self._replies.put((token, actor, x)))
 
     def _follow(self, token: int, attempt: RayAttempt, reply: Any) -> None:
         if (error := reply.exception()) is not None:
             self._lose(token, attempt, error)
         elif attempt.node:  # it has ended
-            self._withdraw(token)
-            self._finish(token, attempt, reply.result())
+            self._finish(token, reply.result())
         else:
             node, reason = reply.result()
             if reason:
                 self._refuse(node, reason)
-                self._queue.appendleft((token, self._withdraw(token).directory))
+                self._withdraw(attempt)  # and submit it again
                 return
             attempt.node, self._has_begun = node, True
             self._say("begun", token)
             arguments = (attempt.directory, self._recipes, self._options.get("num_gpus", 0.0))
-            self._await(token, attempt, attempt.actor.run.remote(*arguments))
+            self._await(token, attempt.actor, attempt.actor.run.remote(*arguments))
 
-    def _finish(self, token: int, attempt: RayAttempt, code: int) -> None:
+    def _finish(self, token: int, code: int) -> None:
+        attempt = self._attempts.pop(token)
+        self._withdraw(attempt)  # it may be alive, on the other side of a cut network
         if code == 0:
             self._failed_on.pop(attempt.directory, None)
         elif attempt.node:
@@ -220,13 +214,12 @@ class Cluster:
 
     def _lose(self, token: int, attempt: RayAttempt, error: BaseException) -> None:
         """Report an attempt whose machine, worker or connection is lost."""
-        self._withdraw(token)  # it may be alive, on the other side of a cut network
         lines = str(error).strip().splitlines() or [""]
         place = self._name(attempt.node) if attempt.node else "a node"
         with contextlib.suppress(OSError), open_log(Path(attempt.directory) / "log.txt") as log:
             log.write(f"{place} was lost: {type(error).__name__}: {lines[0]}\n".encode())
         is_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
-        self._finish(token, attempt, KILLED if is_memory else EngineLost.exit_code)
+        self._finish(token, KILLED if is_memory else EngineLost.exit_code)
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -237,10 +230,7 @@ class Cluster:
 
     def _name(self, node: str) -> str:
         fields = self._nodes.get(node, {})
-        host, address = (
-            fields.get("NodeManagerHostname", "?"),
-            fields.get("NodeManagerAddress", "?"),
-        )
+        host, address = (fields.get(f"NodeManager{x}", "?") for x in ("Hostname", "Address"))
         return f"node {host} ({address}, {node[:8]})"
 
     def _usable(self) -> set[str]:
@@ -278,9 +268,10 @@ class Cluster:
         if self._own_node not in self._nodes:
             print("Ray has lost this machine", file=sys.stderr, flush=True)
             os._exit(1)  # Ray's regular exit might never end
-        for token, attempt in list(self._running.items()):
-            if not attempt.node and attempt.excluded != self._excluded(attempt.directory):
-                self._queue.appendleft((token, self._withdraw(token).directory))
+        for attempt in self._attempts.values():
+            is_pending = attempt.actor is not None and not attempt.node
+            if is_pending and attempt.excluded != self._excluded(attempt.directory):
+                self._withdraw(attempt)
         usable, patience = self._usable(), self._settings["node_seconds"]
         if self._is_over:
             return
@@ -296,8 +287,8 @@ class Cluster:
 
     def _look_at_room(self, is_usable: bool, patience: float) -> None:
         clock = time.monotonic()
-        num_begun = sum(bool(attempt.node) for attempt in self._running.values())
-        num_waiting = len(self._queue) + len(self._running) - num_begun
+        num_begun = sum(bool(attempt.node) for attempt in self._attempts.values())
+        num_waiting = len(self._attempts) - num_begun
         self._waiting_since = min(self._waiting_since, clock) if num_waiting else math.inf
         if clock - self._waiting_since > NOTICE_SECONDS and not self._has_noticed:
             self._has_noticed = True
@@ -318,9 +309,9 @@ class Cluster:
     def leave(self) -> None:
         """Ask all running attempts to save and end, and wait for them up to a limit."""
         deadline = time.monotonic() + SAVE_SECONDS
-        for token in (*self._running, *(token for token, _ in self._queue)):
+        for token in list(self._attempts):
             self.stop(token)
-        while self._running and time.monotonic() < deadline:
+        while self._attempts and time.monotonic() < deadline:
             self.poll()
             time.sleep(0.05)
         self._ray.shutdown()

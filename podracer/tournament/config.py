@@ -346,8 +346,8 @@ def check_is_nameable(directory: Path) -> None:
 
 def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:
     """Raise `ConfigError` if pods with `user_experiments` cannot run all of a tournament's."""
-    if tournament.engine == "ray":
-        check_ray_is_installed()
+    if tournament.engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"the engine ray needs the package ray: {install_command('tournament')}.")
     names: dict[str, Experiment] = {}
     for experiment in user_experiments:
         if names.setdefault(experiment.recipe, experiment) != experiment and _is_own(experiment):
@@ -374,9 +374,3 @@ def _is_own(experiment: Experiment) -> bool:
     except ConfigError:
         return True
     return False
-
-
-def check_ray_is_installed() -> None:
-    """Raise `ConfigError` if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"the engine ray needs the package ray: {install_command('tournament')}.")

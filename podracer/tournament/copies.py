@@ -17,23 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from podracer.errors import CheckpointError
+from podracer.io import store as stores
 from podracer.io.copies import fetch_files, put_records
 from podracer.io.directories import LOG
 from podracer.io.run_directory import own_directory, write_bytes
 from podracer.io.seal import CONFIG, MANIFEST, is_there
 from podracer.io.steps import SAVED, Report
-from podracer.io.store import (
-    BLOCK_BYTES,
-    fetch_step,
-    log_size,
-    put_blocks,
-    put_step,
-    read_blocks,
-    read_object,
-    remove_blocks,
-    remove_step,
-    sizes_below,
-)
+from podracer.io.store import BLOCK_BYTES
 from podracer.io.text import mode_of
 from podracer.tournament.events import kept_entries, state_after
 from podracer.tournament.leaderboard import Leaderboard, read_log
@@ -64,13 +54,13 @@ class TournamentCopy:
         Two machines that went on from one copy have different ones.
         """
         log = self._log()
-        end = min(len(log), log_size(self._store))
+        end = min(len(log), stores.log_size(self._store))
         begin = max(0, end // BLOCK_BYTES - 1) * BLOCK_BYTES  # a line may go over a border
-        return read_blocks(self._store, begin)[: end - begin] == log[begin:end]
+        return stores.read_blocks(self._store, begin)[: end - begin] == log[begin:end]
 
     def is_newer(self) -> bool:
         """Return whether the store has events that the directory lacks."""
-        return log_size(self._store) > len(self._log())
+        return stores.log_size(self._store) > len(self._log())
 
     def _log(self) -> bytes:
         """Return the log without a torn line."""
@@ -84,15 +74,15 @@ class TournamentCopy:
         An entry that the log names was whole before. Others are of a machine that was lost: rounds
         are played again, perhaps to other bytes.
         """
-        self._size = log_size(self._store)
-        remove_blocks(self._store, self._size)
+        self._size = stores.log_size(self._store)
+        stores.remove_blocks(self._store, self._size)
         lines = map(json.loads, self._log()[: self._size].splitlines())
         named = {line["checkpoint"] for line in lines if line["event"] == "submitted"}
-        listed = sizes_below(self._store, "pods")
+        listed = stores.sizes_below(self._store, "pods")
         self._stored = {name for name in named if f"{name}/{MANIFEST}" in listed}
         rounds = {"/".join(name.split("/")[:2]) for name in listed}
         for name in sorted(rounds - set(map(_round, self._stored))):
-            remove_step(self._store, name)
+            stores.remove_step(self._store, name)
 
     def update(self, check: Callable[[], None]) -> None:
         """Make the store like the disk at one moment: new entries, the log, then what retired."""
@@ -105,19 +95,19 @@ class TournamentCopy:
                 self._put_entry(name, path, check)
         check()
         if size > self._size:
-            put_blocks(self._store, self._directory / LOG, self._size, size)
+            stores.put_blocks(self._store, self._directory / LOG, self._size, size)
         self._size, self._events = size, state.events
         for name in sorted(self._stored - needed):
             self._stored.discard(name)
-            remove_step(self._store, name)
-            remove_step(self._store, _round(name))
+            stores.remove_step(self._store, name)
+            stores.remove_step(self._store, _round(name))
 
     def _put_entry(self, name: str, path: Path, check: Callable[[], None]) -> None:
         round = _round(name)
         put_records(self._store, f"{round}/", path)
         for file in (CONFIG, SAVED):
             self._store.put(f"{round}/{file}", (self._directory / round / file).read_bytes())
-        put_step(self._store, name, path, check)
+        stores.put_step(self._store, name, path, check)
         self._stored.add(name)
 
     def fetch(self, report: Report) -> None:
@@ -126,7 +116,7 @@ class TournamentCopy:
         An entry counts only with its digest on the leaderboard. Raises `CheckpointError` if the log
         is damaged, or if there are entries and none is whole.
         """
-        log = read_blocks(self._store)
+        log = stores.read_blocks(self._store)
         events, _, size = read_log(self._directory / LOG, log.splitlines(keepends=True))
         if not events:
             raise CheckpointError("the log in the store is damaged: it has no first line.")
@@ -146,13 +136,13 @@ class TournamentCopy:
 
     def _fetch_entry(self, name: str, digest: str, report: Report) -> bool:
         round, path = _round(name), self._directory / name
-        manifest = read_object(self._store, f"{name}/{MANIFEST}") or b""
+        manifest = stores.read_object(self._store, f"{name}/{MANIFEST}") or b""
         if hashlib.sha256(manifest).hexdigest() != digest:
             report(f"checkpoint skipped: {name} is not the one on the leaderboard.")
             return False
         if not is_there(path / MANIFEST) or (path / MANIFEST).read_bytes() != manifest:
             shutil.rmtree(self._directory / round, ignore_errors=True)  # an earlier attempt
-        is_whole = fetch_step(self._store, name, path, report)
+        is_whole = stores.fetch_step(self._store, name, path, report)
         if is_whole:
             fetch_files(self._store, f"{round}/", self._directory / round, [SAVED])
         return is_whole

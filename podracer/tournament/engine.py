@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from podracer.errors import ConfigError, PodracerError
-from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.run_directory import write_bytes
+from podracer.tournament.report import last_line
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -265,7 +265,7 @@ class RayEngine:
     def poll(self) -> dict[int, int]:
         replies = self._replies.read()
         if replies is None:
-            raise self._lost(_last_line(self._log))
+            raise self._lost(last_line(self._log) or "it has ended")
         if replies:
             self._deadline = time.monotonic() + SILENCE_SECONDS
         if time.monotonic() > self._deadline:
@@ -313,7 +313,7 @@ class RayEngine:
         try:
             self._commands.write(json.dumps(command).encode() + b"\n")
         except (BrokenPipeError, ValueError):
-            raise self._lost(_last_line(self._log)) from None
+            raise self._lost(last_line(self._log) or "it has ended") from None
 
     def _lost(self, reason: str) -> EngineLost:
         flag = f" --recipe {','.join(self._recipes)}" if self._recipes else ""
@@ -337,10 +337,3 @@ class Lines:
             return []
         *lines, self._partial_line = (self._partial_line + read).split(b"\n")
         return [json.loads(line) for line in lines] if read else None
-
-
-def _last_line(log: Path) -> str:
-    with contextlib.suppress(OSError, IndexError, PodracerError):
-        text = read_limited(log, LARGE_FILE).decode(errors="replace")
-        return text.strip().splitlines()[-1][:500]
-    return "it has ended"

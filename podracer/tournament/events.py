@@ -68,8 +68,8 @@ class Started:
 
 
 @dataclasses.dataclass(frozen=True)
-class Submitted:
-    """The report that ends a round."""
+class RoundResult:
+    """What an attempt at a round has come to."""
 
     pod: int
     round: int
@@ -80,8 +80,14 @@ class Submitted:
     evaluation: str  # see `Header`
     frames: int
     seconds: float
-    checkpoint: str  # directory relative to the tournament's, with the token in its name
+    checkpoint: str  # directory among the round's, relative to the tournament
     digest: str  # SHA-256 of the checkpoint's manifest, in hex
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted(RoundResult):
+    """The report that ends a round."""
+
     matches: tuple[Match, ...] = ()  # in a league, one for each opponent
     unfinished: int = 0  # episodes that were cut, whose returns are partial
     time: float = 0.0
@@ -174,23 +180,12 @@ def check_settings(header: Header) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(RoundResult):
     """Result of a round: its start joined with its report.
 
     In a league the score is the Elo rating by all matches so far, with its standard deviation.
     """
 
-    pod: int
-    round: int
-    token: int
-    score: float
-    standard_error: float
-    episodes: int
-    evaluation: str
-    frames: int
-    seconds: float
-    checkpoint: str
-    digest: str
     parents: tuple[str, ...]
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]
@@ -287,9 +282,9 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def ranking(entries: Iterable[Entry], size: int | None = None) -> Board:
-    """Rank entries by `rank`; `size` at most."""
-    return Board(sorted(entries, key=rank)[:size])
+def ranking(entries: Iterable[Entry]) -> Board:
+    """Rank entries by `rank`."""
+    return Board(sorted(entries, key=rank))
 
 
 def exchanged(
@@ -453,11 +448,11 @@ def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
 
 def join_entry(start: Started, report: Submitted) -> Entry:
     """Join a start with its report to an entry."""
-    fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return Entry(
-        **{name: value for name, value in fields.items() if name not in ("matches", "time")},
+        **{f.name: getattr(report, f.name) for f in dataclasses.fields(RoundResult)},
         parents=start.parents,
         hyperparameters=start.hyperparameters,
         experiment=start.experiment,
         created=report.time,
+        unfinished=report.unfinished,
     )

@@ -13,7 +13,6 @@ in `events.py`.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import errno
@@ -36,14 +35,13 @@ from podracer.errors import CheckpointError, ConfigError
 from podracer.io.differences import differences, leaves
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
-from podracer.io.reading import read_lines
+from podracer.io.reading import MALFORMED, read_lines
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.io.text import mode_of
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,
-    Absent,
     Capacity,
     Entry,
     Event,
@@ -53,7 +51,6 @@ from podracer.tournament.events import (
     Rejected,
     Released,
     Started,
-    Stopped,
     Submitted,
     TournamentState,
     accepted_entries,
@@ -111,7 +108,7 @@ def read_log(
                 raise ValueError
             events.append(_decode(fields))
             checksums.append(checksum)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except MALFORMED:
             raise CheckpointError(
                 f"{path}: line {number} is damaged, so this and all that follows cannot be "
                 "trusted; restore the file from a copy"
@@ -187,16 +184,12 @@ class Leaderboard:
             if header is not None:
                 _check_same(self.state.header, header)
             entries = accepted_entries(events)
-            # Checkpoints of all entries ever that still exist, sorted.
-            self._checkpoints = sorted(
-                entry.checkpoint
-                for entry in entries.values()
-                if os.path.lexists(self.directory / entry.checkpoint)
-            )
+            names = {entry.checkpoint for entry in entries.values()}
+            existing = {name for name in names if os.path.lexists(self.directory / name)}
             self._references = Counter(entry.checkpoint for entry in kept_entries(self.state))
             self._lock, self._copied = threading.Lock(), frozenset[str]()  # see `snapshot`
-            self._unreferenced = set(self._checkpoints) - self._references.keys()
-            self._with_others = set(self._checkpoints)  # perhaps beside earlier steps
+            self._unreferenced = existing - self._references.keys()
+            self._with_others = existing  # perhaps beside earlier steps
             self._index = self._make_index(entries.values())
             stack.callback(lambda: self._index.close())
             self._stack = stack.pop_all()
@@ -228,7 +221,7 @@ class Leaderboard:
         token = self.state.events
         parts = tuple(parents), hyperparameters, experiment, tuple(opponents), tuple(training)
         event = Started(pod, round, token, *parts)
-        self._record(event)
+        self.record(event)
         attempt = self.state.pods[pod].attempt
         assert attempt is not None
         return attempt
@@ -243,25 +236,16 @@ class Leaderboard:
         if newest and (newest.round, newest.token) == (report.round, report.token):
             return None
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
-        reason = reason or _unplayed(pod_state, report) or self._misplaced(report.checkpoint)
-        if reason:
-            self._record(Rejected(report.pod, report.round, report.token, reason))
-            return reason
-        self._record(report)
-        return None
+        reason = reason or _unplayed(pod_state, report) or self._misplaced(report)
+        self.record(Rejected(report.pod, report.round, report.token, reason) if reason else report)
+        return reason
 
     def fail(self, failure: Failed) -> str | None:
         """End an attempt without a report. Returns as `submit` does."""
         reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
-        if reason:
-            self._record(Rejected(failure.pod, failure.round, failure.token, reason))
-        else:
-            self._record(failure)
+        attempt = failure.pod, failure.round, failure.token
+        self.record(Rejected(*attempt, reason) if reason else failure)
         return reason
-
-    def record(self, event: Stopped | Absent | Capacity) -> None:
-        """Append an event that needs no check."""
-        self._record(event)
 
     def release(self, pod: int) -> None:
         """Let a quarantined pod start again. Raises `ConfigError` if it is none, or cannot."""
@@ -276,19 +260,14 @@ class Leaderboard:
                     f"pod {pod} cannot be released: the checkpoint of {entry.id}, which it "
                     "continues, is gone, as earlier versions deleted it with the quarantine."
                 )
-        self._record(Released(pod))
-
-    def unreferenced_checkpoints(self) -> tuple[str, ...]:
-        """Return the checkpoints of entries that no pod can start from any more."""
-        return tuple(sorted(self._unreferenced))
+        self.record(Released(pod))
 
     def collect_garbage(self) -> tuple[str, ...]:
-        """Delete the `unreferenced_checkpoints` and return those that are deleted.
+        """Delete the checkpoints that no pod can start from any more; return those that are gone.
 
-        Those of a `snapshot` stay.
-        Other checkpoints of a round, from before the one of its entry, go with the first call.
-        They can never be referenced again, so an interrupted deletion is harmless and the next call
-        completes it.
+        Those of a `snapshot` stay. Other checkpoints of a round, from before the one of its entry,
+        go with the first call. They can never be referenced again, so an interrupted deletion is
+        harmless and the next call completes it.
         """
         with self._lock:
             names = sorted(self._unreferenced - self._copied)
@@ -300,8 +279,6 @@ class Leaderboard:
             self._with_others.clear()
             deleted = [n for n in names if not os.path.lexists(self.directory / n)]
             self._unreferenced.difference_update(deleted)
-            for name in deleted:
-                del self._checkpoints[bisect.bisect_left(self._checkpoints, name)]
             return tuple(deleted)
 
     def snapshot(self) -> tuple[TournamentState, int]:
@@ -324,23 +301,21 @@ class Leaderboard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _record(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
+        """Append an event that needs no check."""
         with self._lock:
-            self._apply(event)
+            # The written event is applied, so a replay cannot differ.
+            old_state, self.state = self.state, apply_event(self.state, self.append(event))
+            self._follow(event, old_state)
 
-    def _apply(self, event: Event) -> None:
-        # The written event is applied, so a replay cannot differ.
-        old_state, self.state = self.state, apply_event(self.state, self.append(event))
+    def _follow(self, event: Event, old_state: TournamentState) -> None:
+        """Update what is kept beside the state, and the index."""
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         if entry is not None:
-            bisect.insort(self._checkpoints, entry.checkpoint)
             self._with_others.add(entry.checkpoint)
         if not isinstance(event, Header | Capacity):
-            pods = (
-                old_state.pods.get(event.pod, PodState()),
-                self.state.pods.get(event.pod, PodState()),
-            )
-            self._count_references(*pods, entry)
+            old, pod = (x.pods.get(event.pod, PodState()) for x in (old_state, self.state))
+            self._count_references(old, pod, entry)
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
             self._index.add(new, self.state.events, self._checksum, ratings)
@@ -360,8 +335,7 @@ class Leaderboard:
             self._references[name] += change
             if not self._references[name]:
                 del self._references[name]
-                if self._first_checkpoint(name) == name:
-                    self._unreferenced.add(name)
+                self._unreferenced.add(name)
             elif change:
                 self._unreferenced.discard(name)
 
@@ -390,22 +364,17 @@ class Leaderboard:
             if path != checkpoint and _is_inside(self.directory, name):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _misplaced(self, checkpoint: str) -> str | None:
-        if not _is_inside(self.directory, checkpoint):
-            return f"the checkpoint {checkpoint[:200]!r} is not a directory inside the tournament's"
-        # One entry, one directory: to delete or overwrite one must not touch another.
-        ancestors = [str(path) for path in PurePosixPath(checkpoint).parents]
-        for name in (checkpoint, *ancestors):
-            if self._first_checkpoint(name) == name:
-                return f"the checkpoint {checkpoint!r} is that of another entry, {name!r}"
-        if (name := self._first_checkpoint(f"{checkpoint}/")).startswith(f"{checkpoint}/"):
-            return f"the checkpoint {checkpoint!r} is that of another entry, {name!r}"
+    def _misplaced(self, report: Submitted) -> str | None:
+        if not _is_inside(self.directory, report.checkpoint):
+            name = report.checkpoint[:200]
+            return f"the checkpoint {name!r} is not a directory inside the tournament's"
+        # One round, one directory: to delete or overwrite one must not touch another.
+        expected = f"pods/p{report.pod}r{report.round}/{CHECKPOINTS}"
+        if str(PurePosixPath(report.checkpoint).parent) != expected:
+            return (
+                f"the checkpoint {report.checkpoint!r} is not in {expected}, as those of its round"
+            )
         return None
-
-    def _first_checkpoint(self, name: str) -> str:
-        """Return the first checkpoint that exists and sorts not before a name; "" if none does."""
-        place = bisect.bisect_left(self._checkpoints, name)
-        return "".join(self._checkpoints[place : place + 1])
 
     def _make_index(self, entries: Iterable[Entry]) -> Index:
         index = Index(self.directory, self.state.header.size)

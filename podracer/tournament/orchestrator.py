@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -53,10 +54,9 @@ from podracer.tournament.events import (
     TournamentState,
     find_entry,
 )
-from podracer.tournament.heartbeats import Heartbeats
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.league import draw_opponents, draw_training
-from podracer.tournament.pod import Opponent, Parent, Task, saved_updates, write_task
+from podracer.tournament.pod import Reference, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
@@ -66,10 +66,36 @@ BACK_OFF_SECONDS = 60.0  # at most, before a pod that a machine lost starts agai
 LOSSES = 20  # one pod's, in a row without progress, after which the engine counts as lost
 # Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
 MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
+# Fields of `Started` that an attempt has from the one before at its round.
+DECISION = ("parents", "hyperparameters", "experiment", "opponents", "training")
 
 _LOG = logging.getLogger("podracer")
 
 Watch = Callable[[TournamentState], None]
+
+
+@dataclasses.dataclass
+class Attempt:
+    """An attempt that runs, and when it last gave a sign of life.
+
+    By the monotonic clock of this process: that of the machine which writes the files may differ,
+    and the wall clock may be set, or go on while the machine sleeps.
+    """
+
+    pod: int
+    directory: Path
+    beat: float  # when it started, was asked to stop, or was first seen to have recorded
+    changes: list[int] = dataclasses.field(default_factory=list)  # times of its files
+    retirement: str | None = None  # once it is to stop: why its pod retires, "" if it does not
+    is_stalled: bool = False  # it was killed, as it recorded nothing
+
+    def has_recorded(self) -> bool:
+        """Return whether the files that grow in a round have changed since the last look."""
+        changes, self.changes = self.changes, []
+        for name in ("metrics.jsonl", "log.txt"):
+            with contextlib.suppress(OSError):
+                self.changes.append(os.stat(f"{self.directory}/{name}").st_mtime_ns)
+        return changes != self.changes
 
 
 def run_tournament(
@@ -138,7 +164,7 @@ def _mirrored(board: Leaderboard, address: str, is_new: bool, watch: Watch) -> I
 
 
 class Orchestrator:
-    """The loop, with the attempts that are running and when they started."""
+    """The loop, with the attempts that are running."""
 
     def __init__(
         self,
@@ -151,14 +177,11 @@ class Orchestrator:
     ) -> None:
         self.tournament, self.board, self.engine = tournament, board, engine
         self._signals, self._watch, self._clock = signals, watch, clock
-        self._running: dict[int, int] = {}  # token to pod
+        self._running: dict[int, Attempt] = {}  # by token
         self._idle: dict[int, float] = {}  # other pods with rounds left, and when they may start
         self._losses: dict[int, int] = {}  # by pod: attempts that machines lost in a row
         self._lost: EngineLost | None = None  # after too many of them
-        self._heartbeats = Heartbeats(clock)
-        self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
-        self._stalled: set[int] = set()  # tokens that were killed, as they recorded nothing
         self._capacity_file = CapacityFile(board.directory)
         self._shown, self._decided, self._followed = -1, -1, -1  # numbers of events
         self._next_look, self._is_paused = -math.inf, False
@@ -230,29 +253,26 @@ class Orchestrator:
 
     def _take_in(self) -> None:
         for token, code in self.engine.poll().items():
-            pod = self._running.pop(token)
-            self._heartbeats.forget(token)
-            delay = self._end(pod, token, code)
-            if reason := self._stopping.pop(token, ""):
-                self.board.record(Stopped(pod, "retired", reason))
-            self._stalled.discard(token)
-            self._settle(pod, delay)
+            attempt = self._running.pop(token)
+            delay = self._end(attempt, token, code)
+            if attempt.retirement:
+                self.board.record(Stopped(attempt.pod, "retired", attempt.retirement))
+            self._settle(attempt.pod, delay)
 
-    def _end(self, pod: int, token: int, code: int) -> float:
+    def _end(self, attempt: Attempt, token: int, code: int) -> float:
         """Record the end of an attempt; return the seconds until the pod may start again."""
-        reason = self._accept(pod, token, code)
+        pod, reason = attempt.pod, self._accept(attempt, token, code)
         # One that was stopped, perhaps by a signal to all processes, has not failed.
-        if reason is None or token in self._stopping or self._signals.exit_code:
+        if reason is None or attempt.retirement is not None or self._signals.exit_code:
             self._losses.pop(pod, None)
             return 0.0
-        is_stalled = token in self._stalled
-        if is_stalled:
+        if attempt.is_stalled:
             reason = f"recorded nothing for {self.tournament.stall_seconds:g} s (stall_seconds)"
-        fault = "machine" if code in MACHINE_CODES and not is_stalled else "pod"
+        fault = "machine" if code in MACHINE_CODES and not attempt.is_stalled else "pod"
         pod_state = self.state.pods[pod]
         assert pod_state.attempt is not None
         steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update
-        frames = saved_updates(self.directory(pod, pod_state.round)) * steps
+        frames = saved_updates(attempt.directory) * steps
         self.board.fail(Failed(pod, pod_state.round, token, reason, frames, fault))
         if fault == "machine":
             return self._back_off(pod, reason, has_progress=frames > pod_state.frames)
@@ -278,18 +298,17 @@ class Orchestrator:
         else:
             self._idle.pop(pod, None)
 
-    def _accept(self, pod: int, token: int, code: int) -> str | None:
+    def _accept(self, attempt: Attempt, token: int, code: int) -> str | None:
         """Submit an attempt's report; return None if accepted, else why the attempt failed."""
-        round = self.state.pods[pod].round
-        directory = self.directory(pod, round)
         try:
             # Whatever the exit code: the report comes last, and a library may crash at the exit.
-            report = read_report(directory, token)
+            report = read_report(attempt.directory, token)
         except PodracerError as error:
-            return reason_of_failure(directory, code) if code else str(error)
+            return reason_of_failure(attempt.directory, code) if code else str(error)
         if report is None:
-            return reason_of_failure(directory, code)
-        submitted = Submitted(pod, round, evaluation=self.tournament.evaluation, **report)
+            return reason_of_failure(attempt.directory, code)
+        pod, evaluation = attempt.pod, self.tournament.evaluation
+        submitted = Submitted(pod, self.state.pods[pod].round, evaluation=evaluation, **report)
         reason = self.board.submit(submitted)
         return reason and f"its report was refused: {reason}"
 
@@ -335,19 +354,15 @@ class Orchestrator:
         attempt = pod_state.attempt
         if attempt is None:
             return None
-        anchor = attempt.opponents[:1]
-        # An opponent that ends the process costs its match, not the pod.
-        is_last = 0 < pod_state.failures == self.tournament.retries - 1
-        return {
-            "parents": attempt.parents,
-            "hyperparameters": attempt.hyperparameters,
-            "experiment": self._restored(attempt.experiment),
-            "opponents": anchor if is_last else attempt.opponents,
-            "training": anchor if is_last and attempt.training else attempt.training,
-        }
+        decision = {name: getattr(attempt, name) for name in DECISION}
+        if 0 < pod_state.failures == self.tournament.retries - 1:
+            # An opponent that ends the process costs its match, not the pod.
+            anchor = attempt.opponents[:1]
+            decision |= {"opponents": anchor, "training": anchor if attempt.training else ()}
+        return decision
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
-        """Return parents, hyperparameters and experiment of a round; None if it has to wait."""
+        """Return the decision of a round; None if it has to wait."""
         rng = selection.generator(self.tournament.seed, pod, round)
         view = selection.selection_view(self.state, pod, round)
         start = selection.choose(self.tournament.selection, view, rng)
@@ -358,7 +373,7 @@ class Orchestrator:
         return {
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
-            "experiment": experiment,
+            "experiment": to_json(experiment),
             "opponents": draw_opponents(*drawing),
             "training": draw_training(*drawing),
         }
@@ -378,62 +393,54 @@ class Orchestrator:
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
-        experiment = decision["experiment"]
-        started = self.board.start(pod, round, **{**decision, "experiment": to_json(experiment)})
+        started = self.board.start(pod, round, **decision)
 
-        def checkpoint(entry_id: str) -> Parent:
-            entry = find_entry(self.state, pod, entry_id)
-            return Parent(entry.checkpoint, entry.digest)
-
-        def opponent(name: str) -> Opponent:
-            is_anchor = name == self.tournament.anchor
-            return Opponent(name, None if is_anchor else checkpoint(name))
+        def reference(name: str) -> Reference:
+            if name == self.tournament.anchor:
+                return Reference(name)
+            entry = find_entry(self.state, pod, name)
+            return Reference(name, entry.checkpoint, entry.digest)
 
         task = Task(
             pod,
             round,
             started.token,
-            experiment,
-            tuple(map(checkpoint, started.parents)),
+            self._restored(started.experiment),
+            tuple(map(reference, started.parents)),
             self.tournament.round_frames,
             self.tournament.round_seconds,
             self.tournament.evaluation_seed,
             self.tournament.episodes,
-            tuple(map(opponent, started.opponents)),
-            tuple(map(opponent, started.training)),
+            tuple(map(reference, started.opponents)),
+            tuple(map(reference, started.training)),
         )
-        directory = self.directory(pod, round)
+        directory = self.board.directory / "pods" / f"p{pod}r{round}"
         write_task(directory, task)
         self.engine.start(started.token, directory)
         self._idle.pop(pod, None)
-        self._running[started.token] = pod
+        self._running[started.token] = Attempt(pod, directory, self._clock())
         self._is_paused = False
-        self._heartbeats.beat(started.token)
 
     def _restored(self, experiment: Mapping[str, Any]) -> Experiment:
         return restore_experiment(experiment, self.tournament.experiments)
 
-    def directory(self, pod: int, round: int) -> Path:
-        """Return the directory of a pod's round."""
-        return self.board.directory / _name(pod, round)
-
     # --- failures and capacity --------------------------------------------------------------------
 
     def _kill_stalled(self) -> None:
-        for token, pod in self._running.items():
-            if token in self.engine.waiting:  # no machine has begun it
-                self._heartbeats.beat(token)
-                continue
-            directory = f"{self.board.directory}/{_name(pod, self.state.pods[pod].round)}"
-            grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
-            if self._heartbeats.silence(token, directory) > grace:
-                self._stalled.add(token)
+        for token, attempt in self._running.items():
+            is_to_stop = attempt.retirement is not None
+            grace = GRACE_SECONDS if is_to_stop else self.tournament.stall_seconds
+            # An attempt that waits for a machine has not begun.
+            if token in self.engine.waiting or attempt.has_recorded():
+                attempt.beat = self._clock()
+            elif self._clock() - attempt.beat > grace:
+                attempt.is_stalled = True
                 self.engine.kill(token)
 
     def _stop(self, token: int, reason: str) -> None:
         """Ask a pod to save and end; with a reason it retires."""
-        self._stopping[token] = reason
-        self._heartbeats.beat(token)
+        attempt = self._running[token]
+        attempt.retirement, attempt.beat = reason, self._clock()
         self.engine.stop(token)
 
     def _mark_stragglers(self, round: int) -> None:
@@ -452,8 +459,8 @@ class Orchestrator:
         if self.state.capacity is None or self.state.events == self._followed:
             return
         self._followed = self.state.events
-        tokens = {pod: token for token, pod in self._running.items()}
-        leaving = {pod for pod, token in tokens.items() if token in self._stopping}
+        tokens = {attempt.pod: token for token, attempt in self._running.items()}
+        leaving = {x.pod for x in self._running.values() if x.retirement is not None}
         busy = {n: pod for n, pod in self._busy().items() if n not in leaving}
         reason = f"the capacity is {self.state.capacity}"
         for number in weakest_first(busy)[: max(0, len(busy) - self.state.capacity)]:
@@ -492,10 +499,6 @@ class Orchestrator:
             _LOG.warning(
                 "killed pods that did not end in %g s, which continue from their last save: %s.",
                 GRACE_SECONDS,
-                ", ".join(map(str, sorted(self._running.values()))),
+                ", ".join(map(str, sorted(x.pod for x in self._running.values()))),
             )
         return self._signals.exit_code or PREEMPTED
-
-
-def _name(pod: int, round: int) -> str:
-    return f"pods/p{pod}r{round}"

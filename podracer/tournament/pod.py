@@ -44,7 +44,7 @@ from podracer.io import checkpoint
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import own_directory, write_json
 from podracer.io.seal import MANIFEST
-from podracer.io.steps import CHECKPOINTS, step_name
+from podracer.io.steps import CHECKPOINTS, read_meta, step_name
 from podracer.io.text import explain_error, redact
 from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
@@ -69,19 +69,12 @@ TASK = "task.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Parent:
-    """A checkpoint to start from, relative to the tournament, and the digest of its manifest."""
-
-    checkpoint: str
-    digest: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Opponent:
-    """An opponent in a league: an entry with its checkpoint, or the anchor, which has none."""
+class Reference:
+    """An entry to start from or to play against; or the anchor, which has no checkpoint."""
 
     name: str
-    entry: Parent | None = None
+    checkpoint: str = ""  # relative to the tournament
+    digest: str = ""  # SHA-256 of its manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +85,16 @@ class Task:
     round: int
     token: int
     experiment: Experiment
-    parents: tuple[Parent, ...]  # none: fresh; one: continued; several: fused
+    parents: tuple[Reference, ...]  # none: fresh; one: continued; several: fused
     frames: int  # to train for
     seconds: float | None  # or this time limit, if it is reached first
     evaluation_seed: int  # draws the held-out episodes, the same for all pods
     episodes: int
-    opponents: tuple[Opponent, ...] = ()  # in a league, the anchor first; `episodes` games each
-    training: tuple[Opponent, ...] = ()  # against whom to train, in place of the environment's own
+    opponents: tuple[Reference, ...] = ()  # in a league, the anchor first; `episodes` games each
+    training: tuple[Reference, ...] = ()  # against whom to train, in place of the environment's own
 
 
-_KINDS = {**KINDS, "Task": Task, "Parent": Parent, "Opponent": Opponent}
+_KINDS = {**KINDS, "Task": Task, "Reference": Reference}
 
 
 def write_task(directory: Path, task: Task) -> None:
@@ -132,12 +125,14 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     """
     task = read_task(directory, user_experiments)
     parents = [verified_checkpoint(directory.parents[1], parent) for parent in task.parents]
-    experiment = _until_budget(_against_opponents(task, directory), parents)
+    experiment = _until_budget(_against_opponents(task, directory), task, parents)
+    continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
+    start = partial(begin, parents, experiment, None if continues else task.round)
     result = train(
         experiment,
         run_dir=directory,
         resume=_continues(directory, experiment),
-        begin=partial(begin, parents, experiment, _branch(task, parents)) if parents else None,
+        begin=start if parents else None,
         progress=False,
     )
     if result.exit_code:
@@ -168,27 +163,25 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     return 0
 
 
-def _against_opponents(task: Task, directory: Path) -> Task:
-    """Return the task in the environment with the opponents that it trains against.
+def _against_opponents(task: Task, directory: Path) -> Experiment:
+    """Return the experiment in the environment with the opponents that it trains against.
 
     In the place of one whose checkpoint is lost comes the anchor.
     """
     if not task.training:
-        return task
-    anchor, names = task.opponents[0].name, []
+        return task.experiment
+    anchor, names, root = task.opponents[0].name, [], directory.absolute().parents[1]
     for opponent in task.training:
         try:
-            entry = opponent.entry
-            path = entry and verified_checkpoint(directory.absolute().parents[1], entry)
-            names.append(str(path or opponent.name))
+            path = verified_checkpoint(root, opponent) if opponent.checkpoint else opponent.name
+            names.append(str(path))
         except CheckpointError as error:
             print(f"{error} The round trains against {anchor} in the place of {opponent.name}.")
             names.append(anchor)
     environment = task.experiment.environment
     assert isinstance(environment, str)  # see `Tournament.check`
     environment = with_opponents(environment, list(dict.fromkeys(names)), evaluate_against=anchor)
-    experiment = dataclasses.replace(task.experiment, environment=environment)
-    return dataclasses.replace(task, experiment=experiment)
+    return dataclasses.replace(task.experiment, environment=environment)
 
 
 def _continues(directory: Path, experiment: Experiment) -> bool:
@@ -208,20 +201,14 @@ def _continues(directory: Path, experiment: Experiment) -> bool:
     return False
 
 
-def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
+def _until_budget(experiment: Experiment, task: Task, parents: Sequence[Path]) -> Experiment:
     """Return the experiment, to end one budget after the parents' training."""
     totals = _totals(parents[0]) if parents else Totals()
-    frames = totals.frames // max(1, len(task.experiment.pods))
+    frames = totals.frames // max(1, len(experiment.pods))
     return dataclasses.replace(
-        experiment_of_round(task.experiment, task.frames, frames),
+        experiment_of_round(experiment, task.frames, frames),
         max_seconds=None if task.seconds is None else totals.seconds + task.seconds,
     )
-
-
-def _branch(task: Task, parents: Sequence[Path]) -> int | None:
-    """Return the round whose random numbers a pod draws, None if it continues its newest entry."""
-    newest = f"p{task.pod}r{task.round - 1}"
-    return None if parents[0].parents[1].name == newest else task.round
 
 
 def begin(
@@ -319,11 +306,11 @@ def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) ->
     key = jax.random.fold_in(jax.random.key(task.evaluation_seed), task.pod)
     key = jax.random.fold_in(key, task.round)
 
-    def play_one(opponent: Opponent, key: jax.Array) -> Match:
-        if opponent.entry is None:
+    def play_one(opponent: Reference, key: jax.Array) -> Match:
+        if not opponent.checkpoint:
             rival, environments = opponent_player(opponent.name), [env]
         else:
-            checkpoint_path = verified_checkpoint(path.parents[3], opponent.entry)
+            checkpoint_path = verified_checkpoint(path.parents[3], opponent)
             rival, rival_env = _player(opponent.name, checkpoint_path, user_experiments)
             environments = [env, rival_env]
         play_games = make_play_games(common_game(environments), (player, rival), task.episodes)
@@ -336,7 +323,7 @@ def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) ->
         try:
             matches.append(play_one(opponent, jax.random.fold_in(key, number)))
         except Exception as error:
-            if opponent.entry is None:
+            if not opponent.checkpoint:
                 raise
             fault = redact(f"{type(error).__name__}: {error}")[:500]
             matches.append(Match(name, opponent.name, 0, 0, 0, fault))
@@ -352,17 +339,16 @@ def _player(name: str, path: Path, user_experiments: Sequence[Experiment]) -> tu
     return player, run.env
 
 
-def verified_checkpoint(tournament: Path, parent: Parent) -> Path:
+def verified_checkpoint(tournament: Path, entry: Reference) -> Path:
     """Return the checkpoint of an entry. Raises `CheckpointError` if it is not the recorded one."""
-    path = tournament / parent.checkpoint
-    if digest(path) != parent.digest:
+    path = tournament / entry.checkpoint
+    if digest(path) != entry.digest:
         raise CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
     return path
 
 
 def _totals(path: Path) -> Totals:
-    meta = json.loads(read_limited(path / "meta.json"))
-    return Totals(**meta["metadata"]["totals"])
+    return Totals(**read_meta(path)["metadata"]["totals"])
 
 
 def saved_updates(directory: Path) -> int:

@@ -59,8 +59,13 @@ def reason_of_failure(directory: Path, code: int) -> str:
         if path.stat().st_mtime_ns >= task.stat().st_mtime_ns:  # not an earlier attempt's
             crash = json.loads(read_limited(path))
             return f"exit code {code}: {crash['message']}"[:500]
+    line = last_line(directory / "log.txt").removeprefix("podracer: ")
+    return f"exit code {code}: {line}"[:500] if line else f"exit code {code}"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a process's output, "" if it has none or cannot be read."""
     with contextlib.suppress(OSError, IndexError, PodracerError):
-        log = read_limited(directory / "log.txt", LARGE_FILE)
-        lines = log.decode(errors="replace").splitlines()
-        return f"exit code {code}: {lines[-1].removeprefix('podracer: ')}"[:500]
-    return f"exit code {code}"
+        text = read_limited(log, LARGE_FILE).decode(errors="replace")
+        return text.strip().splitlines()[-1][:500]
+    return ""

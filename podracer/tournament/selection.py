@@ -23,7 +23,6 @@ import numpy as np
 from podracer.drivers.selection import (
     Generational,
     PopulationBased,
-    Range,
     Truncation,
     generation,
     num_replaced,
@@ -89,12 +88,7 @@ def generator(seed: int, pod: int, round: int) -> np.random.Generator:
 
 
 def perturb(
-    hyperparameters: Mapping[str, float],
-    bounds: Sequence[Range],
-    rng: np.random.Generator,
-    *,
-    factors: Sequence[float] = (0.8, 1.2),
-    resample: float = 0.25,
+    hyperparameters: Mapping[str, float], rule: PopulationBased, rng: np.random.Generator
 ) -> dict[str, float]:
     """Perturb hyperparameters as in Jaderberg et al. (2017), section 4.
 
@@ -102,9 +96,9 @@ def perturb(
     bounds, with probability `resample` or if it has no value yet. The others are unchanged.
     """
     values = dict(hyperparameters)
-    for bound in bounds:
-        factor = factors[int(rng.integers(len(factors)))]
-        resampled = bound.name not in values or rng.random() < resample
+    for bound in rule.bounds:
+        factor = rule.factors[int(rng.integers(len(rule.factors)))]
+        resampled = bound.name not in values or rng.random() < rule.resample
         sample = bound.draw(rng) if resampled else bound.low
         value = values.get(bound.name, sample)
         values[bound.name] = float(bound.perturb(value, factor, sample, resampled))
@@ -177,14 +171,7 @@ def choose(rule: SelectionRule, view: SelectionView, rng: np.random.Generator) -
             if parent is None and start.parents:
                 return start
             # First rounds draw their hyperparameters from the bounds.
-            values = perturb(
-                start.hyperparameters,
-                rule.bounds,
-                rng,
-                factors=rule.factors,
-                resample=rule.resample,
-            )
-            return Start(start.parents, values)
+            return Start(start.parents, perturb(start.hyperparameters, rule, rng))
     if isinstance(rule, Independent) or not view.board:
         return _continue(view.own_entry)
     return _continue(_drawn(rule, view, rng))

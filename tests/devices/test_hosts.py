@@ -51,19 +51,8 @@ def hosts(arguments, number=2, flags=((), ())):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    return [
-        start(
-            *arguments,
-            *own_flags,
-            "--coordinator",
-            address,
-            "--num-processes",
-            number,
-            "--process-id",
-            i,
-        )
-        for i, own_flags in enumerate(flags)
-    ]
+    join = ("--coordinator", address, "--num-processes", number, "--process-id")
+    return [start(*arguments, *own_flags, *join, i) for i, own_flags in enumerate(flags)]
 
 
 def end(processes, expected):
@@ -405,19 +394,19 @@ UNKNOWN = socket.gaierror(-2, "Name or service not known")
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(number, monkeypatch, capsys):
+def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(
+    number, joined, monkeypatch, capsys
+):
     """Kubernetes knows the name of a pod some seconds after its start; exit code 78 is final."""
-    find, errors, joined = socket.getaddrinfo, [UNKNOWN] * 3, []
+    find, errors = socket.getaddrinfo, [UNKNOWN] * 3
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda *args: find(*args) if not errors else throw(errors.pop())
     )
     monkeypatch.setattr(peers, "NAME_SECONDS", 0)
     monkeypatch.setattr(peers, "NOTICE_SECONDS", 0)
-    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **_: joined.append(args))
-    monkeypatch.setattr(peers, "claim_number", lambda *_: None)
     initialize_devices(Hosts("localhost:1", 2, number, 60), 0)
-    assert (joined, errors) == ([("localhost:1", 2, number)], [])
+    ((settings, _),) = joined
+    assert (settings, errors) == (("localhost:1", 2, number), [])
     event = "localhost to be this machine" if number == 0 else "the name localhost"
     assert capsys.readouterr().err.count(f"podracer: waits at most 60 s for {event}") == 1
 
@@ -434,6 +423,18 @@ def test_a_coordinator_whose_name_stays_unknown_is_a_lost_peer(number, monkeypat
 
 def throw(error):
     raise error
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Settings and options with which JAX was asked to join processes; nothing joins."""
+    calls = []
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *settings, **o: calls.append((settings, o))
+    )
+    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
+    monkeypatch.setattr(peers, "claim_number", lambda *_: None)
+    return calls
 
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
@@ -463,18 +464,10 @@ COORDINATOR = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"}
         (POD | COORDINATOR | {"JAX_NUM_PROCESSES": "4"}, ("127.0.0.1:9", 4, 3, None)),
     ],
 )
-def test_processes_of_a_launcher_join_by_themselves(variables, found, monkeypatch):
+def test_processes_of_a_launcher_join_by_themselves(variables, found, joined, monkeypatch):
     """By JAX's own detection, which also gives each process of MPI and Slurm its GPU."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    joined = []
-    monkeypatch.setattr(
-        jax.distributed,
-        "initialize",
-        lambda *settings, **options: joined.append((settings, options)),
-    )
-    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
-    monkeypatch.setattr(peers, "claim_number", lambda *_: None)
     check_not_alone(Hosts())
     initialize_devices(Hosts(), 0)
     ((settings, options),) = joined
@@ -510,17 +503,12 @@ def test_a_process_of_a_job_refuses_to_train_alone(variables, sentence, monkeypa
     assert not jax.distributed.is_initialized()
 
 
-def test_a_pod_of_an_indexed_job_joins_where_jax_can_ask_kubernetes(monkeypatch, tmp_path):
+def test_a_pod_of_an_indexed_job_joins_where_jax_can_ask_kubernetes(joined, monkeypatch, tmp_path):
     """JAX needs its package for that, and without a number of processes it is no lone process."""
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
     (tmp_path / "kubernetes").mkdir()
     (tmp_path / "kubernetes" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    joined = []
-    monkeypatch.setattr(
-        jax.distributed, "initialize", lambda *settings, **o: joined.append((settings, o))
-    )
-    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
     check_not_alone(Hosts())
     initialize_devices(Hosts(), 0)
     ((settings, options),) = joined

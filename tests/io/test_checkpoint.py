@@ -677,13 +677,6 @@ def test_arrays_beyond_memory_are_refused_before_they_are_read(saved: Path, monk
 # --- retention and leftovers ----------------------------------------------------------------------
 
 
-def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
-    prints = save(tmp_path, *range(6), keep=2)
-    with Checkpointer(tmp_path) as checkpointer:
-        assert checkpointer.steps() == [4, 5]
-    assert stored_fingerprint(tmp_path) == (5, prints[-1])
-
-
 def test_the_best_step_is_kept_as_long_as_a_step_names_it(tmp_path: Path) -> None:
     best_of = {1: 1, 2: 1, 3: 1, 4: 4, 5: 4, 6: 4, 7: 4}
     kept = [[1], [1, 2], [1, 2, 3], [1, 3, 4], [4, 5], [4, 5, 6], [4, 6, 7]]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from child import wait_until
 from stores import MachineLost, Run, files_of, hurry, state, use
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
@@ -38,13 +39,6 @@ def address(tmp_path: Path) -> str:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
-
-
-def wait_until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ignore(_: str) -> None:

@@ -16,6 +16,15 @@ from podracer.io.checkpoint import stored_fingerprint
 TIMINGS = ("seconds", "frames_per_second", "actor_idle", "learner_idle", "queue_occupancy")
 
 
+def wait_until(condition, seconds=120.0):
+    """What a condition returns once it holds."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return result
+
+
 def command(*arguments):
     return [
         sys.executable,

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from podracer.io import copies, mirror
+from podracer.io import mirror
+from podracer.io import store as stores
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.copies import RunCopy
 from podracer.io.lease import Lease
@@ -50,7 +51,7 @@ class Store:
 def use(monkeypatch, address, fault=lambda operation, name, call: call()):
     """Put a store with faults in the place of the one at an address; return it."""
     store = Store(open_store(address, writes=True), fault)
-    for module in (mirror, copies):
+    for module in (mirror, stores):
         monkeypatch.setattr(module, "open_store", lambda *_, **__: store)
     return store
 

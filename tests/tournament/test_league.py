@@ -257,11 +257,8 @@ class Pretend:
         step.mkdir(parents=True)
         (step / "manifest.json").touch()
         matches = []
-        for opponent in task.opponents:
-            if opponent.entry is not None:
-                assert pods.verified_checkpoint(root, opponent.entry).is_dir()
-        for opponent in task.training:
-            assert opponent.entry is None or pods.verified_checkpoint(root, opponent.entry).is_dir()
+        for opponent in (*task.opponents, *task.training):
+            assert not opponent.checkpoint or pods.verified_checkpoint(root, opponent).is_dir()
         for opponent in task.opponents:
             if opponent.name == self.faulty:
                 matches.append((f"p{task.pod}r{task.round}", opponent.name, 0, 0, 0, "no file"))
@@ -340,12 +337,19 @@ def test_scores_are_ratings_and_selection_works_on_them(tmp_path):
 
 
 def test_killed_before_and_after_every_event_a_league_has_the_same_ratings(tmp_path, monkeypatch):
-    """Generations wait for each other, so that the order of ends does not matter."""
-    rule = selection.Generational(group_size=1, parents=2)
+    """Generations wait for each other, so that the order of ends does not matter.
+
+    A round keeps its opponents of training, whose checkpoints are there.
+    """
     league = dataclasses.replace(
-        LEAGUE, pods=2, rounds=2, selection=rule, opponents="prioritized", matches=1
-    )
+        LEAGUE, pods=2, rounds=3, selection=selection.Generational(group_size=1, parents=2),
+        opponents="prioritized", train_against="latest", matches=1,
+    )  # fmt: skip
     plain = run(tmp_path / "plain", league)
+    starts = trained_against(tmp_path / "plain")
+    assert starts[0, 0] == starts[1, 0] == {("random",)}
+    assert all(len(drawn) == 1 for drawn in starts.values())
+    assert {name for drawn in starts.values() for names in drawn for name in names} > {"random"}
     events = len(read_events(tmp_path / "plain"))
     for at in range(1, events):
         for after in (False, True):
@@ -357,6 +361,7 @@ def test_killed_before_and_after_every_event_a_league_has_the_same_ratings(tmp_p
             assert state.matches[: len(before)] == before
             assert sorted(state.matches) == sorted(plain.matches)  # none is lost or twice there
             assert state.ratings == plain.ratings
+            assert trained_against(directory) == starts
 
 
 def test_an_opponent_that_cannot_be_played_costs_its_match_alone(tmp_path):
@@ -371,35 +376,20 @@ def test_an_opponent_that_cannot_be_played_costs_its_match_alone(tmp_path):
 
 
 def test_an_opponent_that_ends_the_process_costs_its_match_and_not_the_pod(tmp_path):
-    state = run(tmp_path, engine=Pretend(crashes=99))
+    """The last attempt plays and trains against the anchor alone."""
+    league = dataclasses.replace(LEAGUE, train_against="past")
+    state = run(tmp_path, league, Pretend(crashes=99))
     starts = [
-        event.opponents
+        event
         for event in read_events(tmp_path)
         if isinstance(event, Started) and (event.pod, event.round) == (1, 2)
     ]
+    first, second, last = ((event.opponents, event.training) for event in starts)
     assert len(starts) == LEAGUE.retries
-    assert starts[0] == starts[1]
-    assert len(starts[0]) == 1 + LEAGUE.matches
-    assert starts[2] == ("random",)
+    assert first == second
+    assert [len(names) for names in first] == [1 + LEAGUE.matches, LEAGUE.matches]
+    assert last == (("random",), ("random",))
     assert all(pod.round == 4 for pod in state.pods.values())
-
-
-def test_the_opponents_of_training_are_decided_once_and_kept(tmp_path, monkeypatch):
-    """Whenever it is killed, a round keeps its opponents, whose checkpoints are there."""
-    league = dataclasses.replace(
-        LEAGUE, pods=2, rounds=3, opponents="latest", train_against="prioritized", matches=2
-    )
-    league = dataclasses.replace(league, selection=selection.Generational(1, parents=1))
-    run(tmp_path / "plain", league)
-    starts = trained_against(tmp_path / "plain")
-    assert starts[0, 0] == starts[1, 0] == {("random",)}
-    assert all(len(drawn) == 1 for drawn in starts.values())
-    assert {name for drawn in starts.values() for names in drawn for name in names} > {"p0r0"}
-    for at in range(3, len(read_events(tmp_path / "plain")), 2):
-        with killed(monkeypatch, at, after=True):
-            run(tmp_path / str(at), league)
-        run(tmp_path / str(at), league)
-        assert trained_against(tmp_path / str(at)) == starts
 
 
 def trained_against(directory: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
@@ -411,25 +401,13 @@ def trained_against(directory: Path) -> dict[tuple[int, int], set[tuple[str, ...
     return found
 
 
-def test_the_last_attempt_trains_against_the_anchor(tmp_path):
-    league = dataclasses.replace(LEAGUE, train_against="past")
-    run(tmp_path, league, Pretend(crashes=99))
-    starts = [
-        event.training
-        for event in read_events(tmp_path)
-        if isinstance(event, Started) and (event.pod, event.round) == (1, 2)
-    ]
-    assert len(starts[0]) == LEAGUE.matches
-    assert starts[0] == starts[1] != starts[2] == ("random",)
-
-
 def test_a_report_of_other_matches_is_refused(tmp_path):
     with Leaderboard(tmp_path, LEAGUE.header()) as board:
         attempt = board.start(0, 0, hyperparameters={}, experiment={}, opponents=("random",))
-        path = tmp_path / "pods" / "p0r0"
-        path.mkdir(parents=True)
+        path = "pods/p0r0/checkpoints/1"
+        (tmp_path / path).mkdir(parents=True)
         right = Submitted(
-            0, 0, attempt.token, 0.5, 0.1, 10, LEAGUE.evaluation, 100, 1.0, "pods/p0r0", DIGEST,
+            0, 0, attempt.token, 0.5, 0.1, 10, LEAGUE.evaluation, 100, 1.0, path, DIGEST,
             matches=(Match("p0r0", "random", 5, 0, 5),),
         )  # fmt: skip
         for matches, words in (
@@ -521,15 +499,14 @@ class TestGames:
         state = run(tmp_path, league, InlineEngine())
         first = state.board[0]
         assert state.matches[0].games == 16
-        parent = pods.Parent(first.checkpoint, first.digest)
-        gone = pods.Parent("pods/p7r0/checkpoints/000000000001", DIGEST)
+        entry = (first.checkpoint, first.digest)
         path = tmp_path / first.checkpoint
         opponents = (
-            pods.Opponent("random"),
-            pods.Opponent("changed", pods.Parent(first.checkpoint, "0" * 64)),
-            pods.Opponent("gone", gone),
-            pods.Opponent("crashing", parent),
-            pods.Opponent("p0r0", parent),
+            pods.Reference("random"),
+            pods.Reference("changed", first.checkpoint, "0" * 64),
+            pods.Reference("gone", "pods/p7r0/checkpoints/000000000001", DIGEST),
+            pods.Reference("crashing", *entry),
+            pods.Reference("p0r0", *entry),
         )
         task = pods.Task(0, 0, 1, TINY, (), 64, None, league.evaluation_seed, 16, opponents)
         load = pods.trained_player

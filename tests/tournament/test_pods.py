@@ -8,14 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from child import command, wait_until
 
 import podracer
 from podracer import recipes
@@ -304,9 +305,14 @@ def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
     objects = accepted_entries(read_events(tmp_path / "objects"))
 
     class Named(InlineEngine):
+        codes: Mapping[int, int] = MappingProxyType({})
+
         def start(self, token, directory):
-            assert pods.run_alone(directory, [own_recipe]) == 0
-            self._done.append(token)
+            self.codes = {token: pods.run_alone(directory, [own_recipe])}
+
+        def poll(self):
+            codes, self.codes = self.codes, {}
+            return dict(codes)
 
     names = play(tmp_path / "names", dataclasses.replace(tournament, rounds=2), Named())
     assert list(names) == ["p0r0", "p0r1"]
@@ -318,21 +324,21 @@ def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
 def test_recipes_of_ones_own_in_processes_and_resumed(own_recipe, tmp_path):
     """Killed in the second round; to continue, the recipe is named again."""
     directory = tmp_path / "t"
-    flags = ("--pods", "2", "--rounds", "3", "--round-frames", "40960", "--episodes", "8")
-    arguments = command("tournament", own_recipe, "--run-dir", str(directory), *flags)
+    flags = ("--pods", 2, "--rounds", 3, "--round-frames", 40960, "--episodes", 8)
+    arguments = command("tournament", own_recipe, "--run-dir", directory, *flags)
     driver = subprocess.Popen(arguments, cwd=tmp_path / "folder")
     wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
     driver.kill()
     driver.wait()
     wait_until(lambda: not children(directory), 60.0)
-    resumed = command("resume", str(directory))
+    resumed = command("resume", directory)
     refused = subprocess.run(resumed, check=False, capture_output=True, text=True)
     assert (refused.returncode, "--recipe" in refused.stderr) == (78, True)
     named = [*resumed, "--recipe", own_recipe]
     assert subprocess.run(named, check=False, cwd=tmp_path / "folder").returncode == 0
     assert len(accepted_entries(read_events(directory))) == 6
     for words in (["leaderboard", "--json"], ["report"]):
-        shown = subprocess.run(command(*words, str(directory)), check=False, capture_output=True)
+        shown = subprocess.run(command(*words, directory), check=False, capture_output=True)
         assert shown.returncode == 0
 
 
@@ -340,7 +346,7 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     entries = play(tmp_path, dataclasses.replace(TOURNAMENT, pods=1, rounds=1))
     entry = entries["p0r0"]
     directory = tmp_path / "pods" / "p0r1"
-    parent = pods.Parent(entry.checkpoint, "0" * 64)
+    parent = pods.Reference(entry.id, entry.checkpoint, "0" * 64)
     experiment = from_json(entry.experiment)
     task = pods.Task(0, 1, 9, experiment, (parent,), ROUND, None, 1, 8)
     pods.write_task(directory, task)
@@ -350,10 +356,6 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
 
 
 # --- real processes -------------------------------------------------------------------------------
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from podracer.cli.main import main; main()", *arguments]
 
 
 def children(directory: Path) -> list[int]:
@@ -369,30 +371,14 @@ def children(directory: Path) -> list[int]:
     return found
 
 
-def wait_until(happened: Any, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 @pytest.mark.figure(13)
 @pytest.mark.slow
 def test_pods_and_driver_killed_for_real(tmp_path):
     """A pod is killed, then the driver while its pods are stopped, so that they cannot notice: no
     process is left, and `resume` loses nothing."""
     directory = tmp_path / "t"
-    flags = (
-        "--pods",
-        "2",
-        "--rounds",
-        "3",
-        "--round-frames",
-        "40960",
-        "--selection",
-        "Independent",
-    )
-    driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
+    flags = ("--pods", 2, "--rounds", 3, "--round-frames", 40960, "--selection", "Independent")
+    driver = subprocess.Popen(command("tournament", "--run-dir", directory, *flags))
     wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
     os.kill(children(directory)[0], signal.SIGKILL)
     log = directory / "leaderboard.jsonl"
@@ -403,7 +389,7 @@ def test_pods_and_driver_killed_for_real(tmp_path):
     driver.wait()
     wait_until(lambda: not children(directory), 60.0)
     before = {e.id: e for e in accepted_entries(read_events(directory)).values()}
-    assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
+    assert subprocess.run(command("resume", directory), check=False).returncode == 0
     events = read_events(directory)
     entries = accepted_entries(events)
     assert set(entries) == {f"p{p}r{r}" for p in range(2) for r in range(3)}
@@ -415,24 +401,15 @@ def test_pods_and_driver_killed_for_real(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
     directory = tmp_path / "t"
-    flags = (
-        "--pods",
-        "2",
-        "--rounds",
-        "2",
-        "--round-frames",
-        "409600",
-        "--selection",
-        "Independent",
-    )
-    driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
+    flags = ("--pods", 2, "--rounds", 2, "--round-frames", 409600, "--selection", "Independent")
+    driver = subprocess.Popen(command("tournament", "--run-dir", directory, *flags))
     wait_until(lambda: all((directory / f"pods/p{p}r0/metrics.jsonl").exists() for p in (0, 1)))
     driver.send_signal(signal.SIGINT)
     assert driver.wait(90) == 130
     assert not children(directory)
     saved = [list(directory.glob(f"pods/p{p}r0/checkpoints/*/manifest.json")) for p in (0, 1)]
     assert all(saved)
-    assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
+    assert subprocess.run(command("resume", directory), check=False).returncode == 0
     events = read_events(directory)
     assert len(accepted_entries(events)) == 4
     assert not any(type(event).__name__ == "Failed" for event in events)
@@ -442,12 +419,12 @@ def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
 def test_the_leaderboard_is_shown_as_json(tmp_path):
     play(tmp_path / "t", dataclasses.replace(TOURNAMENT, rounds=1))
     result = subprocess.run(
-        command("leaderboard", str(tmp_path / "t"), "--json"), capture_output=True, check=True
+        command("leaderboard", tmp_path / "t", "--json"), capture_output=True, check=True
     )
     shown = [json.loads(line) for line in result.stdout.splitlines()]
     assert {each["id"] for each in shown} == {"p0r0", "p1r0"}
     assert shown[0]["score"] >= shown[1]["score"]
     run = tmp_path / "t" / "pods" / shown[0]["id"]
-    refused = subprocess.run(command("eval", str(tmp_path / "t")), capture_output=True, check=False)
+    refused = subprocess.run(command("eval", tmp_path / "t"), capture_output=True, check=False)
     assert refused.returncode == 78
     assert f"is a tournament: name a run of it, such as {run}." in refused.stderr.decode()

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from child import command, wait_until
 
 from podracer import recipes
 from podracer.tournament import selection
@@ -43,15 +44,6 @@ def processes() -> list[Process]:
     return [process for process in found if not process.state.startswith("Z")]
 
 
-def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """What a condition returns once it holds."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came to pass"
-        time.sleep(0.1)
-    return found
-
-
 @dataclasses.dataclass
 class Run:
     """A tournament under the command line, and what belongs to it on this machine."""
@@ -62,7 +54,7 @@ class Run:
     @property
     def holder(self) -> int:
         """The process that holds Ray, and leads the session of all of Ray's."""
-        return until(
+        return wait_until(
             lambda: [
                 each.pid
                 for each in processes()
@@ -103,13 +95,7 @@ def tournament(**changes: Any) -> Tournament:
 def resumed(directory: Path, **environment: str) -> Iterator[Run]:
     """`podracer resume`, whose session ends with the test."""
     driver = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from podracer.cli.main import main; main()",
-            "resume",
-            str(directory),
-        ],
+        command("resume", directory),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -145,8 +131,8 @@ def assert_whole(run: Run, pods: int = 2, rounds: int = 2) -> None:
 
 
 def assert_nothing_left(run: Run, session: int, seconds: float = 30.0) -> None:
-    until(lambda: not run.pods(), seconds)
-    until(lambda: not [each for each in processes() if each.session == session], seconds)
+    wait_until(lambda: not run.pods(), seconds)
+    wait_until(lambda: not [each for each in processes() if each.session == session], seconds)
 
 
 def listening(session: int) -> list[str]:
@@ -175,7 +161,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 def test_a_tournament_ends_quietly_and_is_heard_by_this_machine_only(tmp_path: Path) -> None:
     with resumed(begun(tmp_path, tournament(round_frames=50_000))) as run:
         holder = run.holder
-        until(run.pods)
+        wait_until(run.pods)
         addresses = listening(holder)
         assert addresses
         assert set(addresses) <= LOOPBACK
@@ -194,7 +180,7 @@ def test_killed_pods_and_workers_go_on_from_their_last_save(tmp_path: Path) -> N
         holder = run.holder
         first = {}
         for name, victim in (("p0r0", "pod"), ("p1r0", "worker")):
-            until(lambda name=name: saved(run, name))
+            wait_until(lambda name=name: saved(run, name))
             pod = run.pods(name)[0]
             metrics = tmp_path / "pods" / name / "metrics.jsonl"
             first[metrics] = metrics.read_text().splitlines()[0]
@@ -219,7 +205,7 @@ def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
     begun(tmp_path, tournament(round_frames=300_000_000))
     with resumed(tmp_path) as run:
         holder = run.holder
-        until(lambda: saved(run, "p0r0"))
+        wait_until(lambda: saved(run, "p0r0"))
         for each in processes():
             if each.session == holder and victim in each.command.split(" --")[0]:
                 os.kill(each.pid, signal.SIGKILL)
@@ -238,7 +224,7 @@ def test_a_killed_driver_takes_its_pods_along_and_loses_nothing(tmp_path: Path) 
     begun(tmp_path, tournament())
     with resumed(tmp_path) as run:
         holder = run.holder
-        until(lambda: saved(run, "p1r0"))
+        wait_until(lambda: saved(run, "p1r0"))
         run.driver.kill()
         assert_nothing_left(run, holder)
     with resumed(tmp_path) as run:
@@ -251,7 +237,7 @@ def test_a_killed_driver_takes_its_pods_along_and_loses_nothing(tmp_path: Path) 
 def test_told_to_stop_it_saves_all_pods(tmp_path: Path) -> None:
     with resumed(begun(tmp_path, tournament(round_frames=300_000_000))) as run:
         holder = run.holder
-        until(lambda: saved(run, "p0r0") and saved(run, "p1r0"))
+        wait_until(lambda: saved(run, "p0r0") and saved(run, "p1r0"))
         run.driver.terminate()
         code, output = run.end()
         assert code == 75, output
@@ -278,11 +264,11 @@ def test_a_cluster_is_joined_and_shared_out(tmp_path: Path) -> None:
             [*ray, *options], env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        until(lambda: "Local node IP" in (tmp_path / "head.txt").read_text())
+        wait_until(lambda: "Local node IP" in (tmp_path / "head.txt").read_text())
         begun(tmp_path, chosen)
         with resumed(tmp_path, **environment, RAY_ADDRESS=f"127.0.0.1:{port}") as run:
             third = tmp_path / "pods" / "p2r0"
-            until(lambda: (third / "task.json").exists() and run.pods("p0r0"))  # it waits
+            wait_until(lambda: (third / "task.json").exists() and run.pods("p0r0"))  # it waits
             assert not run.pods("p2r0")
             seen = set()
             while run.driver.poll() is None:
@@ -307,6 +293,6 @@ def test_a_cluster_that_is_not_there_is_a_lost_engine(tmp_path: Path, monkeypatc
     engine = RayEngine(tmp_path)
     try:
         with pytest.raises(EngineLost, match="podracer resume"):
-            until(lambda: engine.poll())
+            wait_until(lambda: engine.poll())
     finally:
         engine.close()

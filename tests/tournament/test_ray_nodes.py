@@ -17,10 +17,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import child
 import pytest
 
 import podracer
@@ -85,12 +87,7 @@ def write_pod(folder: Path, score: float) -> Path:
     return folder
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came to pass"
-        time.sleep(0.2)
-    return found
+wait_until = partial(child.wait_until, seconds=240.0)
 
 
 def send(pid: int, number: signal.Signals) -> None:
@@ -152,10 +149,9 @@ class Storm:
             )  # fmt: skip
 
     def start_driver(self) -> None:
-        command = "import sys; from podracer.cli.main import main; main()"
         with (self.folder / "driver.txt").open("ab") as log:
             self.driver = subprocess.Popen(
-                [sys.executable, "-c", command, "resume", str(self.directory)],
+                child.command("resume", self.directory),
                 cwd=self.folder, stdout=log, stderr=log,
                 env=os.environ | {"RAY_ADDRESS": self.cluster.address},
             )  # fmt: skip

@@ -163,7 +163,7 @@ BOUNDS = (Range("learning_rate", 1e-5, 1e-2), Range("entropy", 0.0, 0.02))
 def test_perturbed_values_are_near_or_drawn_and_within_bounds() -> None:
     rng = np.random.default_rng(0)
     values = {"learning_rate": 1e-3, "entropy": 0.01, "discount": 0.99}
-    found = [perturb(values, BOUNDS, rng) for _ in range(4000)]
+    found = [perturb(values, PopulationBased(BOUNDS), rng) for _ in range(4000)]
     assert all(each["discount"] == 0.99 for each in found)
     assert all(1e-5 <= each["learning_rate"] <= 1e-2 for each in found)
     assert all(0.0 <= each["entropy"] <= 0.02 for each in found)
@@ -187,9 +187,9 @@ def test_draws_are_even_on_their_scale() -> None:
 
 
 def test_values_are_clipped_to_their_bounds() -> None:
-    rng = np.random.default_rng(0)
+    rng, rule = np.random.default_rng(0), PopulationBased(BOUNDS, resample=0.0)
     for _ in range(50):
-        found = perturb({"learning_rate": 1e-2, "entropy": 5.0}, BOUNDS, rng, resample=0.0)
+        found = perturb({"learning_rate": 1e-2, "entropy": 5.0}, rule, rng)
         assert found["learning_rate"] in (8e-3, 1e-2)
         assert found["entropy"] == 0.02
 
@@ -299,7 +299,7 @@ def test_rules_are_pure_and_keep_the_best(
 ) -> None:
     newest = [entry(pod, score, round) for pod, (score, round, _) in enumerate(rows)]
     rounds = {pod: round + 1 for pod, (_, round, absent) in enumerate(rows) if not absent}
-    board = ranking([*newest, entry(0, 3.0, 7)], size)
+    board = ranking([*newest, entry(0, 3.0, 7)])[:size]
     known = {each.id for each in (*board, *newest)}
     starts = []
     for pod, (_, round, _) in enumerate(rows):
@@ -412,8 +412,8 @@ def begin(board: Leaderboard, pod: int, start: Start) -> None:
 
 
 def submit(board: Leaderboard, attempt: Started, score: float) -> None:
-    checkpoint = f"checkpoint-{attempt.token}"
-    (board.directory / checkpoint).mkdir()
+    checkpoint = f"pods/p{attempt.pod}r{attempt.round}/checkpoints/{attempt.token}"
+    (board.directory / checkpoint).mkdir(parents=True)
     rest = ("e", 1, 1.0, checkpoint, "0" * 64)
     told = Submitted(attempt.pod, attempt.round, attempt.token, score, 0.0, 1, *rest)
     assert board.submit(told) is None

@@ -22,7 +22,7 @@ from stores import MachineLost, Store, files_of, hurry
 
 from podracer import recipes
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io import copies, mirror
+from podracer.io import mirror
 from podracer.io import store as stores
 from podracer.io.copies import RunCopy, restore
 from podracer.io.lease import Lease
@@ -194,7 +194,7 @@ class Lost:
     def __init__(self, monkeypatch, address, *, operation=10**9, event=10**9) -> None:
         self.left, self.events, self.is_over = operation, event, False
         store = Store(open_store(address, writes=True), self.fault)
-        for module in (mirror, copies):
+        for module in (mirror, stores):
             monkeypatch.setattr(module, "open_store", lambda *_, **__: store)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         append = Leaderboard.append
@@ -245,10 +245,7 @@ def go_on(address, directory, tournament, report=ignore) -> bool:
 @pytest.mark.figure(26)
 @pytest.mark.parametrize(
     ("rule", "moments"),
-    [
-        ("independent", 2),
-        *(pytest.param(rule, 15, marks=pytest.mark.slow) for rule in RULES),
-    ],
+    [("independent", 2), *(pytest.param(rule, 15, marks=pytest.mark.slow) for rule in RULES)],
 )
 def test_a_tournament_whose_machine_is_lost_goes_on_elsewhere(
     rule, moments, address, tmp_path, cases
