@@ -25,7 +25,13 @@ import jax
 import numpy as np
 
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_protocol import (
+from podracer.envs.host.gymnasium_spec import (
+    check_options,
+    factory,
+    inspect_environment,
+    with_pictures,
+)
+from podracer.envs.host.gymnasium_worker import (
     BAD_DATA_FAULTS,
     CALLS,
     CLOSE_SECONDS,
@@ -37,15 +43,9 @@ from podracer.envs.host.gymnasium_protocol import (
     SharedMemory,
     WorkerSetup,
     anonymous_file,
+    local_worker,
     map_shared_memory,
 )
-from podracer.envs.host.gymnasium_spec import (
-    check_options,
-    factory,
-    inspect_environment,
-    with_pictures,
-)
-from podracer.envs.host.gymnasium_worker import Worker
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.processes import end_guarded
 from podracer.io.signals import how_killed
@@ -439,23 +439,17 @@ class LocalBatch:
     def __init__(
         self, name: str, setup: WorkerSetup, make: Callable[[], Env], max_restarts: int
     ) -> None:
-        self.name = name
-        memory = anonymous_file()
-        try:
-            self._shared = map_shared_memory(memory, setup)
-        finally:
-            os.close(memory)
-        self._worker = Worker(0, setup, make, self._shared)
-        self._log = FaultLog(name, setup, self._shared, max_restarts)
+        self.name, self._worker = name, local_worker(setup, make)
+        self._log = FaultLog(name, setup, self._worker.shared, max_restarts)
         self.faults, self.first_faults = self._log.faults, self._log.first_faults
-        self._timestep = timestep_of(setup, self._shared)
+        self._timestep = timestep_of(setup, self._worker.shared)
         self._closed = self._is_reset = False
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
         if self._closed:
             _fail(self, "the environments are closed.")
-        self._shared.begin(seed, indices, start)
+        self._worker.shared.begin(seed, indices, start)
         with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
             for row in range(len(indices)):
                 self._worker.remake(row)
@@ -468,7 +462,7 @@ class LocalBatch:
             _fail(self, "the environments are closed.")
         if not self._is_reset:
             _fail(self, "`reset` must come before `step`.")
-        np.copyto(self._shared.action, action, casting="same_kind")
+        np.copyto(self._worker.shared.action, action, casting="same_kind")
         with np.errstate(over="ignore"):
             self._worker.step()
         self._log.count_step()
@@ -480,7 +474,7 @@ class LocalBatch:
             self._closed = True
             for row in list(self._worker.envs):
                 self._worker.close_env(row)
-            del self._shared, self._timestep, self._log, self._worker
+            del self._timestep, self._log, self._worker
 
     def _checked(self) -> TimeStep:
         """Return the timestep. Raises `EnvironmentFault` where there are too many faults."""

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from podracer.envs.host.gymnasium_protocol import FAULT_KINDS
+from podracer.envs.host.gymnasium_worker import FAULT_KINDS
 
 GENEROUS = 60.0  # seconds; nothing here should come near it
 
@@ -773,7 +773,7 @@ def test_a_row_at_fault_in_this_process_begins_anew_alone(batches, deed):
     ],
 )
 def test_a_fault_is_described_in_one_line(error, line):
-    from podracer.envs.host.gymnasium_protocol import one_line
+    from podracer.envs.host.gymnasium_worker import one_line
 
     try:
         try:
