@@ -134,7 +134,10 @@ class Actor:
                     inputs = self._call_environment(lambda action=action: self._env.step(action))
                 timer.start("transfer")
                 self._start, shards, *faults_on_device = finish(self._buffer, self._start, *inputs)
-                shards = self._send_to_learners(shards)
+                placed = zip(shards, self.context.learners, strict=True)
+                shards = [jax.device_put(shard, device) for shard, device in placed]
+                # The final timestep may lie in memory that the environments' next step overwrites.
+                jax.block_until_ready(shards)
                 self._intake.count(*faults_on_device)
                 self.num_rollouts += 1
                 if isinstance(self._env, SharedBatch):  # others may step it before the next rollout
@@ -182,13 +185,6 @@ class Actor:
         # Otherwise the first inference would wait for them, and its stage would count that time.
         jax.block_until_ready(parameters.params)
         return parameters
-
-    def _send_to_learners(self, shards: list[TrajectoryShard]) -> list[TrajectoryShard]:
-        devices = self.context.learners
-        shards = [jax.device_put(s, device) for s, device in zip(shards, devices, strict=True)]
-        # The final timestep may lie in memory that the environments' next step overwrites.
-        jax.block_until_ready(shards)
-        return shards
 
     def _call_environment(self, function: Callable[[], TimeStep]) -> tuple[Any, ...]:
         return self._intake.take(call_environment(self.context.name, function))

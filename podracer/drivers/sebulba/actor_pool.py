@@ -178,7 +178,9 @@ def make_actor_pool(
     If `eager` their programs run operation by operation.
     `stack` closes the environments as long as no threads own them.
     """
-    params = _copy_actor_params(agent, state)
+    # A copy: the first update donates the state away.
+    copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
+    params = on_one_device(copy(state.learner))
     on_device = lives_on_device(env)
     programs = make_actor_programs(agent, len(split.learners), on_device)
     if eager:
@@ -214,12 +216,6 @@ def rollout_queues(
     if config.policy_lag is None and not jax.tree.leaves(state.learner.local):
         return [ClosableQueue(config.queue_depth * num_actors)] * num_actors
     return [ClosableQueue(config.queue_depth) for _ in range(num_actors)]
-
-
-def _copy_actor_params(agent: Agent, state: TrainState) -> Params:
-    """Return a copy: the first update donates the state away."""
-    copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
-    return on_one_device(copy(state.learner))
 
 
 def compile_actor_programs(
