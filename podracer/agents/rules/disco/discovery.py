@@ -29,14 +29,13 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.disco.figures import targets_over_returns
 from podracer.agents.rules.disco.network import (
     Outputs,
     StudentNetwork,
     StudentParams,
     build_network,
 )
-from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
+from podracer.agents.rules.disco.rule import RuleParams, apply_rule, init_memory, remember
 from podracer.agents.rules.disco.rule_file import RuleSize, encode_rule
 from podracer.agents.rules.disco.student import (
     StudentState,
@@ -45,8 +44,13 @@ from podracer.agents.rules.disco.student import (
     init_student,
     student_loss,
 )
-from podracer.agents.rules.disco.values import Values, estimate_values, masked_powers
-from podracer.agents.rules.figures import figures_over_returns
+from podracer.agents.rules.disco.values import (
+    Values,
+    estimate_values,
+    init_moments,
+    masked_powers,
+)
+from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
@@ -108,9 +112,38 @@ class DiscoDiscovery(MetaSettings):
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
     def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
-        params = state.shared.rule
-        targets = partial(targets_over_returns, params, self.discount, self.trace_lambda)
+        settings = (self.discount, self.trace_lambda)
+        targets = partial(_targets_over_returns, state.shared.rule, *settings)
         return figures_over_returns(targets, "Policy target: probability of the action taken")
+
+
+def _targets_over_returns(
+    params: RuleParams, discount: float, trace_lambda: float, probability: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return targets for a student with a constant policy and values of 0, see `Targets`.
+
+    Its predictions are uniform, and its lifetime is new. The policy's target is the probability of
+    the action taken.
+    """
+    data, returns = synthetic_episodes(discount)
+    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
+    timesteps, predictions = data.first.shape, jnp.asarray(params.prediction.bias).size
+    outputs = Outputs(
+        policy=jnp.broadcast_to(logits, (*timesteps, 2)),
+        prediction=jnp.zeros((*timesteps, predictions)),
+        action_prediction=jnp.zeros((*timesteps, 2, predictions)),
+        action_value=jnp.zeros((*timesteps, 2, 3)),
+        next_policy=jnp.zeros((*timesteps, 2, 2)),
+    )
+    data = dataclasses.replace(data, behavior=outputs.policy[:-1])
+    support = jnp.asarray([-1.0, 0.0, 1.0])
+    values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
+    powers = masked_powers(values.advantages, data.valid.astype(jnp.float32))
+    moments, _ = init_moments().update([jnp.mean(x) for x in powers])
+    memory = init_memory(jnp.asarray(params.lifetime.hidden).shape[0])
+    targets, _ = apply_rule(params, memory, data, outputs, outputs, values.normalized(moments))
+    policy_target = jax.nn.softmax(targets.policy)[..., 0]
+    return returns, policy_target, jax.nn.softmax(targets.prediction)
 
 
 def _export(state: LearnerState, origin: Mapping[str, Any]) -> bytes:

@@ -24,14 +24,13 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.figures import figures_over_returns
+from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
     map_lifetimes,
     student_spec,
 )
-from podracer.agents.rules.lpg.figures import targets_over_returns
 from podracer.agents.rules.lpg.rule import (
     Outputs,
     RuleParams,
@@ -91,11 +90,25 @@ class LPG(MetaSettings):
         return encode_rule(self.rule, state.shared.rule, origin)
 
     def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
-        params = state.shared.rule
-        targets = partial(targets_over_returns, self.rule, params, self.discount)
+        targets = partial(_targets_over_returns, self.rule, state.shared.rule, self.discount)
         return figures_over_returns(
             targets, "Policy target: how much likelier the action should become"
         )
+
+
+def _targets_over_returns(
+    rule: UpdateRule, params: Params, discount: float, probability: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return targets for a student with a constant policy and a uniform prediction, see `Targets`.
+
+    They depend on the rewards, which are random, that follow an action of this probability.
+    """
+    data, returns = synthetic_episodes(discount)
+    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
+    policy = jnp.broadcast_to(logits, (*data.first.shape, 2))
+    outputs = Outputs(policy, jnp.zeros((*data.first.shape, rule.predictions)))
+    targets = rule.apply(params, data, outputs, discount)
+    return returns, targets.policy, targets.prediction
 
 
 @dataclasses.dataclass(frozen=True)
