@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
 from child import records
+from variants import variants
 
 import podracer
 from podracer import recipes
@@ -154,9 +155,7 @@ def test_devices_share_the_pods_and_change_nothing():
 
 
 @pytest.mark.figure(9)
-@pytest.mark.parametrize(
-    "recipe", ["catch_a2c", pytest.param("cartpole_ppo", marks=pytest.mark.slow)]
-)
+@variants("recipe", ["catch_a2c"], ["cartpole_ppo"])
 def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
     experiment = recipes.find(recipe)
     agent, env = build(experiment)

@@ -13,6 +13,7 @@ import pytest
 from charts import figures
 from child import call, fingerprint, finish, records, start, wait_for_lines
 from standings import entry, stand
+from variants import variants
 
 import podracer
 from podracer.agent import Blueprint, Context
@@ -102,7 +103,7 @@ def decided(rule, scores, draws, values):
     return parents, taken
 
 
-@pytest.mark.parametrize("num_pods", [2, 6, pytest.param(1024, marks=pytest.mark.slow)])
+@variants("num_pods", [2, 6], [1024])
 @pytest.mark.parametrize(
     "rule",
     [

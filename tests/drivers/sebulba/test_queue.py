@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants import variants
 
 from podracer.drivers.sebulba import queue as queue_module
 from podracer.drivers.sebulba import supervisor as supervisor_module
@@ -397,12 +398,10 @@ def explore(component, at, preemptions, monkeypatch):
 
 
 @pytest.mark.figure(22)
-@pytest.mark.parametrize(
+@variants(
     ("preemptions", "places"),
-    [
-        (1, [("one", 1), ("learner", 1), ("stop learner", 2), ("one's end", 0)]),
-        *(pytest.param(n, PLACES, marks=pytest.mark.slow) for n in (1, 2)),
-    ],
+    [(1, [("one", 1), ("learner", 1), ("stop learner", 2), ("one's end", 0)])],
+    [(1, PLACES), (2, PLACES)],
     ids=["1, some", "1", "2"],
 )
 def test_no_order_of_events_hangs(preemptions, places, monkeypatch, cases):

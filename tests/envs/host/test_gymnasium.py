@@ -25,6 +25,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from variants import variants
 
 from podracer.envs.host.gymnasium_worker import FAULT_KINDS
 
@@ -393,10 +394,7 @@ def good(rows):
 # --- semantics -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("workers", "seed", "start"),
-    [pytest.param(1, 0, 0, marks=pytest.mark.slow), (3, 2**40, 7), (0, 2**40, 7)],
-)
+@variants(("workers", "seed", "start"), [(3, 2**40, 7), (0, 2**40, 7)], [(1, 0, 0)])
 def test_equals_a_plain_loop(batches, workers, seed, start):
     indices = np.array([4, 0, 9, 2, 3])
     batch = batches(Walk, 5, workers)
@@ -749,10 +747,7 @@ def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
 
 
 @pytest.mark.figure(8)
-@pytest.mark.parametrize(
-    "deed",
-    [pytest.param(deed, marks=() if deed in ROWS else pytest.mark.slow) for deed in BAD_ROWS],
-)
+@variants("deed", ROWS, BAD_ROWS)
 def test_a_row_at_fault_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 2), deed, lost={2})
 
@@ -1162,10 +1157,7 @@ sys.stdin.read()
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize(
-    "ends",
-    ["killed", *(pytest.param(x, marks=pytest.mark.slow) for x in ("closes", "server killed"))],
-)
+@variants("ends", ["killed"], ["closes", "server killed"])
 def test_processes_in_sessions_of_their_own_end_with_the_run(ends, tmp_path):
     """Children and orphans, also where nothing but the kernel can tell that the run has ended."""
     script = ROAMING.format(path=sys.path)
@@ -1295,7 +1287,7 @@ SCRIPT = """
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize("are_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
+@variants("are_stopped", [True], [False])
 def test_no_orphans_of_a_killed_parent(are_stopped, tmp_path):
     """A process that is stopped cannot find that its parent has ended, but the kernel wakes it."""
     script = tmp_path / "script.py"
@@ -1324,13 +1316,7 @@ podracer.train("cartpole_sebulba", environment=podracer.Gymnasium(Mine), run_dir
 """
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(SCRIPT + "\n    main()\n", id="make"),
-        pytest.param(TRAINING_SCRIPT, id="train", marks=pytest.mark.slow),
-    ],
-)
+@variants("code", [SCRIPT + "\n    main()\n"], [TRAINING_SCRIPT], ids=["make", "train"])
 def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
@@ -1342,14 +1328,7 @@ def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
     assert 'under `if __name__ == "__main__":`, or take workers=0.' in done.stderr
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("script", marks=pytest.mark.slow),
-        pytest.param("session", marks=pytest.mark.slow),
-        "step",
-    ],
-)
+@variants("how", ["step"], ["script", "session"])
 def test_a_class_without_a_module_runs_in_this_process(how, tmp_path):
     """Of a script without a guard, and of a session, which has no file, as a notebook's cells."""
     code = TRAINING_SCRIPT.replace("Mine)", "Mine, workers=0)")
