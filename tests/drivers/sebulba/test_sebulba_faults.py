@@ -41,6 +41,7 @@ from podracer.io import checkpoint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
+from podracer.run import setup
 from podracer.run.training import train
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
