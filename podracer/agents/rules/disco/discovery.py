@@ -18,7 +18,6 @@ the rule.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -57,7 +56,7 @@ from podracer.agents.rules.lifetimes import (
     map_lifetimes,
     student_spec,
 )
-from podracer.agents.rules.meta_training import MetaCosts, MetaSettings
+from podracer.agents.rules.meta_training import MetaSettings
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
@@ -101,14 +100,9 @@ class DiscoDiscovery(MetaSettings):
         # Adam's step has a derivative of up to 1e4 with this constant within its root. With 1e-12
         # gradients near 0, as of states that are seldom seen, decided the meta-gradient.
         students = _Students(self, network, build_optimizer(root_epsilon=1e-8))
-        costs = MetaCosts(
-            entropies={
-                "policy_entropy": self.policy_entropy_cost,
-                "prediction_entropy": self.prediction_entropy_cost,
-            },
-            targets={"target_divergence": self.target_divergence_cost},
-        )
-        rule = Rule(_export, self._draw)
+        costs = {"target_divergence": self.target_divergence_cost}
+        # The published format has no place for the origin.
+        rule = Rule(lambda state, origin: encode_rule(state.shared.rule), self._draw)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
     def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
@@ -146,11 +140,6 @@ def _targets_over_returns(
     return returns, policy_target, jax.nn.softmax(targets.prediction)
 
 
-def _export(state: LearnerState, origin: Mapping[str, Any]) -> bytes:
-    """Return the rule in the published format, which has no place for `origin`."""
-    return encode_rule(state.shared.rule)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Students:
     """Students that the rule trains, one for each lifetime, see `meta_training.Students`.
@@ -163,21 +152,16 @@ class _Students:
     optimizer: optax.GradientTransformation
 
     def init(self, key: jax.Array) -> StudentState:
-        """Return an untrained student."""
         memory_units = self.settings.rule.lifetime_units
         return init_student(self.network, self.optimizer, memory_units, key)
 
     def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
-        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
-
         def logits(params: StudentParams, observation: PyTree, first: jax.Array) -> jax.Array:
             return self.network.policy(params, (), observation, first)[0]
 
         return map_lifetimes(logits, params, (observation, first))
 
     def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Outputs:
-        """Return each student's outputs on its own timesteps, `[T, B, ...]`."""
-
         def apply(params: StudentParams, observation: PyTree, first: jax.Array) -> Outputs:
             return self.network.apply(params, (), observation, first)
 
@@ -186,7 +170,7 @@ class _Students:
     def update(
         self, rule: RuleParams, students: StudentState, data: Experience
     ) -> tuple[StudentState, Metrics]:
-        """Return the students after one update by the rule, and the rule's regularizers `[L]`.
+        """Update the students, see `meta_training.Students`.
 
         All that the rule reads and its targets stay functions of rule and students, through which
         meta-gradients are taken; the students' own gradients take the targets as constants.
@@ -243,7 +227,6 @@ class _Students:
         }
 
     def entropies(self, outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-        """Return mean entropies of policy and of both predictions over each lifetime, `[L]`."""
         acted = jax.tree.map(lambda x: x[:-1], outputs)
         of_action = Categorical(gather_action(acted.action_prediction, data.action))
         prediction = Categorical(acted.prediction).entropy() + of_action.entropy()
