@@ -248,14 +248,14 @@ def _actor_contexts(
     resume: bool,
 ) -> list[ActorContext]:
     """Return the context of each actor; if `resume`, with its rows of `state.actor`."""
-    host, num_hosts = jax.process_index(), jax.process_count()
-    carry = jax.tree.map(np.asarray, jax.jit(partial(agent.carry, config.num_envs))())
-    actor_state = _host_rows(state.actor) if resume else None
-    first_row = config.num_envs // num_hosts * host
-
-    def rows(tree: PyTree, indices: np.ndarray) -> PyTree:
-        return jax.tree.map(lambda x: x[indices], tree)
-
+    host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
+    first_row = num_rows * host
+    if resume:
+        start = _host_rows(state.actor)
+    else:
+        carry = jax.jit(partial(agent.carry, config.num_envs))()
+        start = ActorState((), None, carry, zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
+        start = jax.tree.map(lambda x: np.asarray(x)[first_row : first_row + num_rows], start)
     contexts = []
     for thread in range(split.threads):
         indices = environment_indices(split, thread, host)
@@ -266,8 +266,7 @@ def _actor_contexts(
             indices=indices,
             first_rollout=int(jax.device_get(state.update)),
             seed=seed,
-            carry=rows(carry, indices),
-            resume_from=rows(actor_state, indices - first_row),
+            start=jax.tree.map(lambda x, rows=indices - first_row: x[rows], start),
         )
         contexts.append(context)
     return contexts
