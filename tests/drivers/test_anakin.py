@@ -30,14 +30,6 @@ from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import Continuous
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AGENTS)
-def test_two_runs_are_equal_to_the_bit(name):
-    first, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
-    second, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
-    assert fingerprint(first) == fingerprint(second)
-
-
 @variants("devices", [8], [1, 2, 4])
 def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
     state, _ = train_anakin(*anakin_setup(AGENTS["a2c"], devices=devices), 50)

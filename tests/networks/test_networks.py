@@ -549,13 +549,10 @@ def test_a_table_has_a_row_for_each_state(key):
         np.testing.assert_array_equal(outputs[name], np.asarray(table)[np.asarray(seen)])
 
 
-@pytest.mark.parametrize("observation", [VECTOR, ArraySpec((), np.int32), {"a": INDEX}, IMAGE])
-def test_a_table_needs_an_index(observation):
-    with pytest.raises(ConfigError, match="Table needs the index of a state"):
-        Table().build(observation, HEADS)
-
-
-def test_a_table_has_only_plain_heads():
+def test_a_table_needs_an_index_and_plain_heads():
+    for observation in (VECTOR, ArraySpec((), np.int32), {"a": INDEX}, IMAGE):
+        with pytest.raises(ConfigError, match="Table needs the index of a state"):
+            Table().build(observation, HEADS)
     for head, words in (
         (Head(1, noisy=True), "noisy heads"),
         (Head(1, hidden=(2,)), "hidden layers"),

@@ -52,14 +52,6 @@ def until_waiting(monkeypatch):
     return until
 
 
-def test_first_in_first_out():
-    queue = ClosableQueue(3)
-    for item in "abc":
-        queue.put(item)
-    assert len(queue) == 3
-    assert [queue.get() for _ in range(3)] == ["a", "b", "c"]
-
-
 def test_put_waits_for_room(pool, until_waiting):
     with contextlib.closing(ClosableQueue(1)) as queue:  # which ends the wait if the test fails
         queue.put("a")

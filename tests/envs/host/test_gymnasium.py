@@ -413,17 +413,6 @@ def test_equals_a_plain_loop(batches, workers, seed, start):
     assert not any(batch.faults.values())
 
 
-@pytest.mark.slow
-def test_4096_environments_in_two_processes_equal_a_plain_loop(batches):
-    rows = 4096
-    batch, reference = batches(Walk, rows, 2), Reference(Walk, 0, list(range(rows)), 0)
-    reference.agrees(batch.reset(0, np.arange(rows), 0))
-    for _ in range(4):
-        reference.step(rows * [7])
-        reference.agrees(batch.step(good(rows)))
-    assert not any(batch.faults.values())
-
-
 def test_rows_do_not_depend_on_the_others(batches):
     wide, narrow = batches("CartPole-v1", 4, 1), batches("CartPole-v1", 2, 2)
     wide.reset(3, np.arange(4), 0)
@@ -919,28 +908,6 @@ def test_a_step_needs_a_reset(batches, workers):
         batches("CartPole-v1", 2, workers).step(good(2))
 
 
-def kill_workers(batch, cases, seed):
-    """Kill at random moments, a step may be under way; the seconds until all rows are back."""
-    draw = np.random.default_rng(seed)
-    batch.reset(0, np.arange(8), 0)
-    seconds = []
-    for _ in cases:
-        victim = batch.pids[draw.integers(len(batch.pids))]
-        timer = threading.Timer(draw.uniform(0, 0.003), os.kill, (victim, signal.SIGKILL))
-        timer.start()
-        died = batch.faults["died"]
-        began = time.monotonic()
-        while batch.faults["died"] == died:
-            now = time.monotonic()
-            assert now < began + GENEROUS
-            batch.step(good(8))
-        seconds.append(time.monotonic() - now)  # of the step that found and replaced it
-        timer.join()
-        batch.step(good(8))
-        assert victim not in batch.pids
-    return seconds
-
-
 class Slow(Naughty):
     """Its first instance in a process takes 20 ms for a step."""
 
@@ -965,18 +932,26 @@ def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog)
 
 
 @pytest.mark.figure(7)
-def test_twenty_kills_are_replaced(batches, cases):
-    batch = batches("CartPole-v1", 8, 4)
-    kill_workers(batch, cases(range(20)), seed=0)
-    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 20}
-
-
-@pytest.mark.figure(7)
-@pytest.mark.slow
-def test_a_hundred_kills_are_replaced(batches, cases):
-    batch = batches("CartPole-v1", 8, 4)
-    seconds = kill_workers(batch, cases(range(100)), seed=1)
-    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 100}
+@variants("kills", [20], [100])
+def test_kills_at_random_moments_are_replaced(batches, cases, kills):
+    """A step may be under way. Noted are the seconds until all rows are back."""
+    batch, draw, seconds = batches("CartPole-v1", 8, 4), np.random.default_rng(kills), []
+    batch.reset(0, np.arange(8), 0)
+    for _ in cases(range(kills)):
+        victim = batch.pids[draw.integers(len(batch.pids))]
+        timer = threading.Timer(draw.uniform(0, 0.003), os.kill, (victim, signal.SIGKILL))
+        timer.start()
+        died = batch.faults["died"]
+        began = time.monotonic()
+        while batch.faults["died"] == died:
+            now = time.monotonic()
+            assert now < began + GENEROUS
+            batch.step(good(8))
+        seconds.append(time.monotonic() - now)  # of the step that found and replaced it
+        timer.join()
+        batch.step(good(8))
+        assert victim not in batch.pids
+    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": kills}
     p50, p99 = np.percentile(seconds, [50, 99]) * 1000
     cases.note(f"full again after p50 {p50:.0f} ms, p99 {p99:.0f} ms")
 
@@ -1193,7 +1168,9 @@ def resources():
     return Counter([*threading.enumerate(), *children(os.getpid()), *files, *names])
 
 
-def open_and_close(batches, cases):
+@pytest.mark.figure(12)
+@variants("cycles", [5], [100])
+def test_nothing_leaks(batches, cases, cycles):
     def cycle(number):
         batch = batches(Naughty, 3, 2)
         if number % 5 != 1:
@@ -1213,7 +1190,7 @@ def open_and_close(batches, cases):
 
     cycle(0)
     before = resources()
-    for number in cases:
+    for number in cases(range(cycles)):
         cycle(number)
     assert not resources() - before
 
@@ -1250,17 +1227,6 @@ def test_a_fork_server_that_no_signal_ends_keeps_no_memory(batches, monkeypatch)
         batch.close()
     assert mapped() == before
     servers[0].wait(10)
-
-
-@pytest.mark.figure(12)
-def test_nothing_leaks(batches, cases):
-    open_and_close(batches, cases(range(5)))
-
-
-@pytest.mark.figure(12)
-@pytest.mark.slow
-def test_nothing_leaks_in_a_hundred_cycles(batches, cases):
-    open_and_close(batches, cases(range(100)))
 
 
 SCRIPT = """
