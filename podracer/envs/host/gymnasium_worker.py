@@ -69,7 +69,7 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """Settings of the processes of one batch."""
+    """Settings of one batch."""
 
     environment: bytes  # a pickled callable that makes one environment
     main: str | None  # the script, or the module after a colon, to import first
@@ -80,6 +80,7 @@ class WorkerSetup:
     row_ranges: tuple[tuple[int, int], ...] = ()  # first row and end for each worker
     step_seconds: float = 0.0
     reset_seconds: float = 0.0
+    max_restarts: int = 0
 
 
 class Fault(Exception):
