@@ -17,11 +17,11 @@ import numpy as np
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.ops.sums import TwoFloats, exact_products, two_floats, value_of
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
 from podracer_trading.bars import load_market
 from podracer_trading.indicators import INDICATORS, compute_indicators, turbulence_index
 from podracer_trading.market import Period, Periods, split_market
+from podracer_trading.sums import TwoFloats, exact_products, two_floats, value_of
 from podracer_trading.synthetic import synthetic_market, wave_market
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this

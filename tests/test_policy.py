@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, CONTINUOUS, blueprint, environment_for
+from variants import variants
 from walk import BOX, Walk
 
 import podracer
@@ -54,9 +55,7 @@ def expected_actions(agent, state):
     return np.stack(actions)
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo-gru", "r2d2")), "sac"]
-)
+@variants("name", ["sac"], ["ppo-gru", "r2d2"])
 def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
     agent, state = build(name)
     expected = expected_actions(agent, state)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import variants
 
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.errors import ConfigError
@@ -112,11 +113,8 @@ CASES = {
 OTHERS = ("one step", "uneven rollouts", "frames", "frames, not full", "sequences")
 
 
-@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in CASES],
-)
+@variants("prioritized", [True], [False])
+@variants("name", [name for name in CASES if name not in OTHERS], CASES)
 def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
     spec, length, stride, rollouts = CASES[name]
     buffer = Buffer(Replay(B * 40, prioritized=prioritized), spec, length, stride)
@@ -144,9 +142,7 @@ def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
             assert shown.carry[n, 0] == start
 
 
-@pytest.mark.parametrize(
-    "name", ["frames", pytest.param("uneven rollouts", marks=pytest.mark.slow)]
-)
+@variants("name", ["frames"], ["uneven rollouts"])
 def test_a_replay_in_host_memory_has_the_same_bits(name):
     spec, length, stride, rollouts = CASES[name]
     contents = []
@@ -159,7 +155,7 @@ def test_a_replay_in_host_memory_has_the_same_bits(name):
         np.testing.assert_array_equal(*leaves)
 
 
-@pytest.mark.parametrize("name", ["frames", pytest.param("sequences", marks=pytest.mark.slow)])
+@variants("name", ["frames"], ["sequences"])
 def test_a_count_that_grows_large_changes_no_sample(name):
     spec, length, stride, rollouts = CASES[name]
     buffer = Buffer(Replay(B * 40, prioritized=True), spec, length, stride)

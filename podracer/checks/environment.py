@@ -88,16 +88,12 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     else:
         _refuse_space(spec.name, spec.action)
     _check_action_mask(spec)
-    spaces = [spec.action, *leaves]
-    if not isinstance(environment, HostEnvironments) and any(map(_has_start, spaces)):
+    has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
+    if has_start and not isinstance(environment, HostEnvironments):
         raise ConfigError(
             f"{spec.name}: an environment in JAX counts from 0, so leave `start` out."
         )
     return spec
-
-
-def _has_start(space: Any) -> bool:
-    return bool(np.any(getattr(space, "start", 0)))
 
 
 def _read_spec(environment: Any) -> EnvironmentSpec:

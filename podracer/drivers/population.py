@@ -175,15 +175,15 @@ def make_initial_states(
     keys: jax.Array,
 ) -> TrainState:
     """Return the initial states of all pods, stacked: `agents` and `keys` have a row for each."""
-
-    def make_state(blueprint: Blueprint, key: jax.Array) -> TrainState:
-        return driver.make_initial_state(blueprint, env, config, key)
-
     # One after another on a CPU, where batched QR decompositions (orthogonal weights) of a network
     # that is not built in could deadlock, see `networks.layers.orthogonal`. An accelerator would
     # wait for thousands of small ones.
     at_once = keys.shape[0] if platform_of(mesh) != "cpu" else None
-    states = jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
+    states = jax.lax.map(
+        lambda pod: driver.make_initial_state(pod[0], env, config, pod[1]),
+        (agents, keys),
+        batch_size=at_once,
+    )
     if not isinstance(exchange, Selection):
         return states
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]

@@ -328,7 +328,8 @@ def select_pods(
     changed = (parents != numbers[:, None]).any(axis=1)
 
     parent_states = _rows(states, first, mesh)
-    shared = _fused(parent_states.learner.shared, states.learner.shared, parents, mesh)
+    later = [_rows(states.learner.shared, column, mesh) for column in parents.T[1:]]
+    shared = jax.tree.map(mean_of_floats, parent_states.learner.shared, *later)
     values = parent_states.hyperparameters
     if isinstance(selection.rule, PopulationBased):
         explored = selection.rule.perturb(values, draws[:, 1:].reshape(len(numbers), -1, 3))
@@ -357,12 +358,6 @@ def _rows(tree: PyTree, numbers: jax.Array, mesh: Mesh) -> PyTree:
         return jax.lax.with_sharding_constraint(rows, sharded)
 
     return jax.tree.map(take, tree)
-
-
-def _fused(first: PyTree, states: PyTree, parents: jax.Array, mesh: Mesh) -> PyTree:
-    """Return `mean_of_floats` over the parents `[P, K]`, of which `first` has the first ones."""
-    later = [_rows(states, numbers, mesh) for numbers in parents.T[1:]]
-    return jax.tree.map(mean_of_floats, first, *later)
 
 
 def mean_of_floats(first: jax.Array, *later: jax.Array) -> jax.Array:

@@ -19,8 +19,12 @@ from podracer.environment import Environment, HostEnvironments, auto_reset
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
+from podracer.envs.lifetimes import Lifetimes
+from podracer.envs.model import WithModel
+from podracer.envs.partial import partial as partially_observed
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
+from podracer.envs.worlds import Worlds
 from podracer.errors import ConfigError, install_command
 from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
@@ -84,26 +88,18 @@ def _lazy(module: str, function: str = "") -> Callable[..., Any]:
 
 
 def _with_model(name: str, **options: Any) -> Environment:
-    from podracer.envs.model import WithModel
-
     return WithModel(make(name, **options))
 
 
 def _partial(name: str, hide: int | str, **options: Any) -> Environment:
-    from podracer.envs.partial import partial as partially_observed
-
     return partially_observed(make(name, **options), hide)
 
 
 def _worlds(name: str, **options: Any) -> Environment:
-    from podracer.envs.worlds import Worlds
-
     return Worlds(tuple(name.split("+")), **options)
 
 
 def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -> Environment:
-    from podracer.envs.lifetimes import Lifetimes
-
     return Lifetimes(make(name, **options), envs, steps)
 
 

@@ -115,13 +115,6 @@ class ResNet:
 Torso = MLP | CNN | ResNet
 
 
-def hidden_sizes(config: Torso) -> tuple[int, ...]:
-    """Return the sizes of a torso's fully connected layers."""
-    if isinstance(config, ResNet):
-        return (config.hidden,) if config.hidden else ()
-    return config.hidden
-
-
 def make_torso(
     config: Torso, observation: PyTree, key: jax.Array, *, batch_norm: bool = False
 ) -> tuple[tuple[Any, ...], int]:
@@ -144,7 +137,9 @@ def make_torso(
         size += math.prod(shape)
     elif not isinstance(config, MLP):
         raise ConfigError(f"{type(config).__name__} needs an image observation [H, W, C].")
-    hidden = hidden_sizes(config)
+    hidden = config.hidden
+    if isinstance(hidden, int):
+        hidden = (hidden,) if hidden else ()
     residual_blocks = config.residual_blocks if isinstance(config, MLP) else 0
     dense: list[Any] = [BatchNorm(size)] if batch_norm else []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):

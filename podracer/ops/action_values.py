@@ -90,7 +90,8 @@ class Atoms:
         return evenly_spaced(self.low, self.high, self.atoms)
 
     def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
-        return jnp.sum(jax.nn.softmax(outputs) * _along_last(self.support, outputs), axis=-1)
+        support = self.support.reshape((1,) * (outputs.ndim - 1) + (-1,))
+        return jnp.sum(jax.nn.softmax(outputs) * support, axis=-1)
 
     def mix(self, outputs: ActionOutputs, policy: Probabilities) -> Outputs:
         return jnp.log(_weighted_sum(jax.nn.softmax(outputs), policy))
@@ -270,7 +271,3 @@ def _quantile_regression(
 
 def _weighted_sum(outputs: ActionOutputs, policy: Probabilities) -> Outputs:
     return jnp.sum(outputs * policy[..., None], axis=-2)
-
-
-def _along_last(vector: jax.Array, outputs: jax.Array) -> jax.Array:
-    return vector.reshape((1,) * (outputs.ndim - 1) + vector.shape)

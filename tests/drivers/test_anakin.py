@@ -1,6 +1,7 @@
 """The Anakin driver: one program, any number of devices, nothing non-finite ever applied."""
 
 import dataclasses
+import itertools
 import re
 from functools import partial
 
@@ -11,6 +12,7 @@ import pytest
 from agents import AGENTS, SMALL, environment_for
 from programs import request, unordered
 from runs import anakin_setup, train_anakin
+from variants import variants
 from walk import Walk
 
 from podracer.agent import DEFAULT_CONTEXT, Fused
@@ -28,17 +30,7 @@ from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import Continuous
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AGENTS)
-def test_two_runs_are_equal_to_the_bit(name):
-    first, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
-    second, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
-    assert fingerprint(first) == fingerprint(second)
-
-
-@pytest.mark.parametrize(
-    "devices", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 8]
-)
+@variants("devices", [8], [1, 2, 4])
 def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
     state, _ = train_anakin(*anakin_setup(AGENTS["a2c"], devices=devices), 50)
     for leaf in jax.tree.leaves(state.learner.shared):
@@ -59,10 +51,7 @@ def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "a2c" else pytest.mark.slow) for name in AGENTS],
-)
+@variants("name", ["a2c"], AGENTS)
 def test_going_on_from_a_state_equals_never_having_stopped(name):
     whole, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 20)
     *parts, state = anakin_setup(AGENTS[name], environment_for(name))
@@ -151,10 +140,7 @@ def test_the_program_has_no_callback_and_no_collective_but_reductions():
     assert not re.search(r"custom-call.*callback|infeed|outfeed", text)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
-)
+@variants("name", ["ppo"], AGENTS)
 def test_no_reduction_can_overtake_another(name):
     """XLA gives all of a program's reductions one channel; on a CPU, two that do not depend on
     each other may meet, mix their numbers and overwrite memory."""
@@ -293,17 +279,11 @@ def collect(agent, env, devices, num_updates=100):
 
 
 @pytest.mark.figure(9)
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize(
+@variants("devices", [4], [1])
+@variants(
     ("where", "value"),
-    [
-        ("reward", np.nan),
-        pytest.param("reward", np.inf, marks=pytest.mark.slow),
-        ("observation", -np.inf),
-        pytest.param("reward", -np.inf, marks=pytest.mark.slow),
-        pytest.param("observation", np.nan, marks=pytest.mark.slow),
-        pytest.param("observation", np.inf, marks=pytest.mark.slow),
-    ],
+    [("reward", np.nan), ("observation", -np.inf)],
+    itertools.product(("reward", "observation"), (np.nan, np.inf, -np.inf)),
 )
 def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
     message, seen = collect(AGENTS["a2c"], Poisoned(make("catch"), where, value), devices)
@@ -314,7 +294,7 @@ def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
 
 
 @pytest.mark.figure(9)
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
+@variants("devices", [4], [1])
 def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
     message, seen = collect(BadGradient(), "catch", devices)
     assert "update 8" in message

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from programs import request
+from runs import resumed_and_whole
 
 import podracer
 from podracer.agent import Blueprint, Context
@@ -30,7 +31,7 @@ from podracer.drivers.population import (
 )
 from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 
 CONFIG = AnakinConfig(num_envs=2, rollout_length=3, updates_per_chunk=2)
@@ -154,11 +155,7 @@ def test_pairs_send_no_more_than_their_own_numbers(peers, num_pods):
 
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(EXPERIMENT, run_dir=whole)
-    podracer.train(EXPERIMENT, frames=2 * 3 * 6, run_dir=cut)
-    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    resumed_and_whole(EXPERIMENT, tmp_path, frames=2 * 3 * 6)
     assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
 
 

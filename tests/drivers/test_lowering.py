@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
+from variants import variants
 
 from podracer import recipes
 from podracer.devices.mesh import find_devices, make_mesh
@@ -32,9 +33,7 @@ def for_gpu(function, *args) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in AGENTS]
-)
+@variants("name", DEFAULT, AGENTS)
 def test_the_program_of_every_agent_can_be_lowered_for_a_gpu(name):
     env = make(environment_for(name))
     agent = population.with_hyperparameters(AGENTS[name], {})

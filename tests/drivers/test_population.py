@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
 from child import records
+from runs import resumed_and_whole
+from variants import variants
 
 import podracer
 from podracer import recipes
@@ -39,7 +41,7 @@ from podracer.drivers.population import (
 from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
 from podracer.io import jsonl
-from podracer.io.checkpoint import Restored, fingerprint, stored_fingerprint
+from podracer.io.checkpoint import Restored, fingerprint
 from podracer.io.seal import seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
@@ -154,9 +156,7 @@ def test_devices_share_the_pods_and_change_nothing():
 
 
 @pytest.mark.figure(9)
-@pytest.mark.parametrize(
-    "recipe", ["catch_a2c", pytest.param("cartpole_ppo", marks=pytest.mark.slow)]
-)
+@variants("recipe", ["catch_a2c"], ["cartpole_ppo"])
 def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
     experiment = recipes.find(recipe)
     agent, env = build(experiment)
@@ -240,12 +240,7 @@ def lines(path):
 
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(EXPERIMENT, run_dir=whole)
-    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=cut)
-    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
-    assert records(cut) == records(whole)
+    cut, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=10 * STEPS, evaluations=1)
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
 
 

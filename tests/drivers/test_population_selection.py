@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from charts import figures
-from child import call, fingerprint, finish, records, start, wait_for_lines
+from child import call, fingerprint, finish, start, wait_for_lines
+from runs import resumed_and_whole
 from standings import entry, stand
+from variants import variants
 
 import podracer
 from podracer.agent import Blueprint, Context
@@ -42,7 +44,6 @@ from podracer.drivers.selection import (
 )
 from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
@@ -102,7 +103,7 @@ def decided(rule, scores, draws, values):
     return parents, taken
 
 
-@pytest.mark.parametrize("num_pods", [2, 6, pytest.param(1024, marks=pytest.mark.slow)])
+@variants("num_pods", [2, 6], [1024])
 @pytest.mark.parametrize(
     "rule",
     [
@@ -245,13 +246,8 @@ EXPERIMENT = Experiment(
 
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsys):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(EXPERIMENT, run_dir=whole)
     # It stops where a selection is due, which is therefore made by the resumed run.
-    podracer.train(EXPERIMENT, frames=20 * STEPS, evaluations=1, run_dir=cut)
-    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
-    assert records(cut) == records(whole)
+    cut, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=20 * STEPS, evaluations=1)
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
     assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from episodes import play, random_actions
+from variants import variants
 
 from podracer.checks import check_environment
 from podracer.environment import (
@@ -433,15 +434,7 @@ def of_gymnax(test: Any) -> Any:
 
 
 @of_gymnax
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=() if name in ("Catch-bsuite", "Pendulum-v1") else pytest.mark.slow
-        )
-        for name in GYMNAX
-    ],
-)
+@variants("name", ["Catch-bsuite", "Pendulum-v1"], GYMNAX)
 def test_gymnax_environment(name: str) -> None:
     env = make(f"gymnax:{name}")
     spec = check_environment(env)

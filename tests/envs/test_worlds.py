@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import variants
 
 from podracer.checks import check_environment
 from podracer.devices.mesh import SHARDED, make_mesh
@@ -304,21 +305,7 @@ def test_what_chains_are_drawn_from(name: str) -> None:
 # --- worlds as environments ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "dense",
-            "tabular",
-            "sparse+chain_short+rand_small",
-        ),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (*KINDS, *FAMILIES)
-            if name not in ("dense", "tabular")
-        ),
-    ],
-)
+@variants("name", ["dense", "tabular", "sparse+chain_short+rand_small"], [*KINDS, *FAMILIES])
 def test_every_kind_is_an_environment(name: str) -> None:
     env = make(f"worlds:{name}")
     spec = check_environment(env)
@@ -355,13 +342,10 @@ def test_one_layout_for_all_copies() -> None:
     assert (one.cells != other.cells).any()
 
 
-@pytest.mark.parametrize(
+@variants(
     ("name", "kind"),
-    [
-        ("all", "longer"),
-        ("all", "chain_long"),
-        pytest.param("sparse+all+random", "rand_small", marks=pytest.mark.slow),
-    ],
+    [("all", "longer"), ("all", "chain_long")],
+    [("sparse+all+random", "rand_small")],
 )
 def test_render(name: str, kind: str) -> None:
     env = make(f"worlds:{name}")

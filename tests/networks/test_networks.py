@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import variants
 
 from podracer.errors import ConfigError
 from podracer.networks import (
@@ -235,7 +236,7 @@ def test_an_lstm_begins_by_remembering(key):
     np.testing.assert_allclose(kept, jax.nn.sigmoid(1.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("reverse", [pytest.param(False, marks=pytest.mark.slow), True])
+@variants("reverse", [True], [False])
 def test_the_lstm_and_its_gradient_are_those_of_a_plain_loop_over_cells(reverse, key):
     cell = eqx.nn.LSTMCell(4, 2, key=key)
     keys = jax.random.split(key, 3)
@@ -548,13 +549,10 @@ def test_a_table_has_a_row_for_each_state(key):
         np.testing.assert_array_equal(outputs[name], np.asarray(table)[np.asarray(seen)])
 
 
-@pytest.mark.parametrize("observation", [VECTOR, ArraySpec((), np.int32), {"a": INDEX}, IMAGE])
-def test_a_table_needs_an_index(observation):
-    with pytest.raises(ConfigError, match="Table needs the index of a state"):
-        Table().build(observation, HEADS)
-
-
-def test_a_table_has_only_plain_heads():
+def test_a_table_needs_an_index_and_plain_heads():
+    for observation in (VECTOR, ArraySpec((), np.int32), {"a": INDEX}, IMAGE):
+        with pytest.raises(ConfigError, match="Table needs the index of a state"):
+            Table().build(observation, HEADS)
     for head, words in (
         (Head(1, noisy=True), "noisy heads"),
         (Head(1, hidden=(2,)), "hidden layers"),

@@ -6,8 +6,8 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from agents import AGENTS, blueprint, environment_for
+from variants import variants
 
 from podracer.devices.mesh import make_mesh
 from podracer.drivers import anakin, population
@@ -67,13 +67,7 @@ def computed(name, compute_dtype):
     return outputs, carry, grads, program.as_text()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("silu", "cnn", "lstm") else pytest.mark.slow)
-        for name in NETWORKS
-    ],
-)
+@variants("name", ["silu", "cnn", "lstm"], NETWORKS)
 def test_outputs_and_gradients_in_bfloat16_are_float32_and_near_those_in_float32(name):
     outputs, carry, grads, program = computed(name, "bfloat16")
     plain_outputs, plain_carry, plain_grads, plain_program = computed(name, "float32")
@@ -113,9 +107,7 @@ def test_a_bias_is_summed_over_many_rows_in_float32():
         assert (np.abs(grad) >= 0.99 * rows).all()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in AGENTS]
-)
+@variants("name", FAST, AGENTS)
 def test_the_state_of_every_agent_stays_float32(name):
     env, mesh, config = (
         make(environment_for(name)),

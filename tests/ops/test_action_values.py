@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import variants
 
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
@@ -65,11 +66,7 @@ def test_atoms_are_projected_as_rlax_does(batch):
     np.testing.assert_allclose(value.mean(ours), mean, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [Atoms(), pytest.param(Atoms(-4.0, 6.0, 101), marks=pytest.mark.slow), Atoms(0.0, 100.0, 2)],
-    ids=str,
-)
+@variants("value", [Atoms(), Atoms(0.0, 100.0, 2)], [Atoms(-4.0, 6.0, 101)], ids=str)
 def test_adding_to_two_atoms_is_weighing_all(value):
     random = np.random.default_rng(1)
     values = random.normal(size=(256, value.atoms)) * 0.6 * (value.high - value.low)
@@ -237,7 +234,7 @@ def test_one_noise_for_all_rows_is_the_same_noise_in_each_of_them():
         np.testing.assert_allclose(shared, separate, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("inputs", [64, pytest.param(512, marks=pytest.mark.slow)])
+@variants("inputs", [64], [512])
 def test_noise_is_as_large_as_in_its_paper(inputs):
     """Fortunato et al. 2018, section 3.2: sigma = 0.5 / sqrt(p) for p inputs, of weights as of
     biases, which are uniform within 1 / sqrt(p). So the output for features of root mean square 1

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import variants
 
 from podracer.ops import sum_tree
 
@@ -18,9 +19,7 @@ def filled(rows, items, seed=0):
     return tree, values
 
 
-@pytest.mark.parametrize(
-    "items", [1, 33, 5000, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 32, 1000, 1024))]
-)
+@variants("items", [1, 33, 5000], [7, 32, 1000, 1024])
 def test_blocks_hold_the_sums_of_what_is_below_them(items):
     tree, values = filled(3, items)
     for level in tree:
@@ -29,9 +28,7 @@ def test_blocks_hold_the_sums_of_what_is_below_them(items):
     np.testing.assert_array_equal(tree[0][:, :items], values)
 
 
-@pytest.mark.parametrize(
-    "items", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 2000))]
-)
+@variants("items", [5], [100, 2000])
 def test_items_are_drawn_by_their_share_and_never_without_one(items):
     tree, values = filled(4, items)
     draws = jax.vmap(lambda key: sum_tree.sample(tree, key, 1024))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from agents import AGENTS, environment_for
 from child import records
+from runs import resumed_and_whole
 
 import podracer
 from podracer import recipes
@@ -171,13 +172,7 @@ def test_resumed_equals_uninterrupted(name, tmp_path):
     experiment = dataclasses.replace(
         EXPERIMENT, agent=AGENTS[name], environment=environment_for(name)
     )
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(experiment, run_dir=whole)
-    half = dataclasses.replace(experiment, frames=20 * STEPS, evaluations=2)
-    podracer.train(half, run_dir=cut)
-    podracer.train(experiment, run_dir=cut, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
-    assert records(cut) == records(whole)
+    resumed_and_whole(experiment, tmp_path, frames=20 * STEPS, evaluations=2)
 
 
 @pytest.fixture

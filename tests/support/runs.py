@@ -5,8 +5,10 @@ import threading
 
 import jax
 from agents import SMALL, blueprint
+from child import records
 from hosts import Counters
 
+import podracer
 from podracer.agents.impala import Impala
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -16,6 +18,7 @@ from podracer.drivers.sebulba import SebulbaConfig, sebulba, split_devices
 from podracer.drivers.sebulba import check as check_sebulba
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.io.checkpoint import stored_fingerprint
 
 
 def anakin_setup(agent, environment="catch", devices=1, **config):
@@ -51,6 +54,20 @@ def train_sebulba(*parts, num_updates=10, **options):
     with contextlib.closing(progress):
         reports = list(progress)
     return reports[-1].state, reports
+
+
+def resumed_and_whole(experiment, directory, **first_part):
+    """Directories of a run that was resumed after its first part and of one that was not.
+
+    State and records are equal to the byte.
+    """
+    whole, cut = directory / "whole", directory / "cut"
+    podracer.train(experiment, run_dir=whole)
+    podracer.train(experiment, run_dir=cut, **first_part)
+    podracer.train(experiment, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert records(cut) == records(whole)
+    return cut, whole
 
 
 def actor_threads():

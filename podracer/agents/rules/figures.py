@@ -18,7 +18,10 @@ _EPISODES, _STEPS = 2000, 20
 
 
 Targets = Callable[[float], tuple[jax.Array, jax.Array, jax.Array]]
-"""For actions taken with a probability: returns that follow, policy and prediction targets."""
+"""Function of the probability of actions, which applies a rule to synthetic episodes.
+
+It returns the discounted return that follows each step and the policy target, f32 `[T, B]`, and the
+prediction target `[T, B, m]`."""
 
 
 def synthetic_episodes(discount: float) -> tuple[Experience, jax.Array]:

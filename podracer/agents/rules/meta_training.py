@@ -111,15 +111,11 @@ class Students(Protocol):
         ...
 
     def entropies(self, outputs: Any, data: Experience, lifetimes: int) -> Metrics:
-        """Return entropies `[L]`; `update` has them before the update among its regularizers."""
+        """Return `policy_entropy` and `prediction_entropy` `[L]`.
+
+        `update` has them before the update among its regularizers.
+        """
         ...
-
-
-class MetaCosts(NamedTuple):
-    """Weights of the regularizers in the meta-objective, by name."""
-
-    entropies: Mapping[str, float | jax.Array]  # maximized
-    targets: Mapping[str, float | jax.Array]  # penalties on the targets of the rule
 
 
 @struct
@@ -173,17 +169,27 @@ def build(
     settings: MetaSettings,
     init_rule: Callable[[jax.Array], Params],
     students: Students,
-    costs: MetaCosts,
+    target_costs: Mapping[str, float | jax.Array],
     rule: Rule,
     spec: EnvironmentSpec,
     context: Context,
 ) -> Agent:
-    """Return an agent that learns a rule from the lifetimes of students, see `student_spec`."""
+    """Return an agent that learns a rule from the lifetimes of students, see `student_spec`.
+
+    `target_costs` are the weights of the students' regularizers that are not entropies.
+    """
     groups: TaskGroups = spec.extension
     observation = spec.observation["observation"]
     critic = settings.network.build(observation, {"value": Head(1)})
     training = MetaTraining(
-        settings, init_rule, students, costs, critic, groups, observation, context.rollout_length
+        settings,
+        init_rule,
+        students,
+        target_costs,
+        critic,
+        groups,
+        observation,
+        context.rollout_length,
     )
     return Agent(
         name=type(settings).__name__,
@@ -219,7 +225,7 @@ class MetaTraining:
     settings: MetaSettings
     init_rule: Callable[[jax.Array], Params]
     students: Students
-    costs: MetaCosts
+    target_costs: Mapping[str, float | jax.Array]
     critic: Network
     groups: TaskGroups
     observation: PyTree  # specification of what students observe
@@ -386,9 +392,9 @@ class MetaTraining:
         entropies = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in final.items()}
         means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **entropies}.items()}
         total = -jnp.mean(weights * objective)
-        for name, cost in self.costs.entropies.items():
-            total = total - cost * means[name]
-        for name, cost in self.costs.targets.items():
+        total = total - self.settings.policy_entropy_cost * means["policy_entropy"]
+        total = total - self.settings.prediction_entropy_cost * means["prediction_entropy"]
+        for name, cost in self.target_costs.items():
             total = total + cost * means[name]
         return total
 

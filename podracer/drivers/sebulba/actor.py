@@ -35,8 +35,8 @@ from podracer.environment import (
     call_environment,
 )
 from podracer.envs.host.shared import SharedBatch
-from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
-from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
+from podracer.rollout import ActorState, Purpose, purpose_key
+from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
 
 STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 
@@ -72,8 +72,7 @@ class ActorContext:
     indices: UInt32[np.ndarray, " b"]  # numbers of its environments within the run
     first_rollout: int  # number of updates done when the run began or was resumed
     seed: int
-    carry: Carry  # initial recurrent state [b, ...], numpy
-    resume_from: ActorState | None  # [b, ...], numpy; None begins with a reset
+    start: ActorState  # [b, ...], numpy; a timestep of None begins with a reset
 
 
 class Actor:
@@ -101,11 +100,14 @@ class Actor:
         num_envs = len(context.indices)
         on_host = HostIntake(spec, num_envs)
         self._intake = DeviceIntake(spec, num_envs, context.device) if on_device else on_host
-        buffer, start = _start_of_run(buffer, context, config.rollout_length)
-        resumed = None if context.resume_from is None else context.resume_from.timestep
-        start = self._intake.begin(buffer, resumed), start
+        start, global_step = context.start, context.first_rollout * config.rollout_length
+        buffer = dataclasses.replace(buffer, carry=start.carry, global_step=jnp.uint32(global_step))
+        parts = (
+            self._intake.begin(buffer, start.timestep),
+            RolloutStart(start.carry, reset_episode_totals(start.episodes)),
+        )
         # Copied, as both are donated: no leaf may be a leaf of the other.
-        self._buffer, self._start = copy_tree(jax.device_put(start, context.device))
+        self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:
@@ -134,7 +136,10 @@ class Actor:
                     inputs = self._call_environment(lambda action=action: self._env.step(action))
                 timer.start("transfer")
                 self._start, shards, *faults_on_device = finish(self._buffer, self._start, *inputs)
-                shards = self._send_to_learners(shards)
+                placed = zip(shards, self.context.learners, strict=True)
+                shards = [jax.device_put(shard, device) for shard, device in placed]
+                # The final timestep may lie in memory that the environments' next step overwrites.
+                jax.block_until_ready(shards)
                 self._intake.count(*faults_on_device)
                 self.num_rollouts += 1
                 if isinstance(self._env, SharedBatch):  # others may step it before the next rollout
@@ -155,16 +160,14 @@ class Actor:
         call_environment(self.context.name, self._env.close)
 
     def _first_inputs(self) -> tuple[Any, ...]:
-        context = self.context
-        start = context.first_rollout * self._config.rollout_length
-        seeds = (context.seed, context.indices, start)
-        if context.resume_from is None:
+        context, start = self.context, self.context.start
+        steps = context.first_rollout * self._config.rollout_length
+        seeds = (context.seed, context.indices, steps)
+        if start.timestep is None:
             return self._call_environment(lambda: self._env.reset(*seeds))
         assert isinstance(self._env, Resumable), "its state came from a snapshot"
-        start_from = context.resume_from
-        restore = partial(self._env.restore, *seeds, start_from.env_state)
-        call_environment(context.name, restore)
-        return self._intake.resume(start_from.timestep)
+        call_environment(context.name, partial(self._env.restore, *seeds, start.env_state))
+        return self._intake.resume(start.timestep)
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
         """Return the parameters of the next rollout; `parameters` are those of the previous one.
@@ -183,13 +186,6 @@ class Actor:
         jax.block_until_ready(parameters.params)
         return parameters
 
-    def _send_to_learners(self, shards: list[TrajectoryShard]) -> list[TrajectoryShard]:
-        devices = self.context.learners
-        shards = [jax.device_put(s, device) for s, device in zip(shards, devices, strict=True)]
-        # The final timestep may lie in memory that the environments' next step overwrites.
-        jax.block_until_ready(shards)
-        return shards
-
     def _call_environment(self, function: Callable[[], TimeStep]) -> tuple[Any, ...]:
         return self._intake.take(call_environment(self.context.name, function))
 
@@ -205,19 +201,6 @@ class Actor:
         if isinstance(self._env, DescribesFaults):
             first_faults = {**self._env.first_faults, **first_faults}
         return env_state, dict(faults), first_faults
-
-
-def _start_of_run(
-    buffer: TrajectoryBuffer, context: ActorContext, length: int
-) -> tuple[TrajectoryBuffer, RolloutStart]:
-    """Return the buffer and the rollout start of this actor's first rollout."""
-    carry, episodes = context.carry, zero_episode_stats(len(context.indices))
-    if context.resume_from is not None:
-        carry = context.resume_from.carry
-        episodes = reset_episode_totals(context.resume_from.episodes)
-    global_step = jnp.uint32(context.first_rollout * length)
-    buffer = dataclasses.replace(buffer, carry=carry, global_step=global_step)
-    return buffer, RolloutStart(carry, episodes)
 
 
 @jax.jit

@@ -178,7 +178,9 @@ def make_actor_pool(
     If `eager` their programs run operation by operation.
     `stack` closes the environments as long as no threads own them.
     """
-    params = _copy_actor_params(agent, state)
+    # A copy: the first update donates the state away.
+    copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
+    params = on_one_device(copy(state.learner))
     on_device = lives_on_device(env)
     programs = make_actor_programs(agent, len(split.learners), on_device)
     if eager:
@@ -216,12 +218,6 @@ def rollout_queues(
     return [ClosableQueue(config.queue_depth) for _ in range(num_actors)]
 
 
-def _copy_actor_params(agent: Agent, state: TrainState) -> Params:
-    """Return a copy: the first update donates the state away."""
-    copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
-    return on_one_device(copy(state.learner))
-
-
 def compile_actor_programs(
     programs: ActorPrograms,
     params: Params,
@@ -252,14 +248,14 @@ def _actor_contexts(
     resume: bool,
 ) -> list[ActorContext]:
     """Return the context of each actor; if `resume`, with its rows of `state.actor`."""
-    host, num_hosts = jax.process_index(), jax.process_count()
-    carry = jax.tree.map(np.asarray, jax.jit(partial(agent.carry, config.num_envs))())
-    actor_state = _host_rows(state.actor) if resume else None
-    first_row = config.num_envs // num_hosts * host
-
-    def rows(tree: PyTree, indices: np.ndarray) -> PyTree:
-        return jax.tree.map(lambda x: x[indices], tree)
-
+    host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
+    first_row = num_rows * host
+    if resume:
+        start = _host_rows(state.actor)
+    else:
+        carry = jax.jit(partial(agent.carry, config.num_envs))()
+        start = ActorState((), None, carry, zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
+        start = jax.tree.map(lambda x: np.asarray(x)[first_row : first_row + num_rows], start)
     contexts = []
     for thread in range(split.threads):
         indices = environment_indices(split, thread, host)
@@ -270,8 +266,7 @@ def _actor_contexts(
             indices=indices,
             first_rollout=int(jax.device_get(state.update)),
             seed=seed,
-            carry=rows(carry, indices),
-            resume_from=rows(actor_state, indices - first_row),
+            start=jax.tree.map(lambda x, rows=indices - first_row: x[rows], start),
         )
         contexts.append(context)
     return contexts

@@ -23,8 +23,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from podracer.devices.mesh import DATA, HOST, REPLICATED
 from podracer.devices.reductions import global_mean
 from podracer.drivers.common import TRAIN_SPEC, TrainState
-from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_values
-from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, check_peers
+from podracer.drivers.exchange import Peers, check_hypercube, is_due, num_rounds, partners_values
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.types import LearnerState, PyTree
 
 BY_HOST = PartitionSpec(HOST)  # leaves [hosts, ...]
@@ -103,17 +103,14 @@ def host_averaging(config: SebulbaConfig, split: DeviceSplit) -> HostAveraging |
     Raises `ConfigError` if the peers do not fit the number of hosts.
     """
     num_hosts = split.num_hosts
-    check_peers(config, num_hosts)
+    if config.average_hosts == "hypercube":
+        remedy = 'take another number of hosts, or in a new run `driver.average_hosts="ring"`'
+        check_hypercube(num_hosts, "hosts", remedy)
     if config.average_hosts is None or num_hosts == 1:
         return None
-    mesh = host_mesh(split.mesh, num_hosts)
+    learners = split.mesh.devices.reshape(num_hosts, -1)
+    mesh = Mesh(learners, (HOST, DATA), axis_types=(AxisType.Auto, AxisType.Auto))
     return HostAveraging(config.average_hosts, config.average_every, mesh)
-
-
-def host_mesh(mesh: Mesh, num_hosts: int) -> Mesh:
-    """Return the mesh of all learners as `[hosts, learners of a host]`."""
-    axis_types = (AxisType.Auto, AxisType.Auto)
-    return Mesh(mesh.devices.reshape(num_hosts, -1), (HOST, DATA), axis_types=axis_types)
 
 
 def map_shared(function: Callable[[PyTree], PyTree], state: TrainState) -> TrainState:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import UInt32
 
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
-from podracer.drivers.exchange import Peers, check_hypercube
+from podracer.drivers.exchange import Peers
 from podracer.environment import HostEnvironments
 from podracer.envs.host.shared import exists_once
 from podracer.errors import ConfigError
@@ -193,13 +193,6 @@ def _preference(numbers: tuple[int, int]) -> tuple[int, float]:
     """Order splits: the more devices the better, then the nearer to 3 learners for each actor."""
     actors, learners = numbers
     return actors + learners, -abs(math.log(learners / actors / 3))
-
-
-def check_peers(config: SebulbaConfig, num_hosts: int) -> None:
-    """Raise `ConfigError` if the hosts' peers do not fit their number."""
-    if config.average_hosts == "hypercube":
-        remedy = 'take another number of hosts, or in a new run `driver.average_hosts="ring"`'
-        check_hypercube(num_hosts, "hosts", remedy)
 
 
 def environment_indices(split: DeviceSplit, thread: int, host: int) -> UInt32[np.ndarray, " b"]:

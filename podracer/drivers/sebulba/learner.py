@@ -131,7 +131,9 @@ class Learner:
         self._timer = StageTimer("collect", "learn", "report")
         self._pending: list[Metrics] = []  # metrics of updates that may still run
         self._fetched: list[Any] = []  # metrics since the last report
-        self._stats: list[TrajectoryStats] = []  # since the last report
+        # Since the last report, of each trajectory: updates that the parameters of its steps were
+        # behind, `[T]`, and seconds in each stage of its actor.
+        self._stats: list[tuple[Int64[np.ndarray, " T"], dict[str, float]]] = []
         self._faults: dict[str, dict[str, int]] = {}  # faults of each actor by kind, in all
         self._first_faults: dict[str, str] = {}  # a line on the first of each kind
         self._logged = set[str]()  # kinds of them
@@ -152,10 +154,7 @@ class Learner:
         request = request_array(mesh, self._request()) if multi_host else self._no_request
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
         state, params, metrics = self._update(state, shards, request)
-        self._stats += [
-            TrajectoryStats(self._version - rollout.versions, rollout.seconds)
-            for rollout in rollouts
-        ]
+        self._stats += [(self._version - x.versions, x.seconds) for x in rollouts]
         self._faults.update({rollout.actor: rollout.faults for rollout in rollouts})
         for rollout in rollouts:
             self._first_faults = {**rollout.first_faults, **self._first_faults}
@@ -216,7 +215,7 @@ class Learner:
         """
         has_new_faults = faults.total() > self._reported_faults
         self._reported_faults = faults.total()
-        num_steps = sum(len(stats.lags) for stats in self._stats) // self._split.threads
+        num_steps = sum(len(lags) for lags, _ in self._stats) // self._split.threads
         had_new_faults = self._faulty_steps > 0
         self._empty_steps = 0 if progress.frames else self._empty_steps + num_steps
         if progress.frames or not has_new_faults:
@@ -241,26 +240,19 @@ class Learner:
         self._timer.start("collect")
 
 
-@dataclasses.dataclass(frozen=True)
-class TrajectoryStats:
-    """Policy lag and timing of one trajectory."""
-
-    lags: Int64[np.ndarray, " T"]  # updates that the parameters of each step were behind
-    seconds: dict[str, float]  # seconds in each stage of its actor
-
-
 def _utilization_metrics(
-    stats: list[TrajectoryStats], learner_seconds: dict[str, float], num_actors: int
+    stats: list[tuple[Int64[np.ndarray, " T"], dict[str, float]]],
+    learner_seconds: dict[str, float],
+    num_actors: int,
 ) -> dict[str, float | None]:
     """Return policy lag, shares of idle time, and seconds in each stage (mean over the actors).
 
     An actor is idle while it waits for parameters or for room in its queue, the learner while it
     waits for trajectories.
     """
-    lags = np.stack([trajectory.lags for trajectory in stats])
+    lags = np.stack([lags for lags, _ in stats])
     actor_seconds = {
-        stage: sum(trajectory.seconds[stage] for trajectory in stats) / num_actors
-        for stage in STAGES
+        stage: sum(seconds[stage] for _, seconds in stats) / num_actors for stage in STAGES
     }
     actor_idle = actor_seconds["parameters"] + actor_seconds["queue"]
     learner_total = learner_seconds["collect"] + learner_seconds["learn"]

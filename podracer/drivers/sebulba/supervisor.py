@@ -8,22 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 import jax
 
-from podracer.drivers.sebulba.queue import Closed
+from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.errors import EnvironmentFault
 from podracer.io.text import print_stderr
 
 GRACE_SECONDS = 5.0  # at most, for an environment that seems to hang
 JOIN_SECONDS = 5.0  # a thread that takes longer to end is left behind, and named
-
-
-class Closable(Protocol):
-    """Object that the supervisor closes, such as a queue."""
-
-    def close(self) -> None: ...
 
 
 class StageTimer:
@@ -69,15 +63,15 @@ class Supervisor:
     def __init__(self, env_timeout_seconds: float) -> None:
         self._env_timeout_seconds = env_timeout_seconds
         self._threads: dict[str, tuple[threading.Thread, StageTimer]] = {}
-        self._closables: list[Closable] = []
+        self._queues: list[ClosableQueue[Any]] = []
         self._hanging_since: dict[str, float] = {}
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
         self._stopping = False
 
-    def register(self, closable: Closable) -> None:
+    def register(self, queue: ClosableQueue[Any]) -> None:
         """Have a queue closed when the threads are to stop."""
-        self._closables.append(closable)
+        self._queues.append(queue)
 
     def start(
         self, name: str, timer: StageTimer, run: Callable[[], None], close: Callable[[], None]
@@ -166,5 +160,5 @@ class Supervisor:
         return stage == "environment" and seconds > self._env_timeout_seconds
 
     def _close_queues(self) -> None:
-        for closable in self._closables:
-            closable.close()
+        for queue in self._queues:
+            queue.close()

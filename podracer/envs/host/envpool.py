@@ -141,17 +141,15 @@ class EnvPoolBatch:
             return np.moveaxis(observation, 1, -1)  # a view, see `AtariBatch`
         for path, array in jax.tree_util.tree_leaves_with_path(observation):
             if array.dtype == np.float64 and may_lose_changes(array):
-                self._compare_large(f"observation{jax.tree_util.keystr(path)}", array)
+                name = f"observation{jax.tree_util.keystr(path)}"
+                if text := describe_lost_change(name, self._large.setdefault(name, array), array):
+                    raise EnvironmentFault(f"{self._spec.name}: {text}.")
+                self._large[name] = array
         return jax.tree.map(
             lambda leaf, array: leaf.astype(array.dtype, copy=False),
             observation,
             self._spec.observation,
         )
-
-    def _compare_large(self, name: str, array: np.ndarray) -> None:
-        previous, self._large[name] = self._large.get(name, array), array
-        if text := describe_lost_change(name, previous, array):
-            raise EnvironmentFault(f"{self._spec.name}: {text}.")
 
 
 @functools.cache

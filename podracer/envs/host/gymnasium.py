@@ -25,7 +25,13 @@ import jax
 import numpy as np
 
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_protocol import (
+from podracer.envs.host.gymnasium_spec import (
+    check_options,
+    factory,
+    inspect_environment,
+    with_pictures,
+)
+from podracer.envs.host.gymnasium_worker import (
     BAD_DATA_FAULTS,
     CALLS,
     CLOSE_SECONDS,
@@ -37,15 +43,9 @@ from podracer.envs.host.gymnasium_protocol import (
     SharedMemory,
     WorkerSetup,
     anonymous_file,
+    local_worker,
     map_shared_memory,
 )
-from podracer.envs.host.gymnasium_spec import (
-    check_options,
-    factory,
-    inspect_environment,
-    with_pictures,
-)
-from podracer.envs.host.gymnasium_worker import Worker
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.processes import end_guarded
 from podracer.io.signals import how_killed
@@ -173,11 +173,12 @@ class Gymnasium:
             row_ranges=tuple((int(part[0]), int(part[-1]) + 1) for part in parts),
             step_seconds=self.step_seconds,
             reset_seconds=self.reset_seconds,
+            max_restarts=self.max_restarts,
         )
         if self.workers == 0:
             make = factory(spec.name, self.environment, self.options, self.observe)
-            return LocalBatch(spec.name, setup, make, self.max_restarts)
-        return GymnasiumBatch(spec.name, setup, self.max_restarts)
+            return LocalBatch(spec.name, setup, make)
+        return GymnasiumBatch(spec.name, setup)
 
 
 def check_not_in_worker() -> None:
@@ -199,17 +200,14 @@ def timestep_of(setup: WorkerSetup, shared: SharedMemory) -> TimeStep:
 class FaultLog:
     """Faults of a batch, counted by kind, each kind with a line on its first."""
 
-    def __init__(
-        self, name: str, setup: WorkerSetup, shared: SharedMemory, max_restarts: int
-    ) -> None:
+    def __init__(self, name: str, setup: WorkerSetup, shared: SharedMemory) -> None:
         self._name, self._setup, self._shared = name, setup, shared
-        self._max_restarts = max_restarts
         self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
         self._num_steps, self._named_rows = 0, set[int]()
 
     def check(self) -> str | None:
         """Update the counts; return why the batch cannot go on where there are too many."""
-        shared = self._shared
+        shared, max_restarts = self._shared, self._setup.max_restarts
         counts = shared.fault_counts.sum(axis=0).tolist()
         self.faults.update(zip(FAULT_KINDS, counts, strict=True))
         shared.describe_first_faults(self.first_faults)
@@ -217,10 +215,10 @@ class FaultLog:
         limit = MAX_CONSECUTIVE_FAILURES
         if shared.consecutive_failures[row] >= limit:
             reason = f"restarted {limit} times without one good step between, the last time"
-        elif sum(counts) > self._max_restarts:
+        elif sum(counts) > max_restarts:
             row = int(shared.fault_time.argmax())
             reason = (
-                f"restarted beyond the {self._max_restarts} that all rows may need together "
+                f"restarted beyond the {max_restarts} that all rows may need together "
                 "(`max_restarts`),"
             )
         else:
@@ -230,7 +228,7 @@ class FaultLog:
         kind = FAULT_KINDS[shared.fault_kind[row]]
         remedy = (
             "\nMore restarts or slower steps are allowed by options after the environment's name: "
-            f",max_restarts={10 * self._max_restarts + 10} or "
+            f",max_restarts={10 * max_restarts + 10} or "
             f",step_seconds={6 * self._setup.step_seconds:g}"
         )
         return (
@@ -271,7 +269,7 @@ class GymnasiumBatch:
     overwrites, and `jax.device_put` on a CPU may share it: copy arrays that are kept (`jnp.array`).
     """
 
-    def __init__(self, name: str, setup: WorkerSetup, max_restarts: int) -> None:
+    def __init__(self, name: str, setup: WorkerSetup) -> None:
         self.name, self._setup = name, setup
         self.pids = [0] * len(setup.row_ranges)
         self._channels: list[socket.socket | None] = [None] * len(setup.row_ranges)
@@ -282,7 +280,7 @@ class GymnasiumBatch:
         except BaseException:
             os.close(self._memory)
             raise
-        self._log = FaultLog(name, setup, shared, max_restarts)
+        self._log = FaultLog(name, setup, shared)
         self.faults, self.first_faults = self._log.faults, self._log.first_faults
         self._timestep, self._closed = timestep_of(setup, shared), False
 
@@ -436,26 +434,18 @@ class LocalBatch:
     as in `GymnasiumBatch`.
     """
 
-    def __init__(
-        self, name: str, setup: WorkerSetup, make: Callable[[], Env], max_restarts: int
-    ) -> None:
-        self.name = name
-        memory = anonymous_file()
-        try:
-            self._shared = map_shared_memory(memory, setup)
-        finally:
-            os.close(memory)
-        self._worker = Worker(0, setup, make, self._shared)
-        self._log = FaultLog(name, setup, self._shared, max_restarts)
+    def __init__(self, name: str, setup: WorkerSetup, make: Callable[[], Env]) -> None:
+        self.name, self._worker = name, local_worker(setup, make)
+        self._log = FaultLog(name, setup, self._worker.shared)
         self.faults, self.first_faults = self._log.faults, self._log.first_faults
-        self._timestep = timestep_of(setup, self._shared)
+        self._timestep = timestep_of(setup, self._worker.shared)
         self._closed = self._is_reset = False
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
         if self._closed:
             _fail(self, "the environments are closed.")
-        self._shared.begin(seed, indices, start)
+        self._worker.shared.begin(seed, indices, start)
         with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
             for row in range(len(indices)):
                 self._worker.remake(row)
@@ -468,7 +458,7 @@ class LocalBatch:
             _fail(self, "the environments are closed.")
         if not self._is_reset:
             _fail(self, "`reset` must come before `step`.")
-        np.copyto(self._shared.action, action, casting="same_kind")
+        np.copyto(self._worker.shared.action, action, casting="same_kind")
         with np.errstate(over="ignore"):
             self._worker.step()
         self._log.count_step()
@@ -480,7 +470,7 @@ class LocalBatch:
             self._closed = True
             for row in list(self._worker.envs):
                 self._worker.close_env(row)
-            del self._shared, self._timestep, self._log, self._worker
+            del self._timestep, self._log, self._worker
 
     def _checked(self) -> TimeStep:
         """Return the timestep. Raises `EnvironmentFault` where there are too many faults."""

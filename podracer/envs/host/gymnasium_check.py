@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,8 @@ from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.envs.host.gymnasium import Gymnasium, timestep_of
-from podracer.envs.host.gymnasium_protocol import Fault, Leaf, anonymous_file, map_shared_memory
 from podracer.envs.host.gymnasium_spec import factory, inspect_environment
-from podracer.envs.host.gymnasium_worker import Worker
+from podracer.envs.host.gymnasium_worker import Fault, Leaf, Worker, local_worker
 from podracer.types import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -32,12 +30,7 @@ def examine(environment: Gymnasium) -> EnvironmentReport:
     fields = (environment.environment, environment.options, environment.observe)
     spec, setup = inspect_environment(*fields, in_process=True)
     setup = dataclasses.replace(setup, row_ranges=((0, 1),))
-    make = factory(spec.name, *fields)
-    memory = anonymous_file()
-    try:
-        worker = Worker(0, setup, make, map_shared_memory(memory, setup))
-    finally:
-        os.close(memory)
+    worker = local_worker(setup, factory(spec.name, *fields))
     play = Play(worker, spec, STEPS)
     with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
         play.run(seed=1)

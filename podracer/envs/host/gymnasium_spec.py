@@ -21,7 +21,7 @@ import numpy as np
 
 from podracer.envs.common import atari_remedy, import_optional, narrower
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_protocol import (
+from podracer.envs.host.gymnasium_worker import (
     CLOSE_SECONDS,
     Filtered,
     Leaf,

@@ -1,12 +1,16 @@
 """Processes that step Gymnasium environments, without JAX: slow to import and unsafe to fork.
 
 One *fork server* process per batch imports the environment's code once and forks the workers, so a
-worker that died is replaced in milliseconds. Shared data structures are in `gymnasium_protocol.py`.
+worker that died is replaced in milliseconds. Workers unpickle a callable that makes one
+environment. All data goes through one block of shared memory (`SharedMemory`); sockets carry only a
+one-byte request for a step and a one-byte reply.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
 import os
 import pickle
 import random
@@ -14,42 +18,187 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
+import tempfile
 import time
 import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from mmap import mmap
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
-from podracer.envs.host.gymnasium_protocol import (
-    CALLS,
-    CLOSE_SECONDS,
-    FAULT_KINDS,
-    FAULTY,
-    FORK_REPLY,
-    MAX_CONSECUTIVE_FAILURES,
-    OK,
-    Fault,
-    Filtered,
-    Leaf,
-    Pictured,
-    Registered,
-    SharedMemory,
-    WorkerSetup,
-    map_shared_memory,
-    observation_leaves,
-)
 from podracer.errors import WEIGHTED_SUM
 from podracer.io.processes import go_on_guarded, kill_tree, request_signal_at_parent_death
 
 if TYPE_CHECKING:
     from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
 
 inside_worker = False  # whether this process is a fork server or a worker
+BAD_DATA_FAULTS = ("not_finite", "wrong_dtype", "wrong_shape", "out_of_space", "malformed")
+FAULT_KINDS = ("raised", "died", "hung", *BAD_DATA_FAULTS)
+CALLS = ("reset", "step")  # methods of an environment that have a time limit
+MAX_CONSECUTIVE_FAILURES = 3  # restarts of a row without one good step between
+CLOSE_SECONDS = 1.0  # for the environments' own `close`; then their processes are killed
+STEP = b"s"  # the request for a step
+OK, FAULTY = b".", b"!"  # a worker's replies to it
+FORK_REPLY = struct.Struct("<ii")  # the new worker's pid, the former worker's wait status
+_TEXT_BYTES = 4096  # kept of a fault's description
+_LINE_LENGTH = 300  # characters of a description in one line
+_ALIGNMENT = 64  # bytes: a cache line
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, without a batch axis."""
+
+    name: str  # its path in the observation, such as "observation['position']"
+    shape: tuple[int, ...]
+    dtype: np.dtype  # the one that agents get
+    source: np.dtype  # the one that the space declares
+    low: np.ndarray | None = None  # bounds in `dtype`; None where they exclude nothing
+    high: np.ndarray | None = None
+    num_values: int | None = None  # in Discrete spaces, whose values arrive as 0 .. num_values - 1
+    first_value: int = 0  # in Discrete spaces
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSetup:
+    """Settings of one batch."""
+
+    environment: bytes  # a pickled callable that makes one environment
+    main: str | None  # the script, or the module after a colon, to import first
+    observation: Any  # a tree of dicts, tuples and `Leaf`
+    action_shape: tuple[int, ...]  # () for Discrete, (n,) for others
+    first_action: int | tuple[int, ...]  # smallest values in a Discrete or MultiDiscrete space
+    action_dtype: np.dtype  # the one that the environment's own space declares
+    row_ranges: tuple[tuple[int, int], ...] = ()  # first row and end for each worker
+    step_seconds: float = 0.0
+    reset_seconds: float = 0.0
+    max_restarts: int = 0
+
+
+class Fault(Exception):
+    """A broken contract of an environment; `kind` is one of `FAULT_KINDS`."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedMemory:
+    """Arrays that all processes of a batch read and write, for B rows and W workers.
+
+    An annotation has the dtype and the shape, but of two arrays that the environment decides on.
+    """
+
+    observation: dict[str, np.ndarray]  # [B, ...] by the name of its `Leaf`
+    action: np.ndarray  # i32 [B] or [B, n], or f32 [B, n]
+    reward: Annotated[np.ndarray, np.float32, "B"]
+    discount: Annotated[np.ndarray, np.float32, "B"]
+    first: Annotated[np.ndarray, np.bool_, "B"]
+    last: Annotated[np.ndarray, np.bool_, "B"]
+    seed: Annotated[np.ndarray, np.uint64, 2]  # the run's seed, and the steps that the run has done
+    env_index: Annotated[np.ndarray, np.int64, "B"]  # number among the run's environments
+    generation: Annotated[np.ndarray, np.int64, "B"]  # restarts since `reset`
+    consecutive_failures: Annotated[np.ndarray, np.int64, "B"]  # restarts since the last good step
+    step_seconds: Annotated[np.ndarray, np.float64, "B"]  # in `step` since a comparison
+    fault_counts: Annotated[np.ndarray, np.int64, "B", len(FAULT_KINDS)]
+    fault_kind: Annotated[np.ndarray, np.int64, "B"]  # index in `FAULT_KINDS` of the latest fault
+    fault_time: Annotated[np.ndarray, np.float64, "B"]  # when it happened, in monotonic seconds
+    fault_text: Annotated[np.ndarray, np.uint8, "B", _TEXT_BYTES]  # UTF-8 padded with zeros
+    deadline: Annotated[np.ndarray, np.float64, "W"]  # to answer, in monotonic seconds
+    call: Annotated[np.ndarray, np.int64, "W"]  # index in `CALLS` of what each worker does
+
+    def begin(self, seed: int, indices: np.ndarray, start: int) -> None:
+        """Set what a reset of all rows begins with, see `HostEnvironment.reset`."""
+        self.seed[:] = seed, start
+        self.env_index[:] = indices
+        self.generation[:] = 0
+        self.consecutive_failures[:] = 0
+
+    def record_fault(self, rows: slice, kind: str, text: str) -> None:
+        """Store the latest fault of some rows."""
+        data = np.frombuffer(text.encode(errors="replace")[-_TEXT_BYTES:], np.uint8)
+        self.fault_kind[rows] = FAULT_KINDS.index(kind)
+        self.fault_time[rows] = time.monotonic()
+        self.fault_text[rows] = 0
+        self.fault_text[rows, : data.size] = data
+
+    def describe_fault(self, row: int) -> str:
+        """Return the description of a row's latest fault."""
+        return self.fault_text[row].tobytes().rstrip(b"\0").decode(errors="replace").strip()
+
+    def describe_first_faults(self, descriptions: dict[str, str]) -> None:
+        """Add a line on the earliest known fault of each kind that has none; rows keep one each."""
+        for row in np.argsort(self.fault_time):
+            kind = FAULT_KINDS[self.fault_kind[row]]
+            if self.fault_time[row] and kind not in descriptions:
+                line = one_line(self.describe_fault(row))
+                descriptions[kind] = f"environment {self.env_index[row]}: {line}"
+
+
+def one_line(text: str) -> str:
+    """Return a fault's description in one line: of a traceback only the exception itself."""
+    lines = text.splitlines()
+    if "Traceback (most recent call last):" in lines or text.startswith(" "):  # may be cut in front
+        ends = [number for number, line in enumerate(lines, 1) if line.startswith("  ")]
+        lines = lines[max(ends, default=0) :] or lines[-1:]
+    line = " ".join(" ".join(lines).split())
+    return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..."
+
+
+def anonymous_file() -> int:
+    """Open a file without a name, in memory if possible: it never outlives its processes."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("podracer-gymnasium")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
+    """Map the file behind a descriptor; a new file is sized first, and all zero."""
+    sizes: dict[int | str, int] = {"B": setup.row_ranges[-1][1], "W": len(setup.row_ranges)}
+    layout = {}
+    for name, hint in get_type_hints(SharedMemory, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            _, dtype, *shape = get_args(hint)
+            layout[name] = tuple(sizes.get(n, n) for n in shape), np.dtype(dtype)
+    action_dtype = np.dtype(np.float32 if setup.action_dtype.kind == "f" else np.int32)
+    layout["action"] = (sizes["B"], *setup.action_shape), action_dtype
+    leaves = observation_leaves(setup.observation)
+    observation = {x.name: ((sizes["B"], *x.shape), x.dtype) for x in leaves}
+    layout |= observation
+    offsets, size = {}, 0
+    for name, (shape, dtype) in layout.items():
+        offsets[name] = size
+        size += -(-int(np.prod(shape)) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    os.ftruncate(descriptor, size)
+    buffer = mmap(descriptor, size)
+    arrays = {
+        name: np.ndarray(shape, dtype, buffer, offsets[name])
+        for name, (shape, dtype) in layout.items()
+    }
+    return SharedMemory({name: arrays.pop(name) for name in observation}, **arrays)
+
+
+def observation_leaves(tree: Any) -> Iterator[Leaf]:
+    """Iterate over the arrays of an observation, in the order of its space."""
+    if isinstance(tree, Leaf):
+        yield tree
+    else:
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            yield from observation_leaves(child)
+
+
+# --- a worker ------------------------------------------------------------------------------------
+
 _REWARD = Leaf("reward", (), np.dtype(np.float32), np.dtype(np.float32))
 
 
@@ -63,7 +212,9 @@ class Worker:
         self.start, self.end = setup.row_ranges[number]
         self.envs: dict[int, Env] = {}
         self.episode_ended: dict[int, bool] = {}
-        self.leaves = [(x, shared.observation[x.name]) for x in observation_leaves(setup)]
+        self.leaves = [
+            (x, shared.observation[x.name]) for x in observation_leaves(setup.observation)
+        ]
         self.reply = OK
         # The newest values by row, of float64 leaves that have large ones.
         self.large: dict[str, dict[int, np.ndarray]] = {}
@@ -230,6 +381,15 @@ class Worker:
                 self.envs.pop(row).close()
 
 
+def local_worker(setup: WorkerSetup, make: Callable[[], Env]) -> Worker:
+    """Return the only worker of a batch, which this process steps."""
+    memory = anonymous_file()
+    try:
+        return Worker(0, setup, make, map_shared_memory(memory, setup))
+    finally:
+        os.close(memory)
+
+
 def _write(array: np.ndarray, row: int, leaf: Leaf, value: Any) -> None:
     """Write one array into a row. Raises `Fault` where its dtype or shape is another."""
     if value is None:
@@ -372,3 +532,74 @@ def _import_environment(setup: WorkerSetup) -> Callable[[], Env]:
     if isinstance(factory, Registered):
         factory.load()
     return environment
+
+
+# --- callables that make one environment ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Registered:
+    """Environment of Gymnasium's registry."""
+
+    entry: str | EnvSpec
+    """Id, or where no module registers it in every process, the registry's entry itself."""
+    module: str = ""
+    """Module to import first, which registers the id."""
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def load(self) -> EnvSpec:
+        """Import all code and return the registry's entry."""
+        from gymnasium.envs import registration
+
+        if self.module:
+            importlib.import_module(self.module)
+        entry = registration.spec(self.entry) if isinstance(self.entry, str) else self.entry
+        if isinstance(entry.entry_point, str):
+            registration.load_env_creator(entry.entry_point)
+        return entry
+
+    def __call__(self) -> Env:
+        import gymnasium
+
+        return gymnasium.make(self.load(), disable_env_checker=True, **dict(self.options))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Filtered:
+    """Environment that shows some entries of its dictionaries of observations."""
+
+    make: Callable[[], Env]
+    entries: tuple[str, ...]
+
+    def __call__(self) -> Env:
+        from gymnasium.wrappers import FilterObservation
+
+        return FilterObservation(self.make(), self.entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pictured:
+    """Environment whose observations are dictionaries of the `observation` and a `picture`."""
+
+    make: Callable[[], Env]
+    """Factory of environments whose `render` returns uint8 `[H, W, 3]`."""
+    name: str
+    """Name of the environment, for messages."""
+
+    def __call__(self) -> Env:
+        from gymnasium import spaces
+        from gymnasium.wrappers import TransformObservation
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about modes that it does not have
+            env = self.make()
+            env.reset()
+            picture = np.asarray(env.render())
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+            raise ValueError("`render` does not return an array uint8 [H, W, 3]")
+        space = spaces.Box(0, 255, picture.shape, np.uint8)
+        return TransformObservation(
+            env,
+            lambda observation: {"observation": observation, "picture": env.render()},
+            spaces.Dict({"observation": env.observation_space, "picture": space}),
+        )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from agents import AGENTS, blueprint
 from child import records
-from runs import anakin_setup, train_anakin
+from runs import anakin_setup, resumed_and_whole, train_anakin
 
 import podracer
 from podracer import recipes
@@ -39,7 +39,6 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.run.setup import build
 from podracer.tournament.config import Tournament, check_pods
@@ -399,12 +398,7 @@ EXPERIMENT = Experiment(
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys):
     """In the middle of a window and of lives; then the rule, as a file, teaches others."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(EXPERIMENT, run_dir=whole)
-    podracer.train(EXPERIMENT, run_dir=cut, frames=EXPERIMENT.frames // 4)
-    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
-    assert records(cut) == records(whole)
+    _, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=EXPERIMENT.frames // 4)
 
     from podracer.cli import main as cli
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from variants import variants
 
 from podracer.agents.rules.lpg.rule import UpdateRule
 from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
@@ -64,7 +65,7 @@ def test_objects_are_not_unpickled(saved: Path) -> None:
         read_rule(_with(saved, "policy.weight", np.array([[print] * 5], dtype=object)))
 
 
-@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
+@variants("stride", [4], [1])
 def test_damage_is_noticed_wherever_it_is(stride: int, saved: Path) -> None:
     """Any bit of the file: it is refused in one sentence, or nothing of the rule is touched (a
     date, or what pads the archive)."""

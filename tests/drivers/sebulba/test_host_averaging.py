@@ -14,6 +14,7 @@ import pytest
 from agents import AGENTS, SMALL, environment_for
 from programs import unordered
 from runs import sebulba_setup, train_sebulba
+from variants import variants
 
 from podracer.agents.impala import Impala
 from podracer.devices.mesh import make_mesh
@@ -108,9 +109,7 @@ def test_no_reduction_of_the_update_can_overtake_another(setup, peers):
     assert ("collective-permute" in text) == (peers != "all")
 
 
-@pytest.mark.parametrize(
-    "peers", [PEERS[0], *(pytest.param(peers, marks=pytest.mark.slow) for peers in PEERS[1:])]
-)
+@variants("peers", PEERS[:1], PEERS)
 def test_a_report_has_the_mean_of_all_hosts_and_changes_nothing(setup, peers):
     """Frames of schedules are those of all hosts."""
     *parts, state = setup(4, average_hosts=peers, average_every=3)
@@ -134,9 +133,7 @@ def test_a_resume_is_exact_where_all_hosts_have_just_met(setup):
     assert fingerprint(train_sebulba(*parts, half, num_updates=10)[0]) == fingerprint(whole)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "dqn" else pytest.mark.slow) for name in AGENTS]
-)
+@variants("name", ["dqn"], AGENTS)
 def test_every_agent_learns_on_hosts_that_average(setup, name):
     """A replay of each learner stays its own."""
     *parts, state = setup(2, 2, name, average_hosts="all", average_every=2, rollout_length=8)

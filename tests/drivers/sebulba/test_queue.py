@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants import variants
 
 from podracer.drivers.sebulba import queue as queue_module
 from podracer.drivers.sebulba import supervisor as supervisor_module
@@ -49,14 +50,6 @@ def until_waiting(monkeypatch):
 
     monkeypatch.setattr(queue_module, "threading", SimpleNamespace(Condition=Condition))
     return until
-
-
-def test_first_in_first_out():
-    queue = ClosableQueue(3)
-    for item in "abc":
-        queue.put(item)
-    assert len(queue) == 3
-    assert [queue.get() for _ in range(3)] == ["a", "b", "c"]
 
 
 def test_put_waits_for_room(pool, until_waiting):
@@ -397,12 +390,10 @@ def explore(component, at, preemptions, monkeypatch):
 
 
 @pytest.mark.figure(22)
-@pytest.mark.parametrize(
+@variants(
     ("preemptions", "places"),
-    [
-        (1, [("one", 1), ("learner", 1), ("stop learner", 2), ("one's end", 0)]),
-        *(pytest.param(n, PLACES, marks=pytest.mark.slow) for n in (1, 2)),
-    ],
+    [(1, [("one", 1), ("learner", 1), ("stop learner", 2), ("one's end", 0)])],
+    [(1, PLACES), (2, PLACES)],
     ids=["1, some", "1", "2"],
 )
 def test_no_order_of_events_hangs(preemptions, places, monkeypatch, cases):

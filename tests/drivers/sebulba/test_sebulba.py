@@ -13,6 +13,7 @@ from agents import AGENTS, SMALL, environment_for
 from hosts import SPEC, CounterBatch, Counters, slow
 from programs import optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
+from variants import variants
 
 from podracer import recipes
 from podracer.agent import Agent, Blueprint
@@ -58,7 +59,7 @@ def _nothing_left():
 
 
 # By default an agent with a replay on one device, and one without on several.
-DEFAULT = {("dqn", 1), ("ppo", 4)}
+DEFAULT = [("dqn", 1), ("ppo", 4)]
 # Relative tolerances where XLA rounds the two programs otherwise (docs/numerics.md).
 ROUNDED = {
     ("td3", 2): 1e-5,
@@ -73,14 +74,7 @@ ROUNDED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "learners"),
-    [
-        pytest.param(name, n, marks=() if (name, n) in DEFAULT else pytest.mark.slow)
-        for name in AGENTS
-        for n in (1, 2, 4)
-    ],
-)
+@variants(("name", "learners"), DEFAULT, itertools.product(AGENTS, (1, 2, 4)))
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""
     env = make(environment_for(name))
@@ -126,9 +120,7 @@ def test_the_docs_name_the_recipes_that_lock_step_equals_without_fusion_only():
         assert [name for name in (*FUSED, "--no-fused") if f"`{name}`" not in text] == [], page
 
 
-@pytest.mark.parametrize(
-    "name", [FUSED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FUSED[1:])]
-)
+@variants("name", FUSED[:1], FUSED)
 def test_a_fused_recipe_equals_lock_step_without_its_fused_form(name, tmp_path):
     fields = {"devices": 1, "frames": 8192, "evaluations": 0}
     recipe = dataclasses.replace(recipes.find(name), **fields)
@@ -157,7 +149,7 @@ def test_a_request_of_several_processes_counts_where_a_chunk_is_an_update(monkey
     assert [report.request for report in reports] == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("lag", [*(pytest.param(lag, marks=pytest.mark.slow) for lag in (0, 1)), 3])
+@variants("lag", [3], [0, 1])
 def test_lags_are_what_they_are_said_to_be(lag):
     _, progress = train_sebulba(*sebulba_setup(policy_lag=lag))
     # The first `lag` rollouts cannot be that old yet.
@@ -239,24 +231,13 @@ def expected_rows(num_envs, length, rollouts):
     return shown
 
 
-@pytest.mark.parametrize(
+@variants(
     ("devices", "threads", "learners", "lag"),
+    [(1, 1, 1, 0), (5, 2, 4, 1)],
     [
-        (1, 1, 1, 0),
-        (5, 2, 4, 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (1, 4, 1, 0),
-                (5, 2, 4, 0),
-                (1, 1, 1, 1),
-                (1, 4, 1, 1),
-                (4, 2, 2, 0),
-                (4, 2, 2, 1),
-                (6, 1, 4, 0),
-                (6, 1, 4, 1),
-            )
-        ),
+        (*split, lag)
+        for split in ((1, 1, 1), (1, 4, 1), (4, 2, 2), (5, 2, 4), (6, 1, 4))
+        for lag in (0, 1)
     ],
 )
 def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
@@ -416,14 +397,10 @@ def poison(where, value):
 
 
 @pytest.mark.figure(8)
-@pytest.mark.parametrize(
+@variants(
     ("where", "value"),
-    [
-        ("observation", np.nan),
-        ("reward", np.nan),
-        pytest.param("observation", np.inf, marks=pytest.mark.slow),
-        pytest.param("discount", np.nan, marks=pytest.mark.slow),
-    ],
+    [("observation", np.nan), ("reward", np.nan)],
+    [("observation", np.inf), ("discount", np.nan)],
 )
 def test_bad_rows_are_counted_and_never_train(where, value):
     parts = sebulba_setup(
@@ -506,21 +483,18 @@ def change(where, make_value):
 
 
 @pytest.mark.figure(8)
-@pytest.mark.parametrize(
+@variants(
     ("where", "make_value", "message"),
     [
         ("observation", lambda x: {"a": x}, "observation must be"),
         ("reward", lambda x: x[:3], r"reward must be float32\[8\], but it became float32\[3\]"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("observation", lambda x: x[:, :2], r"observation must be float32\[8, 3\]"),
-                ("observation", lambda x: x.astype(np.float64), "but it became float64"),
-                ("observation", lambda x: None, "observation must be"),
-                ("reward", lambda x: x.astype(np.int32), r"reward must be float32\[8\]"),
-                ("last", lambda x: x.astype(np.float32), r"last must be bool\[8\]"),
-            )
-        ),
+    ],
+    [
+        ("observation", lambda x: x[:, :2], r"observation must be float32\[8, 3\]"),
+        ("observation", lambda x: x.astype(np.float64), "but it became float64"),
+        ("observation", lambda x: None, "observation must be"),
+        ("reward", lambda x: x.astype(np.int32), r"reward must be float32\[8\]"),
+        ("last", lambda x: x.astype(np.float32), r"last must be bool\[8\]"),
     ],
 )
 def test_data_of_another_kind_ends_the_run_in_one_sentence(where, make_value, message):

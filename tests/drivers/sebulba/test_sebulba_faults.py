@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hosts import CounterBatch, Counters
 from runs import actor_threads, sebulba_setup
+from variants import variants
 
 from podracer import envs
 from podracer.agents.impala import Impala
@@ -40,6 +41,7 @@ from podracer.io import checkpoint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
+from podracer.run import setup
 from podracer.run.training import train
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
@@ -258,13 +260,10 @@ WAITS = {
 
 
 @pytest.mark.figure(5)
-@pytest.mark.parametrize(
+@variants(
     ("place", "visit"),
-    [
-        pytest.param(place, visit, marks=() if visit == 1 or place == "step" else pytest.mark.slow)
-        for place in PLACES
-        for visit in (1, 5)
-    ],
+    [("step", 5), *((place, 1) for place in PLACES)],
+    [(place, 5) for place in PLACES],
 )
 def test_a_fault_ends_the_run_and_is_what_it_ends_with(place, visit, once, capfd):
     injector = Injector(place, min(visit, 2) if place in ("make", "reset", "close") else visit)
@@ -384,9 +383,7 @@ def hanging(place, visit, seconds=PATIENCE):
 
 
 @pytest.mark.figure(6)
-@pytest.mark.parametrize(
-    "place", ["step", *(pytest.param(x, marks=pytest.mark.slow) for x in ("reset", "snapshot"))]
-)
+@variants("place", ["step"], ["reset", "snapshot"])
 def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
     with hanging(place, 2) as injector:
         outcome = attempt(once, injector, env_timeout_seconds=0.3)
@@ -435,14 +432,11 @@ def test_closing_that_hangs_delays_no_fault(once, monkeypatch, capfd):
 
 
 @pytest.mark.figure(6)
-@pytest.mark.parametrize(
+@variants(
     "slow",
-    [
-        pytest.param({"pace": (0.06, 0.0)}, marks=pytest.mark.slow),
-        {"pace": (0.0, 0.4)},
-        pytest.param({"pace": (0.0, 0.4), "policy_lag": None}, marks=pytest.mark.slow),
-    ],
-    ids=["environments", "learner", "learner without a lag"],
+    [{"pace": (0.0, 0.4)}],
+    [{"pace": (0.06, 0.0)}, {"pace": (0.0, 0.4), "policy_lag": None}],
+    ids=["learner", "environments", "learner without a lag"],
 )
 def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
     """The run takes much longer than the time-out, and each actor waits longer than that."""
@@ -589,14 +583,8 @@ def nonsense(place, batch):
 
 
 @pytest.mark.figure(5)
-@pytest.mark.parametrize(
-    "place",
-    [  # by default one of each component
-        pytest.param(p, marks=() if p in ("step", "inference", "update") else pytest.mark.slow)
-        for p in PLACES
-        if p not in ("consumer", "close")
-    ],
-)
+# By default one of each component.
+@variants("place", ["step", "inference", "update"], PLACES[: PLACES.index("consumer")])
 def test_a_run_that_fails_leaves_what_failed(place, once, tmp_path):
     slow = {"waits for trajectories": ("step", 0.004), "waits for room": ("update", 0.02)}
 
@@ -678,7 +666,7 @@ def test_limits_in_seconds_hold_within_a_chunk(once, tmp_path):
 
 
 @pytest.mark.figure(5)
-@pytest.mark.parametrize("place", ["seal", pytest.param("write_bytes", marks=pytest.mark.slow)])
+@variants("place", ["seal"], ["write_bytes"])
 def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, monkeypatch):
     """Writing goes on in another thread while actors act."""
 
@@ -692,7 +680,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, mo
 
 
 @pytest.mark.figure(24)
-@pytest.mark.parametrize("kind", [JsonlSink, pytest.param(TensorBoardSink, marks=pytest.mark.slow)])
+@variants("kind", [JsonlSink], [TensorBoardSink])
 def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypatch, caplog):
     def fail(*args):
         raise Injected("sink")
@@ -749,8 +737,8 @@ def _maps():
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize("kind", ["counter", pytest.param("gymnasium", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.slow)])
+@variants("kind", ["counter"], ["gymnasium"])
+@variants("times", [5], [100])
 def test_starting_and_stopping_leaves_nothing(kind, times, once, cases):
     """Some runs end, some are stopped half way, some fail; environments in processes too."""
     if kind == "gymnasium":

@@ -14,6 +14,7 @@ import pytest
 from agents import SMALL
 from hosts import CounterBatch, Counters
 from runs import actor_threads, sebulba_setup, train_sebulba
+from variants import variants
 
 import podracer
 from podracer.agents.impala import Impala
@@ -115,9 +116,7 @@ def equal_trees(a, b):
     return all(map(np.array_equal, *map(jax.tree.leaves, (jax.device_get(a), jax.device_get(b)))))
 
 
-@pytest.mark.parametrize(
-    ("lag", "devices"), [(0, 1), (1, 1), pytest.param(1, 3, marks=pytest.mark.slow)]
-)
+@variants(("lag", "devices"), [(0, 1), (1, 1)], [(1, 3)])
 def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices):
     """To the bit, though the simulator overwrites its arrays in every step.
 
@@ -275,7 +274,7 @@ def counted():
     assert OnDeviceBatch.open == 0
 
 
-@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.slow)])
+@variants("lag", [0], [1])
 def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tmp_path):
     """Returns are those of a batch of its own, and training goes on as if there had been none."""
     experiment = once(policy_lag=lag)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from variants import variants
 
 pytest.importorskip("ale_py.vector_env", exc_type=ImportError)
 
@@ -123,10 +124,7 @@ LONG = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in SETTINGS],
-)
+@variants("name", [name for name in SETTINGS if name not in LONG], SETTINGS)
 def test_equals_a_slow_game_loop(name: str) -> None:
     setting, steps, expected = SETTINGS[name]
     setting = dataclasses.replace(setting, size=NATIVE)

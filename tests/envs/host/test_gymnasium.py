@@ -25,8 +25,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from variants import variants
 
-from podracer.envs.host.gymnasium_protocol import FAULT_KINDS
+from podracer.envs.host.gymnasium_worker import FAULT_KINDS
 
 GENEROUS = 60.0  # seconds; nothing here should come near it
 
@@ -393,10 +394,7 @@ def good(rows):
 # --- semantics -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("workers", "seed", "start"),
-    [pytest.param(1, 0, 0, marks=pytest.mark.slow), (3, 2**40, 7), (0, 2**40, 7)],
-)
+@variants(("workers", "seed", "start"), [(3, 2**40, 7), (0, 2**40, 7)], [(1, 0, 0)])
 def test_equals_a_plain_loop(batches, workers, seed, start):
     indices = np.array([4, 0, 9, 2, 3])
     batch = batches(Walk, 5, workers)
@@ -412,17 +410,6 @@ def test_equals_a_plain_loop(batches, workers, seed, start):
             reference.agrees(timestep)
             ends |= set(zip(timestep.last.tolist(), timestep.discount.tolist(), strict=True))
         assert ends == {(False, 1.0), (True, 1.0), (True, 0.0)}
-    assert not any(batch.faults.values())
-
-
-@pytest.mark.slow
-def test_4096_environments_in_two_processes_equal_a_plain_loop(batches):
-    rows = 4096
-    batch, reference = batches(Walk, rows, 2), Reference(Walk, 0, list(range(rows)), 0)
-    reference.agrees(batch.reset(0, np.arange(rows), 0))
-    for _ in range(4):
-        reference.step(rows * [7])
-        reference.agrees(batch.step(good(rows)))
     assert not any(batch.faults.values())
 
 
@@ -749,10 +736,7 @@ def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
 
 
 @pytest.mark.figure(8)
-@pytest.mark.parametrize(
-    "deed",
-    [pytest.param(deed, marks=() if deed in ROWS else pytest.mark.slow) for deed in BAD_ROWS],
-)
+@variants("deed", ROWS, BAD_ROWS)
 def test_a_row_at_fault_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 2), deed, lost={2})
 
@@ -773,7 +757,7 @@ def test_a_row_at_fault_in_this_process_begins_anew_alone(batches, deed):
     ],
 )
 def test_a_fault_is_described_in_one_line(error, line):
-    from podracer.envs.host.gymnasium_protocol import one_line
+    from podracer.envs.host.gymnasium_worker import one_line
 
     try:
         try:
@@ -924,28 +908,6 @@ def test_a_step_needs_a_reset(batches, workers):
         batches("CartPole-v1", 2, workers).step(good(2))
 
 
-def kill_workers(batch, cases, seed):
-    """Kill at random moments, a step may be under way; the seconds until all rows are back."""
-    draw = np.random.default_rng(seed)
-    batch.reset(0, np.arange(8), 0)
-    seconds = []
-    for _ in cases:
-        victim = batch.pids[draw.integers(len(batch.pids))]
-        timer = threading.Timer(draw.uniform(0, 0.003), os.kill, (victim, signal.SIGKILL))
-        timer.start()
-        died = batch.faults["died"]
-        began = time.monotonic()
-        while batch.faults["died"] == died:
-            now = time.monotonic()
-            assert now < began + GENEROUS
-            batch.step(good(8))
-        seconds.append(time.monotonic() - now)  # of the step that found and replaced it
-        timer.join()
-        batch.step(good(8))
-        assert victim not in batch.pids
-    return seconds
-
-
 class Slow(Naughty):
     """Its first instance in a process takes 20 ms for a step."""
 
@@ -970,18 +932,26 @@ def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog)
 
 
 @pytest.mark.figure(7)
-def test_twenty_kills_are_replaced(batches, cases):
-    batch = batches("CartPole-v1", 8, 4)
-    kill_workers(batch, cases(range(20)), seed=0)
-    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 20}
-
-
-@pytest.mark.figure(7)
-@pytest.mark.slow
-def test_a_hundred_kills_are_replaced(batches, cases):
-    batch = batches("CartPole-v1", 8, 4)
-    seconds = kill_workers(batch, cases(range(100)), seed=1)
-    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 100}
+@variants("kills", [20], [100])
+def test_kills_at_random_moments_are_replaced(batches, cases, kills):
+    """A step may be under way. Noted are the seconds until all rows are back."""
+    batch, draw, seconds = batches("CartPole-v1", 8, 4), np.random.default_rng(kills), []
+    batch.reset(0, np.arange(8), 0)
+    for _ in cases(range(kills)):
+        victim = batch.pids[draw.integers(len(batch.pids))]
+        timer = threading.Timer(draw.uniform(0, 0.003), os.kill, (victim, signal.SIGKILL))
+        timer.start()
+        died = batch.faults["died"]
+        began = time.monotonic()
+        while batch.faults["died"] == died:
+            now = time.monotonic()
+            assert now < began + GENEROUS
+            batch.step(good(8))
+        seconds.append(time.monotonic() - now)  # of the step that found and replaced it
+        timer.join()
+        batch.step(good(8))
+        assert victim not in batch.pids
+    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": kills}
     p50, p99 = np.percentile(seconds, [50, 99]) * 1000
     cases.note(f"full again after p50 {p50:.0f} ms, p99 {p99:.0f} ms")
 
@@ -1162,10 +1132,7 @@ sys.stdin.read()
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize(
-    "ends",
-    ["killed", *(pytest.param(x, marks=pytest.mark.slow) for x in ("closes", "server killed"))],
-)
+@variants("ends", ["killed"], ["closes", "server killed"])
 def test_processes_in_sessions_of_their_own_end_with_the_run(ends, tmp_path):
     """Children and orphans, also where nothing but the kernel can tell that the run has ended."""
     script = ROAMING.format(path=sys.path)
@@ -1201,7 +1168,9 @@ def resources():
     return Counter([*threading.enumerate(), *children(os.getpid()), *files, *names])
 
 
-def open_and_close(batches, cases):
+@pytest.mark.figure(12)
+@variants("cycles", [5], [100])
+def test_nothing_leaks(batches, cases, cycles):
     def cycle(number):
         batch = batches(Naughty, 3, 2)
         if number % 5 != 1:
@@ -1221,7 +1190,7 @@ def open_and_close(batches, cases):
 
     cycle(0)
     before = resources()
-    for number in cases:
+    for number in cases(range(cycles)):
         cycle(number)
     assert not resources() - before
 
@@ -1260,17 +1229,6 @@ def test_a_fork_server_that_no_signal_ends_keeps_no_memory(batches, monkeypatch)
     servers[0].wait(10)
 
 
-@pytest.mark.figure(12)
-def test_nothing_leaks(batches, cases):
-    open_and_close(batches, cases(range(5)))
-
-
-@pytest.mark.figure(12)
-@pytest.mark.slow
-def test_nothing_leaks_in_a_hundred_cycles(batches, cases):
-    open_and_close(batches, cases(range(100)))
-
-
 SCRIPT = """
     import sys, threading
     import gymnasium, numpy as np
@@ -1295,7 +1253,7 @@ SCRIPT = """
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize("are_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
+@variants("are_stopped", [True], [False])
 def test_no_orphans_of_a_killed_parent(are_stopped, tmp_path):
     """A process that is stopped cannot find that its parent has ended, but the kernel wakes it."""
     script = tmp_path / "script.py"
@@ -1324,13 +1282,7 @@ podracer.train("cartpole_sebulba", environment=podracer.Gymnasium(Mine), run_dir
 """
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(SCRIPT + "\n    main()\n", id="make"),
-        pytest.param(TRAINING_SCRIPT, id="train", marks=pytest.mark.slow),
-    ],
-)
+@variants("code", [SCRIPT + "\n    main()\n"], [TRAINING_SCRIPT], ids=["make", "train"])
 def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
@@ -1342,14 +1294,7 @@ def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
     assert 'under `if __name__ == "__main__":`, or take workers=0.' in done.stderr
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("script", marks=pytest.mark.slow),
-        pytest.param("session", marks=pytest.mark.slow),
-        "step",
-    ],
-)
+@variants("how", ["step"], ["script", "session"])
 def test_a_class_without_a_module_runs_in_this_process(how, tmp_path):
     """Of a script without a guard, and of a session, which has no file, as a notebook's cells."""
     code = TRAINING_SCRIPT.replace("Mine)", "Mine, workers=0)")

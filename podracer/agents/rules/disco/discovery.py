@@ -18,7 +18,6 @@ the rule.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -29,14 +28,13 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.disco.figures import targets_over_returns
 from podracer.agents.rules.disco.network import (
     Outputs,
     StudentNetwork,
     StudentParams,
     build_network,
 )
-from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
+from podracer.agents.rules.disco.rule import RuleParams, apply_rule, init_memory, remember
 from podracer.agents.rules.disco.rule_file import RuleSize, encode_rule
 from podracer.agents.rules.disco.student import (
     StudentState,
@@ -45,15 +43,20 @@ from podracer.agents.rules.disco.student import (
     init_student,
     student_loss,
 )
-from podracer.agents.rules.disco.values import Values, estimate_values, masked_powers
-from podracer.agents.rules.figures import figures_over_returns
+from podracer.agents.rules.disco.values import (
+    Values,
+    estimate_values,
+    init_moments,
+    masked_powers,
+)
+from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
     map_lifetimes,
     student_spec,
 )
-from podracer.agents.rules.meta_training import MetaCosts, MetaSettings
+from podracer.agents.rules.meta_training import MetaSettings
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
@@ -97,25 +100,44 @@ class DiscoDiscovery(MetaSettings):
         # Adam's step has a derivative of up to 1e4 with this constant within its root. With 1e-12
         # gradients near 0, as of states that are seldom seen, decided the meta-gradient.
         students = _Students(self, network, build_optimizer(root_epsilon=1e-8))
-        costs = MetaCosts(
-            entropies={
-                "policy_entropy": self.policy_entropy_cost,
-                "prediction_entropy": self.prediction_entropy_cost,
-            },
-            targets={"target_divergence": self.target_divergence_cost},
-        )
-        rule = Rule(_export, self._draw)
+        costs = {"target_divergence": self.target_divergence_cost}
+        # The published format has no place for the origin.
+        rule = Rule(lambda state, origin: encode_rule(state.shared.rule), self._draw)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
     def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
-        params = state.shared.rule
-        targets = partial(targets_over_returns, params, self.discount, self.trace_lambda)
+        settings = (self.discount, self.trace_lambda)
+        targets = partial(_targets_over_returns, state.shared.rule, *settings)
         return figures_over_returns(targets, "Policy target: probability of the action taken")
 
 
-def _export(state: LearnerState, origin: Mapping[str, Any]) -> bytes:
-    """Return the rule in the published format, which has no place for `origin`."""
-    return encode_rule(state.shared.rule)
+def _targets_over_returns(
+    params: RuleParams, discount: float, trace_lambda: float, probability: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return targets for a student with a constant policy and values of 0, see `Targets`.
+
+    Its predictions are uniform, and its lifetime is new. The policy's target is the probability of
+    the action taken.
+    """
+    data, returns = synthetic_episodes(discount)
+    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
+    timesteps, predictions = data.first.shape, jnp.asarray(params.prediction.bias).size
+    outputs = Outputs(
+        policy=jnp.broadcast_to(logits, (*timesteps, 2)),
+        prediction=jnp.zeros((*timesteps, predictions)),
+        action_prediction=jnp.zeros((*timesteps, 2, predictions)),
+        action_value=jnp.zeros((*timesteps, 2, 3)),
+        next_policy=jnp.zeros((*timesteps, 2, 2)),
+    )
+    data = dataclasses.replace(data, behavior=outputs.policy[:-1])
+    support = jnp.asarray([-1.0, 0.0, 1.0])
+    values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
+    powers = masked_powers(values.advantages, data.valid.astype(jnp.float32))
+    moments, _ = init_moments().update([jnp.mean(x) for x in powers])
+    memory = init_memory(jnp.asarray(params.lifetime.hidden).shape[0])
+    targets, _ = apply_rule(params, memory, data, outputs, outputs, values.normalized(moments))
+    policy_target = jax.nn.softmax(targets.policy)[..., 0]
+    return returns, policy_target, jax.nn.softmax(targets.prediction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,21 +152,16 @@ class _Students:
     optimizer: optax.GradientTransformation
 
     def init(self, key: jax.Array) -> StudentState:
-        """Return an untrained student."""
         memory_units = self.settings.rule.lifetime_units
         return init_student(self.network, self.optimizer, memory_units, key)
 
     def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
-        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
-
         def logits(params: StudentParams, observation: PyTree, first: jax.Array) -> jax.Array:
             return self.network.policy(params, (), observation, first)[0]
 
         return map_lifetimes(logits, params, (observation, first))
 
     def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Outputs:
-        """Return each student's outputs on its own timesteps, `[T, B, ...]`."""
-
         def apply(params: StudentParams, observation: PyTree, first: jax.Array) -> Outputs:
             return self.network.apply(params, (), observation, first)
 
@@ -153,7 +170,7 @@ class _Students:
     def update(
         self, rule: RuleParams, students: StudentState, data: Experience
     ) -> tuple[StudentState, Metrics]:
-        """Return the students after one update by the rule, and the rule's regularizers `[L]`.
+        """Update the students, see `meta_training.Students`.
 
         All that the rule reads and its targets stay functions of rule and students, through which
         meta-gradients are taken; the students' own gradients take the targets as constants.
@@ -210,7 +227,6 @@ class _Students:
         }
 
     def entropies(self, outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-        """Return mean entropies of policy and of both predictions over each lifetime, `[L]`."""
         acted = jax.tree.map(lambda x: x[:-1], outputs)
         of_action = Categorical(gather_action(acted.action_prediction, data.action))
         prediction = Categorical(acted.prediction).entropy() + of_action.entropy()

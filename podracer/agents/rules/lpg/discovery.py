@@ -24,14 +24,13 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.figures import figures_over_returns
+from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
     map_lifetimes,
     student_spec,
 )
-from podracer.agents.rules.lpg.figures import targets_over_returns
 from podracer.agents.rules.lpg.rule import (
     Outputs,
     RuleParams,
@@ -42,7 +41,7 @@ from podracer.agents.rules.lpg.rule import (
     to_outputs,
 )
 from podracer.agents.rules.lpg.rule_file import encode_rule
-from podracer.agents.rules.meta_training import MetaCosts, MetaSettings, descend
+from podracer.agents.rules.meta_training import MetaSettings, descend
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import Network
@@ -73,16 +72,10 @@ class LPG(MetaSettings):
         network = build_network(self.network, task, self.rule)
         if jax.tree.leaves(network.carry(1)):
             raise ConfigError("students of LPG need a feed-forward network.")
-        costs = MetaCosts(
-            entropies={
-                "policy_entropy": self.policy_entropy_cost,
-                "prediction_entropy": self.prediction_entropy_cost,
-            },
-            targets={
-                "policy_target": self.policy_target_cost,
-                "prediction_target": self.prediction_target_cost,
-            },
-        )
+        costs = {
+            "policy_target": self.policy_target_cost,
+            "prediction_target": self.prediction_target_cost,
+        }
         students = _Students(self, network, student_optimizer(self.optimizer))
         rule = Rule(self._export, self._draw)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
@@ -91,11 +84,25 @@ class LPG(MetaSettings):
         return encode_rule(self.rule, state.shared.rule, origin)
 
     def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
-        params = state.shared.rule
-        targets = partial(targets_over_returns, self.rule, params, self.discount)
+        targets = partial(_targets_over_returns, self.rule, state.shared.rule, self.discount)
         return figures_over_returns(
             targets, "Policy target: how much likelier the action should become"
         )
+
+
+def _targets_over_returns(
+    rule: UpdateRule, params: Params, discount: float, probability: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return targets for a student with a constant policy and a uniform prediction, see `Targets`.
+
+    They depend on the rewards, which are random, that follow an action of this probability.
+    """
+    data, returns = synthetic_episodes(discount)
+    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
+    policy = jnp.broadcast_to(logits, (*data.first.shape, 2))
+    outputs = Outputs(policy, jnp.zeros((*data.first.shape, rule.predictions)))
+    targets = rule.apply(params, data, outputs, discount)
+    return returns, targets.policy, targets.prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +114,13 @@ class _Students:
     optimizer: optax.GradientTransformation
 
     def init(self, key: jax.Array) -> ParamsState:
-        """Return an untrained student."""
         params = self.network.init(key)
         return ParamsState(params, self.optimizer.init(params))
 
     def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
-        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
         return self.outputs(params, observation, first).policy
 
     def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Outputs:
-        """Return each student's outputs on its own timesteps, `[T, B, n]`."""
-
         def apply(params: Params, observation: PyTree, first: jax.Array) -> Outputs:
             heads, _ = self.network.apply(params, (), observation, first)
             return to_outputs(observation, heads)
@@ -127,7 +130,6 @@ class _Students:
     def update(
         self, rule: RuleParams, students: ParamsState, data: Experience
     ) -> tuple[ParamsState, Metrics]:
-        """Return the students after one update by the rule, and the rule's regularizers `[L]`."""
         settings, lifetimes = self.settings, jax.tree.leaves(students.params)[0].shape[0]
         outputs, pullback = jax.vjp(
             lambda params: self.outputs(params, data.observation, data.first), students.params
@@ -147,7 +149,6 @@ class _Students:
         }
 
     def entropies(self, outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-        """Return mean entropies of policy and prediction over each lifetime's steps, `[L]`."""
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return {
             "policy_entropy": lifetime_means(data.valid * policy.entropy(), lifetimes),
