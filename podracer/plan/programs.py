@@ -23,8 +23,10 @@ from podracer.drivers.sebulba.trajectory import infer
 from podracer.environment import HostEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.targets import Target
-from podracer.run.setup import build, checked_spec, to_host_environments
+from podracer.run.setup import build, check_actions, checked_spec, to_host_environments
 from podracer.types import PyTree
+
+_NUMBERS = "hyperparameters and data sets"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,7 @@ def programs_of(experiment: Experiment, target: Target) -> list[Program]:
     Raises `ConfigError` where the run is impossible there.
     """
     blueprint, env = build(experiment)
+    check_actions(experiment, blueprint, env)
     if experiment.pods:
         return [_population(experiment, blueprint, env, target)]
     if isinstance(experiment.run_driver, AnakinConfig):
@@ -77,7 +80,7 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
         (agent, state, request),
         config.steps_per_update // mesh.size,
         config.rollout_length,
-        state_parts(state, target.platform),
+        state_parts(state, target.platform) | {_NUMBERS: _device_bytes((agent, request))},
         _host_bytes(state, target.platform),
     )
 
@@ -92,15 +95,16 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: 
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         population.stack_agents(blueprint, pods),
     )
+    request = abstract_request(mesh)
     chunk = population.make_chunk(env, mesh, config, experiment.exchange)
     return Program(
         "device",
         len(mesh.local_devices),
         chunk,
-        (agents, states, abstract_request(mesh)),
+        (agents, states, request),
         config.steps_per_update * len(pods) // mesh.size,
         config.rollout_length,
-        state_parts(states, target.platform),
+        state_parts(states, target.platform) | {_NUMBERS: _device_bytes((agents, request))},
     )
 
 
@@ -115,6 +119,7 @@ def _sebulba(
     state = abstract_state(blueprint, None, split.mesh, config)
     update, arguments, shapes = abstract_update(blueprint, spec, split, config, state)
     learner = state_parts(state, target.platform) | {
+        _NUMBERS: _device_bytes((arguments[0], arguments[3])),
         # One batch of trajectories is learned from while others wait.
         "rollouts": (1 + config.queue_depth) * _device_bytes(arguments[2]),
     }
