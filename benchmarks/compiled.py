@@ -157,10 +157,11 @@ def page(records: Records) -> str:
         "",
         "## The plan's memory beside the compiler's",
         "",
-        "A plan adds up the state, what the compiler needs besides, and under Sebulba the rollouts "
-        "that wait for the learner, which no program has as an argument. Its difference from the "
-        "memory of the first program, arguments included, in % of the latter, for the recipes "
-        "compiled since the records have both.",
+        "A plan adds up the arguments of the first program by their shapes, temporaries, and "
+        "results, padding and code. Their difference from what the compiler counts for that "
+        "program, in % of the latter. Under Sebulba a device also holds what waits beside a "
+        "call, the rollouts of the next update: in % of what the compiler counts. Only records "
+        "with all of these figures count.",
         "",
         *_differences(valid),
         "",
@@ -206,29 +207,35 @@ def _times(records: Records) -> list[str]:
 
 
 def _differences(records: Records) -> list[str]:
-    lines = ["| target | driver | recipes | median | largest | its recipe |", "|---" * 6 + "|"]
+    head = ["target", "driver", "recipes", "median", "largest", "its recipe", "most that waits"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for arch in ("anakin", "sebulba"):
         for target in TARGETS:
-            differences = {
-                recipe: 100 * abs(_total(x) - x["compiler_bytes"]) / x["compiler_bytes"]
-                for (recipe, y), x in records.items()
-                if y == target and x["arch"] == arch and "compiler_bytes" in x
-            }
-            if differences:
-                largest = max(differences, key=lambda recipe: differences[recipe])
-                median = statistics.median(differences.values())
-                texts = [target, arch.capitalize(), str(len(differences)), f"{median:.3f}"]
-                texts += [f"{differences[largest]:.3f}", largest]
+            valid = [
+                x
+                for (_, y), x in records.items()
+                if y == target and x["arch"] == arch and "waiting_bytes" in x
+            ]
+            if valid:
+                largest = max(valid, key=_difference)
+                median = statistics.median(map(_difference, valid))
+                waits = max(100 * x["waiting_bytes"] / x["compiler_bytes"] for x in valid)
+                texts = [target, arch.capitalize(), str(len(valid)), f"{median:.3f}"]
+                texts += [f"{_difference(largest):.3f}", largest["recipe"], f"{waits:.1f}"]
                 lines.append(f"| {' | '.join(texts)} |")
     return lines
 
 
-def _total(x: dict[str, Any]) -> int:
-    return x["state_bytes"] + x["temporary_bytes"] + x["bytes_beside"]
+def _difference(x: dict[str, Any]) -> float:
+    total = x["state_bytes"] + x["temporary_bytes"] + x["bytes_beside"]
+    return 100 * abs(total - x["compiler_bytes"]) / x["compiler_bytes"]
 
 
 def _memory(x: dict[str, Any] | None) -> str:
-    return f"{(x['state_bytes'] + x['temporary_bytes']) / 2**20:,.1f}" if x else ""
+    if x is None:
+        return ""
+    size = x["state_bytes"] + x["temporary_bytes"] + x.get("waiting_bytes", 0)
+    return f"{size / 2**20:,.1f}"
 
 
 def _kernels(x: dict[str, Any] | None) -> str:

@@ -25,6 +25,7 @@ from podracer.plan.targets import LAUNCH_SECONDS, Target
 
 _TEMPORARY = "activations and temporaries"
 _BESIDE = "results, padding and code"
+_OTHER_CALLS = "temporaries of other threads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +46,16 @@ class Compiled:
         return self.update.total()
 
     @property
+    def waiting(self) -> dict[str, int]:
+        """Bytes by part that lie beside a call, which the compiler does not see."""
+        others = (self.program.copies - 1) * self.temporary_bytes
+        return {**self.program.waiting, _OTHER_CALLS: others}
+
+    @property
     def memory(self) -> dict[str, int]:
         """Bytes by part, temporaries included."""
-        return self.program.state | {
-            _TEMPORARY: self.program.copies * self.temporary_bytes,
-            _BESIDE: self.bytes_beside,
-        }
+        call = {_TEMPORARY: self.temporary_bytes, _BESIDE: self.bytes_beside}
+        return {**self.program.state, **call, **self.waiting}
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
@@ -61,8 +66,9 @@ class Compiled:
             "role": self.program.role,
             "devices_of_host": self.program.devices,
             "state_bytes": sum(self.program.state.values()),
-            "temporary_bytes": self.program.copies * self.temporary_bytes,
+            "temporary_bytes": self.temporary_bytes,
             "bytes_beside": self.bytes_beside,
+            "waiting_bytes": sum(self.waiting.values()),
             "compiler_bytes": self.compiler_bytes,
             "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
@@ -191,7 +197,7 @@ def compile_program(program: Program, target: Target) -> Compiled:
         program,
         arrays + temporary + code,
         temporary,
-        max(0, arrays - program.argument_bytes) + code,
+        max(0, arrays - sum(program.state.values())) + code,
         Text(compiled.as_text()).update,
         matrix_flops(traced.jaxpr.jaxpr),
         seconds,

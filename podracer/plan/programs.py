@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -26,27 +26,30 @@ from podracer.plan.targets import Target
 from podracer.run.setup import build, check_actions, checked_spec, to_host_environments
 from podracer.types import PyTree
 
-_NUMBERS = "hyperparameters and data sets"
+_OTHERS = "data set, hyperparameters, other inputs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program of a run, and what lies beside it in a device's memory."""
+    """A program of a run. Bytes and steps are those of one device."""
 
     role: str  # `learner`, `actor`, or `device` for everything
     devices: int  # number on each host that run it
     function: Any  # jitted
     arguments: tuple[Any, ...]  # shapes with their sharding
-    steps: int  # environment steps on one device in one call, of Anakin in one update
+    steps: int  # environment steps of a call, of Anakin in one update
     length: int  # steps of the rollout within it
-    state: dict[str, int]  # bytes on one device by part
-    host_bytes: int = 0  # bytes of the host's memory that one device uses
-    copies: int = 1  # number of them that run at once on a device
+    parts: dict[str, int]  # bytes of the large arguments
+    waiting: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes of arrays that wait beside a call: other batches of trajectories."""
+    host_bytes: int = 0  # bytes of the host's memory
+    copies: int = 1  # number of calls that run at once
 
-    @property
-    def argument_bytes(self) -> int:
-        """Bytes of the arguments on one device by their shapes, without padding."""
-        return _device_bytes(self.arguments) - self.host_bytes
+    @cached_property
+    def state(self) -> dict[str, int]:
+        """Bytes of all arguments by part, without padding."""
+        size = _device_bytes(self.arguments) - self.host_bytes
+        return {**self.parts, _OTHERS: size - sum(self.parts.values())}
 
 
 def programs_of(experiment: Experiment, target: Target) -> list[Program]:
@@ -80,8 +83,8 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
         (agent, state, request),
         config.steps_per_update // mesh.size,
         config.rollout_length,
-        state_parts(state, target.platform) | {_NUMBERS: _device_bytes((agent, request))},
-        _host_bytes(state, target.platform),
+        state_parts(state, target.platform),
+        host_bytes=_host_bytes(state, target.platform),
     )
 
 
@@ -95,16 +98,15 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: 
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         population.stack_agents(blueprint, pods),
     )
-    request = abstract_request(mesh)
     chunk = population.make_chunk(env, mesh, config, experiment.exchange)
     return Program(
         "device",
         len(mesh.local_devices),
         chunk,
-        (agents, states, request),
+        (agents, states, abstract_request(mesh)),
         config.steps_per_update * len(pods) // mesh.size,
         config.rollout_length,
-        state_parts(states, target.platform) | {_NUMBERS: _device_bytes((agents, request))},
+        state_parts(states, target.platform),
     )
 
 
@@ -118,17 +120,8 @@ def _sebulba(
     num_learners = len(split.learners)
     state = abstract_state(blueprint, None, split.mesh, config)
     update, arguments, shapes = abstract_update(blueprint, spec, split, config, state)
-    learner = state_parts(state, target.platform) | {
-        _NUMBERS: _device_bytes((arguments[0], arguments[3])),
-        # One batch of trajectories is learned from while others wait.
-        "rollouts": (1 + config.queue_depth) * _device_bytes(arguments[2]),
-    }
+    rollouts, buffer = _device_bytes(arguments[2]), _device_bytes(shapes.buffer)
     threads = config.num_threads
-    actor = {
-        "parameters of actors": _device_bytes(shapes.params),
-        # A thread fills its buffer while the copy that it finished travels.
-        "buffers of actors": 2 * threads * _device_bytes(shapes.buffer),
-    }
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.num_envs))
     act = jax.jit(partial(infer, blueprint.build()), donate_argnums=1)
     on_actor = partial(_on_device, make_mesh(split.actors[:1]))
@@ -142,7 +135,8 @@ def _sebulba(
             arguments,
             steps // num_learners,
             1,
-            learner,
+            {**state_parts(state, target.platform), "rollouts": rollouts},
+            {"rollouts that wait": config.queue_depth * rollouts},
             _host_bytes(state, target.platform),
         ),
         Program(
@@ -152,7 +146,12 @@ def _sebulba(
             inputs,
             split.num_envs,
             1,
-            actor,
+            {
+                "parameters of actors": _device_bytes(shapes.params),
+                "buffer of an actor": buffer,
+            },
+            # Each thread fills a buffer while the copy that it finished travels.
+            {"other buffers of actors": (2 * threads - 1) * buffer},
             copies=threads,
         ),
     ]

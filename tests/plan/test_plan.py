@@ -183,8 +183,7 @@ def test_the_state_has_the_bytes_of_a_data_set(tmp_path):
     experiment = recipes.find("cartpole_cloning").with_fields({"environment": f"data:{file}"})
     (program,) = programs_of(experiment, here())
     rows = Dataset.load(file)
-    assert program.state["hyperparameters and data sets"] > rows.observation.nbytes
-    assert sum(program.state.values()) == program.argument_bytes
+    assert program.state["data set, hyperparameters, other inputs"] > rows.observation.nbytes
 
 
 def test_collectives_of_an_update_do_not_grow_with_devices():
@@ -216,6 +215,25 @@ def test_a_sebulba_run_has_a_program_for_learners_and_one_for_actors():
     ((role, parts),) = alone.memory
     assert role == "device"
     assert {"parameters of actors", "rollouts"} <= parts.keys()
+    assert all(size >= 0 for size in parts.values())
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_waits_under_sebulba_is_apart_from_what_the_compiler_counts(devices):
+    experiment = recipes.find("catch_a2c").with_arch("sebulba")
+    driver = {"num_envs": 96, "queue_depth": 3, "threads_per_actor": 2}
+    run = compile_run(experiment.with_fields({"driver": driver}), here(devices))
+    for x in run.programs:
+        facts = x.to_json()
+        total = facts["state_bytes"] + facts["temporary_bytes"] + facts["bytes_beside"]
+        assert total == pytest.approx(x.compiler_bytes, rel=0.1)
+        assert sum(x.memory.values()) == total + facts["waiting_bytes"]
+    learner, actor = (x.program for x in run.programs)
+    assert learner.waiting == {"rollouts that wait": 3 * learner.state["rollouts"]}
+    assert sum(actor.waiting.values()) == 3 * actor.state["buffer of an actor"]
+    assert sum(sum(parts.values()) for _, parts in run.memory) == sum(
+        sum(x.memory.values()) for x in run.programs
+    )
 
 
 def test_a_population_is_one_program():
