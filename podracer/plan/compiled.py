@@ -48,8 +48,8 @@ class Compiled:
     @property
     def waiting(self) -> dict[str, int]:
         """Bytes by part that lie beside a call, which the compiler does not see."""
-        others = (self.program.copies - 1) * self.temporary_bytes
-        return {**self.program.waiting, _OTHER_CALLS: others}
+        temporaries = (self.program.copies - 1) * self.temporary_bytes
+        return {**self.program.waiting, _OTHER_CALLS: temporaries}
 
     @property
     def memory(self) -> dict[str, int]:
