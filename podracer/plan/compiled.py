@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from podracer.config.experiment import Experiment
 from podracer.devices.kernels import inner_programs
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
-from podracer.errors import PodracerError
+from podracer.errors import ConfigError, PodracerError
 from podracer.plan.hlo import Counts, Loop
 from podracer.plan.hlo import Program as Text
 from podracer.plan.programs import Program, programs_of
-from podracer.plan.targets import LAUNCH_SECONDS, Target
+from podracer.plan.targets import KINDS, LAUNCH_SECONDS, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +177,7 @@ def compile_program(program: Program, target: Target) -> Compiled:
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise PodracerError(
-            f"the compiler for {target.name} fails on the {program.role}: {reason}"
-        ) from error
+        raise _failure(str(error), program, target) from error
     seconds, memory = time.process_time() - start, compiled.memory_analysis()
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
     arrays -= memory.alias_size_in_bytes
@@ -188,6 +186,27 @@ def compile_program(program: Program, target: Target) -> Compiled:
     update, flops = Text(compiled.as_text()).update, matrix_flops(traced.jaxpr.jaxpr)
     total = arrays + temporary + code
     return Compiled(program, total, temporary, beside, update, flops, seconds)
+
+
+def _failure(text: str, program: Program, target: Target) -> PodracerError:
+    """Return the error of a compiler, in one sentence."""
+    sizes = re.search(r"\(([\d.]+[KMG])\) exceeds available HBM \(([\d.]+[KMG])\)", text)
+    if sizes is None or target.kind is None:
+        reason = next(iter(text.splitlines()), "")
+        return PodracerError(
+            f"the compiler for {target.name} fails on the {program.role}: {reason}"
+        )
+    larger = [
+        name
+        for name, kind in KINDS.items()
+        if kind.platform == target.kind.platform and kind.memory_bytes > target.kind.memory_bytes
+    ]
+    return ConfigError(
+        f"the program of the {program.role} needs {sizes[1]} in the {sizes[2]} of a {target.title}:"
+        " take fewer `driver.num_envs`, a smaller replay if it has one (`agent.replay.capacity`, "
+        "`agent.replay.storage='host'`), or a target with more memory "
+        f"({', '.join(larger) or 'none is known'})."
+    )
 
 
 def show(run: CompiledRun) -> str:

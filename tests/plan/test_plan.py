@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,8 @@ from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
-from podracer.errors import ConfigError
-from podracer.plan.compiled import compile_run, matrix_flops, scaled, show
+from podracer.errors import ConfigError, PodracerError
+from podracer.plan.compiled import compile_program, compile_run, matrix_flops, scaled, show
 from podracer.plan.hlo import Collective, Program
 from podracer.plan.plan import cost_lines, largest_batch, make_plan
 from podracer.plan.programs import programs_of
@@ -303,6 +304,32 @@ def test_every_recipe_compiles_for_every_target(recipe, target):
     kinds = {x["kind"] for x in facts["collectives_per_update"]}
     assert kinds <= {"all-reduce"}
     assert facts["target"] == target
+
+
+OUT_OF_MEMORY = (
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+    "required for HLO temporaries (37.59G) exceeds available HBM (15.48G). HLO module: jit_f"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (OUT_OF_MEMORY, r"37.59G in the 15.48G of a TPU v3 core: .* \(tpu-v4, tpu-v5p, tpu-v6e\)"),
+        ("INTERNAL: no\nmore", "fails on the device: INTERNAL: no$"),
+    ],
+)
+def test_a_program_that_a_compiler_refuses_is_one_sentence(text, words):
+    def trace(*_):
+        raise jax.errors.JaxRuntimeError(text)
+
+    traced = SimpleNamespace(lower=trace)
+    (program,) = programs_of(recipes.find("catch"), here())
+    function = SimpleNamespace(trace=lambda *_: traced)
+    program = dataclasses.replace(program, function=function)
+    target = dataclasses.replace(here(), name="tpu-v3", title="TPU v3 core", kind=KINDS["tpu-v3"])
+    with pytest.raises(PodracerError, match=words):
+        compile_program(program, target)
 
 
 # --- the largest batch ----------------------------------------------------------------------------
