@@ -64,18 +64,20 @@ def _gpu(
     return Kind(f"NVIDIA {title}", memory, flops, "1x1x1", description)
 
 
-# Memory and FLOPs: data sheets of NVIDIA (TF32 without sparsity), and
-# cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e} (bf16; half a chip for a core of v3).
+_GIB = 2**30
+# Memory: data sheets of NVIDIA; of TPUs what libtpu 0.0.52 leaves to a program. FLOPs: the same
+# sheets (TF32 without sparsity), and cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e} (bf16; half a
+# chip for a core of v3).
 KINDS = {
     "h100": _gpu("H100 SXM", 80e9, 494e12, "H100 80GB HBM3", 84929347584, 3.352e12, _HOPPER),
     "h200": _gpu("H200", 141e9, 494e12, "H200", 150e9, 4.8e12, _HOPPER),
     "a100": _gpu("A100 SXM, 80 GB", 80e9, 156e12, "A100-SXM4-80GB", 84.9e9, 2.039e12, _AMPERE),
     "a100-40": _gpu("A100 SXM, 40 GB", 40e9, 156e12, "A100-SXM4-40GB", 42.4e9, 1.555e12, _AMPERE),
-    "tpu-v3": Kind("TPU v3 core", 17.18e9, 61.5e12, "2x2"),
-    "tpu-v4": Kind("TPU v4 chip", 34.36e9, 275e12, "2x2x1"),
-    "tpu-v5e": Kind("TPU v5e chip", 17.18e9, 197e12, "2x4"),
-    "tpu-v5p": Kind("TPU v5p chip", 102.0e9, 459e12, "2x2x1"),
-    "tpu-v6e": Kind("TPU v6e chip", 34.36e9, 918e12, "2x4"),
+    "tpu-v3": Kind("TPU v3 core", 15.48 * _GIB, 61.5e12, "2x2"),
+    "tpu-v4": Kind("TPU v4 chip", 30.75 * _GIB, 275e12, "2x2x1"),
+    "tpu-v5e": Kind("TPU v5e chip", 15.75 * _GIB, 197e12, "2x4"),
+    "tpu-v5p": Kind("TPU v5p chip", 95.73 * _GIB, 459e12, "2x2x1"),
+    "tpu-v6e": Kind("TPU v6e chip", 31.24 * _GIB, 918e12, "2x4"),
 }
 _PROGRAM_SHARE = {"cuda": 0.75, "tpu": 1.0}  # of the memory; XLA_CLIENT_MEM_FRACTION changes it
 LAUNCH_SECONDS = 1.3e-6  # shortest launch of a GPU's kernel that was measured
@@ -141,7 +143,10 @@ def _is_installed(package: str) -> bool:
 def _topology(name: str, kind: Kind, shape: str) -> list[Any]:
     if not re.fullmatch(r"\d+(x\d+)*", shape):
         raise ConfigError(f"{name} has no shape such as those of {_FORMS}.")
-    arguments, options = (f"{name.partition(':')[0][4:]}:{shape}", "tpu"), {}
+    chip = name.partition(":")[0].removeprefix("tpu-")
+    arguments = (f"{chip}:{shape}", "tpu")
+    # The two cores of a v4 chip are one device, as JAX has them there.
+    options = {"chip_config_name": "megacore"} if chip == "v4" else {}
     if kind.platform == "cuda":
         shape = shape if "x" in shape else f"1x1x{shape}"
         arguments, options = ("", "cuda"), {"topology": shape, "target_config": kind.gpu}

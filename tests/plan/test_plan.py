@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from podracer.run.setup import build
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
 from compiled import RECORDS as RECORDS_FILE
-from compiled import TARGETS, compile_one, read, write_data
+from compiled import SETTINGS, TARGETS, compile_one, read, write_data
 
 RECORDS = read(RECORDS_FILE)
 
@@ -267,6 +268,33 @@ def test_a_compiler_that_is_not_installed_is_named(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"pip install.*{extra}"):
         find_target(name)
+
+
+COMPILE_TOO_MUCH = """
+from podracer.devices.startup import prepare_compilers
+prepare_compilers()
+import jax
+from podracer.plan.targets import KINDS, find_target
+for target in map(find_target, (name for name in KINDS if name.startswith("tpu"))):
+    sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
+    large = jax.ShapeDtypeStruct((300 * 2**28,), "float32", sharding=sharding)
+    try:
+        jax.jit(lambda x: x + 1).lower(large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        assert f"available HBM ({target.usable_bytes / 2**30:.2f}G)" in str(error), str(error)
+        print(target.name, len(target.devices))
+"""
+
+
+@needs_tpu_compiler
+def test_a_tpu_has_the_memory_that_its_compiler_has():
+    """In a process without the flags of the tests, which are for a CPU."""
+    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    command = [sys.executable, "-c", COMPILE_TOO_MUCH]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    devices = {"tpu-v3": 8, "tpu-v4": 4, "tpu-v5e": 8, "tpu-v5p": 4, "tpu-v6e": 8}  # v4: chips
+    assert done.stdout.split() == [str(x) for item in devices.items() for x in item]
 
 
 def compiled_facts(recipe, target):
