@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Int32, Shaped
 
+from podracer.devices.kernels import scan
 from podracer.devices.reductions import is_for_tpu
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
@@ -179,4 +180,4 @@ def read_windows(
         indices = jnp.where(times < size, times - first, times - size + length)
         return None, jnp.concatenate([end, beginning], 1)[0, indices]
 
-    return jnp.moveaxis(jax.lax.scan(read, None, (rows, starts % size))[1], 1, 0)
+    return jnp.moveaxis(scan(read, None, (rows, starts % size))[1], 1, 0)

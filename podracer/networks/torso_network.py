@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.devices.kernels import scan
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
@@ -316,4 +317,4 @@ class _Trunk(eqx.Module):
             memory = jax.vmap(self.cell)(features, jnp.where(first[:, None], 0.0, memory))
             return memory, memory
 
-        return jax.lax.scan(step, carry, (features, first))
+        return scan(step, carry, (features, first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,14 +18,11 @@ from jax.extend.core import jaxprs_in_params
 from podracer.config.experiment import Experiment
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
-from podracer.errors import PodracerError
+from podracer.errors import ConfigError, PodracerError
 from podracer.plan.hlo import Counts, Loop
 from podracer.plan.hlo import Program as Text
 from podracer.plan.programs import Program, programs_of
-from podracer.plan.targets import LAUNCH_SECONDS, Target
-
-_TEMPORARY = "activations and temporaries"
-_BESIDE = "results, padding and code"
+from podracer.plan.targets import KINDS, LAUNCH_SECONDS, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,34 +43,38 @@ class Compiled:
         return self.update.total()
 
     @property
+    def waiting(self) -> dict[str, int]:
+        """Bytes by part that lie beside a call, which the compiler does not see."""
+        temporaries = (self.program.copies - 1) * self.temporary_bytes
+        return {**self.program.waiting, "temporaries of other threads": temporaries}
+
+    @property
     def memory(self) -> dict[str, int]:
         """Bytes by part, temporaries included."""
-        return self.program.state | {
-            _TEMPORARY: self.program.copies * self.temporary_bytes,
-            _BESIDE: self.bytes_beside,
+        call = {
+            "activations and temporaries": self.temporary_bytes,
+            "results, padding and code": self.bytes_beside,
         }
+        return {**self.program.state, **call, **self.waiting}
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
-        kernels = self.work.kernels
-        loops = [x for x in self.update.walk() if x is not self.update]
-        minibatch = next((x for x in loops if x.scope == "minibatches"), None)
+        kernels, inner = self.work.kernels, list(self.update.walk())[1:]
+        loops = [(x.scope, x.trips, x.total().kernels.total()) for x in inner]
         return {
             "role": self.program.role,
             "devices_of_host": self.program.devices,
             "state_bytes": sum(self.program.state.values()),
-            "temporary_bytes": self.program.copies * self.temporary_bytes,
+            "temporary_bytes": self.temporary_bytes,
             "bytes_beside": self.bytes_beside,
+            "waiting_bytes": sum(self.waiting.values()),
             "compiler_bytes": self.compiler_bytes,
             "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
             "kernels_per_update": kernels.total(),
             "kernels_per_step": round(kernels["rollout"] / self.program.length, 1),
-            "kernels_per_minibatch": minibatch and minibatch.total().kernels.total(),
-            "loops": [
-                {"scope": x.scope, "trips": x.trips, "kernels": x.total().kernels.total()}
-                for x in loops
-            ],
+            "kernels_per_minibatch": next((n for x, _, n in loops if x == "minibatches"), None),
+            "loops": [{"scope": x, "trips": trips, "kernels": n} for x, trips, n in loops],
             "collectives_per_update": [dataclasses.asdict(x) for x in self.work.collectives],
             "flops_per_update": self.flops,
             "bytes_per_update": self.work.bytes,
@@ -96,16 +98,9 @@ class CompiledRun:
         parts = [(x.program.role, x.memory) for x in self.programs]
         if len(parts) > 1 and len(self.target.devices) == self.target.num_hosts:
             (_, learner), (_, actor) = parts
-            shared = {
-                f"{name} of actors" if name in learner else name: actor[name] for name in actor
-            }
+            shared = {f"{x} of actors" if x in learner else x: n for x, n in actor.items()}
             return [("device", learner | shared)]
         return parts
-
-    @property
-    def largest_bytes(self) -> int:
-        """Memory of the fullest device."""
-        return max(sum(parts.values()) for _, parts in self.memory)
 
     @property
     def least_seconds(self) -> float | None:
@@ -114,12 +109,16 @@ class CompiledRun:
         It is the longer of the time to launch all kernels and the time of all products at the
         device's peak. Bytes give no bound: a cache may hold them.
         """
-        kind = self.target.kind
+        kind, first = self.target.kind, self.programs[0]
         if kind is None:
             return None
-        first = self.programs[0]
         launches = LAUNCH_SECONDS * first.work.kernels.total() if kind.platform == "cuda" else 0.0
         return max(launches, first.flops / kind.flops)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Memory of the fullest device."""
+        return max(sum(parts.values()) for _, parts in self.memory)
 
     @property
     def fits(self) -> bool | None:
@@ -167,8 +166,8 @@ def scaled(experiment: Experiment, devices: int) -> Experiment:
     if (replay := getattr(agent, "replay", None)) is not None:
         replay = times(replay, "capacity", "batch_size", "warmup")
         agent = dataclasses.replace(agent, replay=replay)
-    driver = times(experiment.driver, "num_envs")
-    return dataclasses.replace(times(experiment, "frames"), agent=agent, driver=driver)
+    experiment = dataclasses.replace(times(experiment, "frames"), agent=agent)
+    return dataclasses.replace(experiment, driver=times(experiment.driver, "num_envs"))
 
 
 def compile_program(program: Program, target: Target) -> Compiled:
@@ -178,42 +177,51 @@ def compile_program(program: Program, target: Target) -> Compiled:
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise PodracerError(
-            f"the compiler for {target.name} fails on the {program.role}: {reason}"
-        ) from error
-    seconds = time.process_time() - start
-    memory = compiled.memory_analysis()
+        raise _failure(str(error), program, target) from error
+    seconds, memory = time.process_time() - start, compiled.memory_analysis()
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
     arrays -= memory.alias_size_in_bytes
     temporary, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
-    return Compiled(
-        program,
-        arrays + temporary + code,
-        temporary,
-        max(0, arrays - program.argument_bytes) + code,
-        Text(compiled.as_text()).update,
-        matrix_flops(traced.jaxpr.jaxpr),
-        seconds,
+    beside = max(0, arrays - sum(program.state.values())) + code
+    update, flops = Text(compiled.as_text()).update, matrix_flops(traced.jaxpr.jaxpr)
+    total = arrays + temporary + code
+    return Compiled(program, total, temporary, beside, update, flops, seconds)
+
+
+def _failure(text: str, program: Program, target: Target) -> PodracerError:
+    """Return the error of a compiler, in one sentence."""
+    sizes = re.search(r"\(([\d.]+[KMG])\) exceeds available HBM \(([\d.]+[KMG])\)", text)
+    if sizes is None or target.kind is None:
+        reason = next(iter(text.splitlines()), "")
+        return PodracerError(
+            f"the compiler for {target.name} fails on the {program.role}: {reason}"
+        )
+    larger = [
+        name
+        for name, kind in KINDS.items()
+        if kind.platform == target.kind.platform and kind.memory_bytes > target.kind.memory_bytes
+    ]
+    return ConfigError(
+        f"the program of the {program.role} needs {sizes[1]} in the {sizes[2]} of a {target.title}:"
+        " take fewer `driver.num_envs`, a smaller replay if it has one (`agent.replay.capacity`, "
+        "`agent.replay.storage='host'`), or a target with more memory "
+        f"({', '.join(larger) or 'none is known'})."
     )
 
 
 def show(run: CompiledRun) -> str:
     """Return the facts as text."""
-    hosts = f" on {run.target.num_hosts} hosts" if run.target.num_hosts > 1 else ""
-    count = len(run.target.devices)
+    target, count = run.target, len(run.target.devices)
+    hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""
     lines = [
         f"{run.recipe} under {run.arch.capitalize()}: {run.num_envs:,} environments, "
-        f"{count:,} x {run.target.title}{hosts}"
+        f"{count:,} x {target.title}{hosts}"
     ]
     for compiled in run.programs:
         facts, role = compiled.to_json(), compiled.program.role
         call, unit = ("a call", "rows") if role == "actor" else ("an update", "environment steps")
-        lines += ["", f"Each {'device' if role == 'device' else role}:"]
-        lines += [_line(name, format_bytes(n)) for name, n in compiled.memory.items() if n]
-        if facts["host_bytes"]:
-            lines.append(_line("in host memory", format_bytes(facts["host_bytes"])))
-        rows = {
+        memory = {**compiled.memory, "in host memory": facts["host_bytes"]}
+        numbers = {
             f"{unit} of {call}": "steps_per_update",
             f"kernels of {call}": "kernels_per_update",
             "kernels of an environment step": "kernels_per_step",
@@ -221,21 +229,16 @@ def show(run: CompiledRun) -> str:
             f"FLOPs of {call}, matrix products": "flops_per_update",
             f"bytes that {call} moves": "bytes_per_update",
         }
-        lines += [_line(name, f"{facts[key]:,}") for name, key in rows.items() if facts[key]]
-        for (kind, size), times in Counter(
-            (x.kind, x.bytes) for x in compiled.work.collectives
-        ).items():
-            lines.append(_line(f"{kind} x {times}", format_bytes(size)))
-        lines.append(_line("CPU seconds to trace and compile", str(facts["compile_seconds"])))
-    usable = run.target.usable_bytes
-    if usable is not None:
-        verb = "fits" if run.fits else "does not fit"
-        lines += ["", f"It {verb} into the {format_bytes(usable)} that a program may use there."]
+        sizes = Counter((x.kind, x.bytes) for x in compiled.work.collectives)
+        rows = [(name, format_bytes(n)) for name, n in memory.items() if n]
+        rows += [(name, f"{facts[key]:,}") for name, key in numbers.items() if facts[key]]
+        rows += [(f"{kind} x {n}", format_bytes(size)) for (kind, size), n in sizes.items()]
+        rows += [("CPU seconds to trace and compile", str(facts["compile_seconds"]))]
+        lines += ["", f"Each {role}:", *(f"  {name:42}{value:>14}" for name, value in rows)]
+    if target.usable_bytes is not None:
+        verb, usable = "fits" if run.fits else "does not fit", format_bytes(target.usable_bytes)
+        lines += ["", f"It {verb} into the {usable} that a program may use there."]
     return "\n".join(lines)
-
-
-def _line(name: str, value: str) -> str:
-    return f"  {name:42}{value:>14}"
 
 
 def matrix_flops(jaxpr: Any, is_needed: Sequence[bool] = ()) -> int:

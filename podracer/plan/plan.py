@@ -87,27 +87,18 @@ def _largest(experiment: Experiment, run: CompiledRun) -> int | None:
     """Return the largest number of environments that fits, where the run's do not."""
     if run.fits is not False or run.target.usable_bytes is None:
         return None
-    driver = experiment.driver
+    config, multiple = experiment.driver, len(run.target.devices)
+    if isinstance(config, SebulbaConfig):
+        learners, actors = (x.program.devices for x in run.programs)
+        threads = math.lcm(actors * config.num_threads, config.updates_per_batch)
+        multiple = run.target.num_hosts * learners * threads
 
     def memory_of(num_envs: int) -> int:
-        smaller = dataclasses.replace(driver, num_envs=num_envs)
-        return compile_run(
-            dataclasses.replace(experiment, driver=smaller), run.target
-        ).largest_bytes
+        smaller = dataclasses.replace(config, num_envs=num_envs)
+        smaller = dataclasses.replace(experiment, driver=smaller)
+        return compile_run(smaller, run.target).largest_bytes
 
-    return largest_batch(
-        memory_of, driver.num_envs, _multiple(experiment, run), run.target.usable_bytes
-    )
-
-
-def _multiple(experiment: Experiment, run: CompiledRun) -> int:
-    """Return the number that divides every possible number of environments."""
-    config, programs = experiment.driver, [x.program for x in run.programs]
-    if not isinstance(config, SebulbaConfig):
-        return len(run.target.devices)
-    learner, actor = programs
-    threads = actor.devices * config.num_threads
-    return run.target.num_hosts * learner.devices * math.lcm(threads, config.updates_per_batch)
+    return largest_batch(memory_of, config.num_envs, multiple, run.target.usable_bytes)
 
 
 def largest_batch(
@@ -124,12 +115,12 @@ def largest_batch(
     small_size, size = memory_of(small), memory_of(num_envs)
     if size <= small_size:
         return small if small_size <= limit else 0
-    slope = (size - small_size) / (num_envs - small)
-    proposed = max(0, math.floor((small + (limit - small_size) / slope) / multiple) * multiple)
+    proposed = small + (limit - small_size) * (num_envs - small) / (size - small_size)
     for _ in range(_TRIES):
+        proposed = max(0, math.floor(proposed / multiple) * multiple)
         if proposed == 0 or memory_of(proposed) <= limit:
             return proposed
-        proposed = int(0.9 * proposed) // multiple * multiple
+        proposed *= 0.9
     return None
 
 
@@ -156,14 +147,10 @@ def _measured_speed(
     return steps / statistics.median(laps), "measured here"
 
 
-# --- text -----------------------------------------------------------------------------------------
-
-
 def cost_lines(plan: Plan) -> list[str]:
     """Return speed, hours and price as text."""
-    limit = plan.steps_per_second_at_most
+    limit, fitted = plan.steps_per_second_at_most, ", if it fitted" * (plan.run.fits is False)
     bound = "" if limit is None else f"; at most {limit:,.0f} steps a second by launches and FLOPs"
-    fitted = ", if it fitted" if plan.run.fits is False else ""
     lines = [""]
     if plan.largest_num_envs:
         lines = [f"The largest batch that fits: --num-envs {plan.largest_num_envs}.", ""]
@@ -175,12 +162,13 @@ def cost_lines(plan: Plan) -> list[str]:
         ]
     if plan.steps_per_second is None or plan.hours is None:
         return [*lines, f"Speed, hours and price are not known: {plan.speed_source}{bound}."]
-    duration = timedelta(seconds=math.ceil(3600 * plan.hours))
-    lines += [
+    duration, dollars = timedelta(seconds=math.ceil(3600 * plan.hours)), plan.dollars
+    price = "not known: --price gives that of a host for an hour"
+    if dollars is not None:
+        price = (f"${dollars:,.2f}" if dollars >= 0.01 else "less than $0.01") + fitted
+    return [
+        *lines,
         f"Speed: {plan.steps_per_second:,.0f} steps a second ({plan.speed_source}{bound})",
         f"Time: {duration} for {plan.frames:,} steps{fitted}",
+        f"Price: {price}",
     ]
-    if plan.dollars is None:
-        return [*lines, "Price: not known: --price gives that of a host for an hour"]
-    price = f"${plan.dollars:,.2f}" if plan.dollars >= 0.01 else "less than $0.01"
-    return [*lines, f"Price: {price}{fitted}"]

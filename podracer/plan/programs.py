@@ -4,47 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, PartitionSpec
 
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.devices.host_memory import host_leaves
 from podracer.devices.mesh import make_mesh
+from podracer.devices.reductions import platform_of
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import TrainState, abstract_agent, abstract_request, abstract_state
+from podracer.drivers.common import (
+    TrainState,
+    abstract_agent,
+    abstract_request,
+    abstract_state,
+    with_shardings,
+)
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.learner import abstract_update
 from podracer.drivers.sebulba.trajectory import infer
 from podracer.environment import HostEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.targets import Target
-from podracer.run.setup import build, checked_spec, to_host_environments
+from podracer.run.setup import build, check_actions, checked_spec, to_host_environments
 from podracer.types import PyTree
+
+_OTHERS = "data set, hyperparameters, other inputs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program of a run, and what lies beside it in a device's memory."""
+    """A program of a run. Bytes and steps are those of one device."""
 
     role: str  # `learner`, `actor`, or `device` for everything
     devices: int  # number on each host that run it
     function: Any  # jitted
     arguments: tuple[Any, ...]  # shapes with their sharding
-    steps: int  # environment steps on one device in one call, of Anakin in one update
+    steps: int  # environment steps of a call, of Anakin in one update
     length: int  # steps of the rollout within it
-    state: dict[str, int]  # bytes on one device by part
-    host_bytes: int = 0  # bytes of the host's memory that one device uses
-    copies: int = 1  # number of them that run at once on a device
+    parts: dict[str, int]  # bytes of the large arguments
+    waiting: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes of arrays that wait beside a call: other batches of trajectories."""
+    host_bytes: int = 0  # bytes of the host's memory
+    copies: int = 1  # number of calls that run at once
 
-    @property
-    def argument_bytes(self) -> int:
-        """Bytes of the arguments on one device by their shapes, without padding."""
-        return _device_bytes(self.arguments) - self.host_bytes
+    @cached_property
+    def state(self) -> dict[str, int]:
+        """Bytes of all arguments by part, without padding."""
+        size = _device_bytes(self.arguments) - self.host_bytes
+        return {**self.parts, _OTHERS: size - sum(self.parts.values())}
 
 
 def programs_of(experiment: Experiment, target: Target) -> list[Program]:
@@ -53,6 +65,7 @@ def programs_of(experiment: Experiment, target: Target) -> list[Program]:
     Raises `ConfigError` where the run is impossible there.
     """
     blueprint, env = build(experiment)
+    check_actions(experiment, blueprint, env)
     if experiment.pods:
         return [_population(experiment, blueprint, env, target)]
     if isinstance(experiment.run_driver, AnakinConfig):
@@ -67,40 +80,34 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
         )
     mesh = make_mesh(target.devices)
     anakin.check(blueprint, env, config, mesh.size)
-    state = abstract_state(blueprint, env, mesh, config)
-    agent, request = abstract_agent(blueprint, mesh), abstract_request(mesh)
-    chunk = anakin.make_chunk(env, mesh, config)
-    return Program(
-        "device",
-        len(mesh.local_devices),
-        chunk,
-        (agent, state, request),
-        config.steps_per_update // mesh.size,
-        config.rollout_length,
-        state_parts(state, target.platform),
-        _host_bytes(state, target.platform),
-    )
+    agent, state = abstract_agent(blueprint, mesh), abstract_state(blueprint, env, mesh, config)
+    chunk, steps = anakin.make_chunk(env, mesh, config), config.steps_per_update
+    return _on_every_device(chunk, agent, state, mesh, steps, config.rollout_length)
 
 
 def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: Target) -> Program:
-    pods = experiment.pods
+    pods, exchange = experiment.pods, experiment.exchange
     config: Any = experiment.run_driver
     mesh = population.population_mesh(target.devices, len(pods))
-    states = population.abstract_states(blueprint, pods, env, mesh, config, experiment.exchange)
-    sharding = NamedSharding(mesh, population.PODS)
-    agents = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        population.stack_agents(blueprint, pods),
-    )
-    chunk = population.make_chunk(env, mesh, config, experiment.exchange)
+    states = population.abstract_states(blueprint, pods, env, mesh, config, exchange)
+    agents = with_shardings(population.stack_agents(blueprint, pods), mesh, population.PODS)
+    chunk = population.make_chunk(env, mesh, config, exchange)
+    steps = config.steps_per_update * len(pods)
+    return _on_every_device(chunk, agents, states, mesh, steps, config.rollout_length)
+
+
+def _on_every_device(
+    chunk: Any, agent: Any, state: TrainState, mesh: Mesh, steps: int, length: int
+) -> Program:
     return Program(
         "device",
         len(mesh.local_devices),
         chunk,
-        (agents, states, abstract_request(mesh)),
-        config.steps_per_update * len(pods) // mesh.size,
-        config.rollout_length,
-        state_parts(states, target.platform),
+        (agent, state, abstract_request(mesh)),
+        steps // mesh.size,
+        length,
+        state_parts(state, platform_of(mesh)),
+        host_bytes=_host_bytes(state, platform_of(mesh)),
     )
 
 
@@ -109,60 +116,40 @@ def _sebulba(
 ) -> list[Program]:
     spec, host_env = checked_spec(env), to_host_environments(env)
     config = sebulba.with_threads(config, host_env)
-    split = _split(config, target)
+    split = sebulba.split_devices(target.devices, config)
+    if target.kind is not None:  # a compiler without devices numbers the learners from 0
+        mesh = make_mesh(target.devices[: split.mesh.size])
+        split = dataclasses.replace(split, mesh=mesh)
     sebulba.check(blueprint, host_env, config, split)
-    num_learners = len(split.learners)
     state = abstract_state(blueprint, None, split.mesh, config)
     update, arguments, shapes = abstract_update(blueprint, spec, split, config, state)
-    learner = state_parts(state, target.platform) | {
-        # One batch of trajectories is learned from while others wait.
-        "rollouts": (1 + config.queue_depth) * _device_bytes(arguments[2]),
-    }
-    threads = config.num_threads
-    actor = {
-        "parameters of actors": _device_bytes(shapes.params),
-        # A thread fills its buffer while the copy that it finished travels.
-        "buffers of actors": 2 * threads * _device_bytes(shapes.buffer),
-    }
+    rollouts, buffer = _device_bytes(arguments[2]), _device_bytes(shapes.buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.num_envs))
-    act = jax.jit(partial(infer, blueprint.build()), donate_argnums=1)
-    on_actor = partial(_on_device, make_mesh(split.actors[:1]))
-    inputs = on_actor((shapes.params, shapes.buffer, keys, *shapes.timestep))
-    steps = config.steps_per_update // target.num_hosts
-    return [
-        Program(
-            "learner",
-            num_learners,
-            update,
-            arguments,
-            steps // num_learners,
-            1,
-            learner,
-            _host_bytes(state, target.platform),
-        ),
-        Program(
-            "actor",
-            len(split.actors),
-            act,
-            inputs,
-            split.num_envs,
-            1,
-            actor,
-            copies=threads,
-        ),
-    ]
-
-
-def _split(config: SebulbaConfig, target: Target) -> sebulba.DeviceSplit:
-    """Return actors and learners. A compiler without devices numbers the learners from 0."""
-    split = sebulba.split_devices(target.devices, config)
-    mesh = make_mesh(target.devices[: split.mesh.size])
-    return split if target.kind is None else dataclasses.replace(split, mesh=mesh)
-
-
-def _on_device(mesh: Mesh, tree: PyTree) -> PyTree:
-    sharding = NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    inputs = (shapes.params, shapes.buffer, keys, *shapes.timestep)
+    learner = Program(
+        "learner",
+        len(split.learners),
+        update,
+        arguments,
+        config.steps_per_update // split.mesh.size,
+        1,
+        {**state_parts(state, target.platform), "rollouts": rollouts},
+        {"rollouts that wait": config.queue_depth * rollouts},
+        _host_bytes(state, target.platform),
+    )
+    actor = Program(
+        "actor",
+        len(split.actors),
+        jax.jit(partial(infer, blueprint.build()), donate_argnums=1),
+        with_shardings(inputs, make_mesh(split.actors[:1]), PartitionSpec()),
+        split.num_envs,
+        1,
+        {"parameters of actors": _device_bytes(shapes.params), "buffer of an actor": buffer},
+        # Each thread fills a buffer while the copy that it finished travels.
+        {"other buffers of actors": (2 * config.num_threads - 1) * buffer},
+        copies=config.num_threads,
+    )
+    return [learner, actor]
 
 
 def state_parts(state: TrainState, platform: str) -> dict[str, int]:

@@ -27,11 +27,14 @@ class Kind:
 
     title: str
     memory_bytes: float  # memory of a device, which is a core on TPU v3
-    memory_share: float  # share that JAX gives to programs
-    platform: str  # `tpu` or `cuda`
-    host: str  # shape of one host, `2x2` chips or `1x1x1` GPUs
     flops: float  # peak of float32 products a second, at JAX's default precision
+    host: str  # shape of one host, `2x2` chips or `1x1x1` GPUs
     gpu: str = ""  # the compiler's description of a GPU
+
+    @property
+    def platform(self) -> str:
+        """Name of the compiler's platform."""
+        return "cuda" if self.gpu else "tpu"
 
 
 # NVIDIA, "H100 Tensor Core GPU Architecture", "A100 Tensor Core GPU Architecture", and the CUDA
@@ -44,50 +47,39 @@ _AMPERE = (
     "cuda_compute_capability { major: 8 } core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 "
     "l2_cache_size: 41943040 shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912"
 )
-_EVERY_GPU = (
-    "threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 "
-    "shared_memory_per_block: 49152 registers_per_core_limit: 65536 registers_per_block_limit: "
-    "65536 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535"
-)
 
 
-def _describe(name: str, memory: float, bandwidth: float, chip: str) -> str:
-    """Return XLA's description of a GPU, with bytes of memory and bytes a second."""
-    sizes = f"device_memory_size: {memory:.0f} memory_bandwidth: {bandwidth:.0f}"
-    return (
-        f"gpu_device_info {{ {_EVERY_GPU} {chip} {sizes} }} "
-        "runtime_version { major: 12 minor: 9 } dnn_version_info { major: 9 minor: 12 } "
-        'platform_name: "CUDA" '
-        f'device_description_str: "{name}"'
+def _gpu(
+    title: str, memory: float, flops: float, name: str, size: float, bandwidth: float, chip: str
+) -> Kind:
+    """Return a GPU; XLA has its name, its bytes of memory and its bytes a second."""
+    description = (
+        "gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 "
+        "threads_per_core_limit: 2048 shared_memory_per_block: 49152 registers_per_core_limit: "
+        "65536 registers_per_block_limit: 65536 block_dim_limit_x: 2147483647 block_dim_limit_y: "
+        f"65535 block_dim_limit_z: 65535 {chip} device_memory_size: {size:.0f} memory_bandwidth: "
+        f"{bandwidth:.0f} }} runtime_version {{ major: 12 minor: 9 }} dnn_version_info {{ major: 9 "
+        f'minor: 12 }} platform_name: "CUDA" device_description_str: "NVIDIA {name}"'
     )
+    return Kind(f"NVIDIA {title}", memory, flops, "1x1x1", description)
 
 
-_GPU_SHARE = 0.75  # JAX takes this share when it starts; XLA_CLIENT_MEM_FRACTION changes it
-# Memory and FLOPs: data sheets of NVIDIA (TF32 without sparsity), and
-# cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e} (bf16; half a chip for a core of v3).
+_GIB = 2**30
+# Memory: data sheets of NVIDIA; of TPUs what libtpu 0.0.52 leaves to a program. FLOPs: the same
+# sheets (TF32 without sparsity), and cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e} (bf16; half a
+# chip for a core of v3).
 KINDS = {
-    "h100": Kind(
-        "NVIDIA H100 SXM", 80e9, _GPU_SHARE, "cuda", "1x1x1", 494e12,
-        _describe("NVIDIA H100 80GB HBM3", 84929347584, 3.352e12, _HOPPER),
-    ),
-    "h200": Kind(
-        "NVIDIA H200", 141e9, _GPU_SHARE, "cuda", "1x1x1", 494e12,
-        _describe("NVIDIA H200", 150e9, 4.8e12, _HOPPER),
-    ),
-    "a100": Kind(
-        "NVIDIA A100 SXM, 80 GB", 80e9, _GPU_SHARE, "cuda", "1x1x1", 156e12,
-        _describe("NVIDIA A100-SXM4-80GB", 84.9e9, 2.039e12, _AMPERE),
-    ),
-    "a100-40": Kind(
-        "NVIDIA A100 SXM, 40 GB", 40e9, _GPU_SHARE, "cuda", "1x1x1", 156e12,
-        _describe("NVIDIA A100-SXM4-40GB", 42.4e9, 1.555e12, _AMPERE),
-    ),
-    "tpu-v3": Kind("TPU v3 core", 17.18e9, 1.0, "tpu", "2x2", 61.5e12),
-    "tpu-v4": Kind("TPU v4 chip", 34.36e9, 1.0, "tpu", "2x2x1", 275e12),
-    "tpu-v5e": Kind("TPU v5e chip", 17.18e9, 1.0, "tpu", "2x4", 197e12),
-    "tpu-v5p": Kind("TPU v5p chip", 102.0e9, 1.0, "tpu", "2x2x1", 459e12),
-    "tpu-v6e": Kind("TPU v6e chip", 34.36e9, 1.0, "tpu", "2x4", 918e12),
-}  # fmt: skip
+    "h100": _gpu("H100 SXM", 80e9, 494e12, "H100 80GB HBM3", 84929347584, 3.352e12, _HOPPER),
+    "h200": _gpu("H200", 141e9, 494e12, "H200", 150e9, 4.8e12, _HOPPER),
+    "a100": _gpu("A100 SXM, 80 GB", 80e9, 156e12, "A100-SXM4-80GB", 84.9e9, 2.039e12, _AMPERE),
+    "a100-40": _gpu("A100 SXM, 40 GB", 40e9, 156e12, "A100-SXM4-40GB", 42.4e9, 1.555e12, _AMPERE),
+    "tpu-v3": Kind("TPU v3 core", 15.48 * _GIB, 61.5e12, "2x2"),
+    "tpu-v4": Kind("TPU v4 chip", 30.75 * _GIB, 275e12, "2x2x1"),
+    "tpu-v5e": Kind("TPU v5e chip", 15.75 * _GIB, 197e12, "2x4"),
+    "tpu-v5p": Kind("TPU v5p chip", 95.73 * _GIB, 459e12, "2x2x1"),
+    "tpu-v6e": Kind("TPU v6e chip", 31.24 * _GIB, 918e12, "2x4"),
+}
+_PROGRAM_SHARE = {"cuda": 0.75, "tpu": 1.0}  # of the memory; XLA_CLIENT_MEM_FRACTION changes it
 LAUNCH_SECONDS = 1.3e-6  # shortest launch of a GPU's kernel that was measured
 _PACKAGES = {
     "tpu": ("libtpu", "compile-tpu"),
@@ -137,8 +129,8 @@ def find_target(name: str, num_devices: int = 0) -> Target:
     package, extra = _PACKAGES[kind.platform]
     if not _is_installed(package):
         raise ConfigError(f"the compiler for {name} is not installed: {install_command(extra)}.")
-    usable = int(kind.memory_share * kind.memory_bytes)
-    return Target(name, kind.title, _topology(name, kind, shape), usable, kind)
+    usable = int(_PROGRAM_SHARE[kind.platform] * kind.memory_bytes)
+    return Target(name, kind.title, _topology(name, kind, shape or kind.host), usable, kind)
 
 
 def _is_installed(package: str) -> bool:
@@ -149,15 +141,15 @@ def _is_installed(package: str) -> bool:
 
 
 def _topology(name: str, kind: Kind, shape: str) -> list[Any]:
-    shape = shape or kind.host
-    if kind.platform == "cuda":
-        shape = shape if "x" in shape else f"1x1x{shape}"
-        options = {"topology": shape, "target_config": kind.gpu}
-        arguments = ("", "cuda")
-    else:
-        options, arguments = {}, (f"{name.partition(':')[0][4:]}:{shape}", "tpu")
     if not re.fullmatch(r"\d+(x\d+)*", shape):
         raise ConfigError(f"{name} has no shape such as those of {_FORMS}.")
+    chip = name.partition(":")[0].removeprefix("tpu-")
+    arguments = (f"{chip}:{shape}", "tpu")
+    # The two cores of a v4 chip are one device, as JAX has them there.
+    options = {"chip_config_name": "megacore"} if chip == "v4" else {}
+    if kind.platform == "cuda":
+        shape = shape if "x" in shape else f"1x1x{shape}"
+        arguments, options = ("", "cuda"), {"topology": shape, "target_config": kind.gpu}
     try:
         with without_stderr():  # warnings that there is no device
             return topologies.get_topology_desc(*arguments, **options).devices

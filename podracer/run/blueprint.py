@@ -32,9 +32,10 @@ def build_with(
     settings = over_run(experiment.agent, experiment.num_steps)
     data = settings.read(_content(settings)) if isinstance(settings, ReadsFile) else None
     context = Context(experiment.driver.rollout_length, data)
-    # All arrays of a data set, not to compile it into the program.
-    is_number = eqx.is_array if isinstance(env, HasActions) else eqx.is_inexact_array_like
-    numbers = eqx.filter(env, is_number)
+    is_data_set = isinstance(env, HasActions)
+    # All arrays of a data set, not to compile it into the program; pods share it.
+    is_number = eqx.is_array if is_data_set else eqx.is_inexact_array_like
+    numbers = None if is_data_set and experiment.pods else eqx.filter(env, is_number)
     return Blueprint(settings, check_spec(env), context, numbers), env
 
 

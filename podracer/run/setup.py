@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from podracer.agent import Agent, Blueprint, check_policy, policy_params
+from podracer.agent import Blueprint, check_policy, policy_params
 from podracer.checks import check_environment, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
@@ -162,7 +162,7 @@ def make_run_setup(
             "operations run one by one on one device for one agent: debug a single run with "
             "`devices=1`."
         )
-    _check_actions(experiment, blueprint.build(), env)
+    check_actions(experiment, blueprint, env)
     devices = _find_devices(1 if debug else experiment.devices, saved_devices)
     if experiment.pods:
         program = _population(experiment, blueprint, env, devices)
@@ -203,8 +203,9 @@ def make_run_setup(
     )
 
 
-def _check_actions(experiment: Experiment, agent: Agent, env: Any) -> None:
+def check_actions(experiment: Experiment, blueprint: Blueprint, env: Any) -> None:
     """Raise `ConfigError` unless the agent can learn from the actions that it will see."""
+    agent = blueprint.build()
     if not isinstance(env, HasActions):
         if agent.actions == "recorded":
             raise ConfigError(
@@ -305,8 +306,6 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
             "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
         )
     env = _on_device(env)
-    if isinstance(env, HasActions):  # a data set, which the pods share
-        blueprint = dataclasses.replace(blueprint, environment=None)
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(blueprint, env, config, 1)

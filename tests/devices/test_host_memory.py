@@ -54,7 +54,7 @@ def assert_same_bits(state, other):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])  # a TPU keeps whole tiles of words
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])  # a TPU keeps whole tiles of words
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, bool])
 def test_windows_and_writes_go_around_the_end(platform, dtype):
     random, spec = np.random.default_rng(0), ArraySpec((3, 5), dtype)
@@ -74,6 +74,16 @@ def test_windows_and_writes_go_around_the_end(platform, dtype):
             np.testing.assert_array_equal(from_stored(written, spec), expected)
             assert written.sharding.memory_kind == "pinned_host"
     assert (stored.dtype == jnp.uint32) == (platform == "tpu")
+
+
+@pytest.mark.parametrize(("platform", "samples"), [("cpu", 1), ("gpu", 16), ("tpu", 16)])
+def test_an_iteration_reads_several_samples_on_an_accelerator(platform, samples):
+    """Beside the copies of a sample, a loop costs some kernels in each iteration."""
+    rows = jnp.zeros(64, jnp.int32)
+    with traced_for(platform):
+        program = jax.make_jaxpr(partial(read_windows, length=4))(jnp.zeros((2, 7)), rows, rows)
+    (loop,) = (x for x in program.eqns if x.primitive.name == "scan")
+    assert loop.params["unroll"] == samples
 
 
 @pytest.mark.parametrize("storage", ["device", "host"])

@@ -12,9 +12,10 @@ from podracer.agent import LearnerState
 from podracer.devices import kernels
 from podracer.devices.reductions import traced_for
 from podracer.drivers.common import fault_bits
+from podracer.networks import MLP, Head, TorsoNetwork
 from podracer.ops.action_masks import epsilon_greedy
 from podracer.ops.distributions import Categorical
-from podracer.types import Step, TimeStep, Trajectory
+from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
 
 def on_gpu(function, *args):
@@ -70,6 +71,24 @@ def test_a_scan_without_results_computes_the_same():
         return carry + x, None
 
     assert on_gpu(lambda: kernels.scan(body, 1.0, jnp.arange(3.0))) == (4.0, None)
+
+
+def test_a_recurrent_layer_takes_several_steps_in_an_iteration():
+    network = TorsoNetwork(MLP((8,)), memory="gru", memory_size=4).build(
+        ArraySpec((3,)), {"value": Head(1)}
+    )
+    params, carry = network.init(jax.random.key(0)), network.carry(2)
+    observation, first = jnp.sin(jnp.arange(192.0)).reshape(32, 2, 3), jnp.zeros((32, 2), bool)
+
+    def loss(params):
+        outputs, _ = network.apply(params, carry, observation, first.at[5, 0].set(True))
+        return jnp.mean(outputs["value"] ** 2)
+
+    assert_close(on_gpu(jax.value_and_grad(loss), params), jax.value_and_grad(loss)(params))
+    with traced_for("gpu"):
+        program = jax.make_jaxpr(loss)(params)
+    (loop,) = (x for x in program.eqns if x.primitive.name == "scan")
+    assert loop.params["unroll"] > 4
 
 
 # --- trees ----------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +17,13 @@ import pytest
 from podracer import recipes
 from podracer.bench.anakin import prepare, training
 from podracer.cli.main import main
+from podracer.dataset import Dataset
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
-from podracer.errors import ConfigError
-from podracer.plan.compiled import compile_run, matrix_flops, scaled, show
+from podracer.errors import ConfigError, PodracerError
+from podracer.plan.compiled import compile_program, compile_run, matrix_flops, scaled, show
 from podracer.plan.hlo import Collective, Program
 from podracer.plan.plan import cost_lines, largest_batch, make_plan
 from podracer.plan.programs import programs_of
@@ -30,7 +33,7 @@ from podracer.run.setup import build
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
 from compiled import RECORDS as RECORDS_FILE
-from compiled import TARGETS, compile_one, read
+from compiled import SETTINGS, TARGETS, compile_one, read, write_data
 
 RECORDS = read(RECORDS_FILE)
 
@@ -174,7 +177,15 @@ def test_the_state_has_the_bytes_of_the_runs_own_state():
         return sum(x.nbytes for x in jax.tree.leaves(tree))
 
     parts = (state.learner.shared, state.learner.local, state.actor)
-    assert list(program.state.values()) == [size(part) for part in parts]
+    assert list(program.state.values())[:3] == [size(part) for part in parts]
+
+
+def test_the_state_has_the_bytes_of_a_data_set(tmp_path):
+    file = write_data(tmp_path, "cartpole_cloning")
+    experiment = recipes.find("cartpole_cloning").with_fields({"environment": f"data:{file}"})
+    (program,) = programs_of(experiment, here())
+    rows = Dataset.load(file)
+    assert program.state["data set, hyperparameters, other inputs"] > rows.observation.nbytes
 
 
 def test_collectives_of_an_update_do_not_grow_with_devices():
@@ -206,6 +217,25 @@ def test_a_sebulba_run_has_a_program_for_learners_and_one_for_actors():
     ((role, parts),) = alone.memory
     assert role == "device"
     assert {"parameters of actors", "rollouts"} <= parts.keys()
+    assert all(size >= 0 for size in parts.values())
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_waits_under_sebulba_is_apart_from_what_the_compiler_counts(devices):
+    experiment = recipes.find("catch_a2c").with_arch("sebulba")
+    driver = {"num_envs": 96, "queue_depth": 3, "threads_per_actor": 2}
+    run = compile_run(experiment.with_fields({"driver": driver}), here(devices))
+    for x in run.programs:
+        facts = x.to_json()
+        total = facts["state_bytes"] + facts["temporary_bytes"] + facts["bytes_beside"]
+        assert total == pytest.approx(x.compiler_bytes, rel=0.1)
+        assert sum(x.memory.values()) == total + facts["waiting_bytes"]
+    learner, actor = (x.program for x in run.programs)
+    assert learner.waiting == {"rollouts that wait": 3 * learner.state["rollouts"]}
+    assert sum(actor.waiting.values()) == 3 * actor.state["buffer of an actor"]
+    assert sum(sum(parts.values()) for _, parts in run.memory) == sum(
+        sum(x.memory.values()) for x in run.programs
+    )
 
 
 def test_a_population_is_one_program():
@@ -238,6 +268,33 @@ def test_a_compiler_that_is_not_installed_is_named(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"pip install.*{extra}"):
         find_target(name)
+
+
+COMPILE_TOO_MUCH = """
+from podracer.devices.startup import prepare_compilers
+prepare_compilers()
+import jax
+from podracer.plan.targets import KINDS, find_target
+for target in map(find_target, (name for name in KINDS if name.startswith("tpu"))):
+    sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
+    large = jax.ShapeDtypeStruct((300 * 2**28,), "float32", sharding=sharding)
+    try:
+        jax.jit(lambda x: x + 1).lower(large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        assert f"available HBM ({target.usable_bytes / 2**30:.2f}G)" in str(error), str(error)
+        print(target.name, len(target.devices))
+"""
+
+
+@needs_tpu_compiler
+def test_a_tpu_has_the_memory_that_its_compiler_has():
+    """In a process without the flags of the tests, which are for a CPU."""
+    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    command = [sys.executable, "-c", COMPILE_TOO_MUCH]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    devices = {"tpu-v3": 8, "tpu-v4": 4, "tpu-v5e": 8, "tpu-v5p": 4, "tpu-v6e": 8}  # v4: chips
+    assert done.stdout.split() == [str(x) for item in devices.items() for x in item]
 
 
 def compiled_facts(recipe, target):
@@ -275,6 +332,32 @@ def test_every_recipe_compiles_for_every_target(recipe, target):
     kinds = {x["kind"] for x in facts["collectives_per_update"]}
     assert kinds <= {"all-reduce"}
     assert facts["target"] == target
+
+
+OUT_OF_MEMORY = (
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+    "required for HLO temporaries (37.59G) exceeds available HBM (15.48G). HLO module: jit_f"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (OUT_OF_MEMORY, r"37.59G in the 15.48G of a TPU v3 core: .* \(tpu-v4, tpu-v5p, tpu-v6e\)"),
+        ("INTERNAL: no\nmore", "fails on the device: INTERNAL: no$"),
+    ],
+)
+def test_a_program_that_a_compiler_refuses_is_one_sentence(text, words):
+    def trace(*_):
+        raise jax.errors.JaxRuntimeError(text)
+
+    traced = SimpleNamespace(lower=trace)
+    (program,) = programs_of(recipes.find("catch"), here())
+    function = SimpleNamespace(trace=lambda *_: traced)
+    program = dataclasses.replace(program, function=function)
+    target = dataclasses.replace(here(), name="tpu-v3", title="TPU v3 core", kind=KINDS["tpu-v3"])
+    with pytest.raises(PodracerError, match=words):
+        compile_program(program, target)
 
 
 # --- the largest batch ----------------------------------------------------------------------------
@@ -427,6 +510,7 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
         (("plan", "catch", "--steps-per-second", "nan"), "--steps-per-second must lie in"),
         (("plan", "catch", "--tarset", "here"), "--target"),
         (("compile", "cartpole_sebulba", "--arch", "anakin"), "runs on the host"),
+        (("compile", "cartpole_cloning"), "--environment data:FILE.npz"),
         (("compile", "catch", "--devices", "3"), "in a new run 126 or 129"),
     ],
 )
