@@ -23,6 +23,7 @@ import numpy as np
 from builder import Builder
 
 import podracer
+from podracer import recipes
 from podracer.tournament.config import Tournament
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import Generational, Independent, Truncation
@@ -59,7 +60,7 @@ random = partial(controller, "random", 0.0)
 def search(name: str, **settings: Any) -> None:
     """Run one search in the working directory, or what is left of it."""
     recipe = f"search:{name}"
-    experiment = podracer.recipes.find(recipe)
+    experiment = recipes.find(recipe)
     tournament = Tournament((experiment,), selection=RULES[name], **settings)
     run_tournament(tournament, name, recipes=[recipe])
 
@@ -81,15 +82,28 @@ def utilization(trained: list[dict[str, Any]], pods: int, edges: np.ndarray) -> 
     return busy / np.diff(edges) / pods
 
 
-def summary(name: str, trained: list[dict[str, Any]], pods: int) -> str:
+def seconds_waited(leaderboard: Path) -> float:
+    """Return the seconds that pods waited for others between two of their rounds, in sum."""
+    waited, ends = 0.0, {}
+    for event in map(json.loads, leaderboard.read_text().splitlines()):
+        if event["event"] == "submitted":
+            ends[event["pod"]] = event["time"]
+        elif event["event"] == "started" and event["pod"] in ends:
+            waited += event["time"] - ends[event["pod"]]
+    return waited
+
+
+def summary(folder: Path, name: str, pods: int) -> str:
     """Return a row of Markdown about a search."""
+    trained = networks(folder / f"{name}.jsonl")
     scores = np.array([x["score"] for x in trained])
-    ends = np.array([min(x["start"] for x in trained), max(x["end"] for x in trained)])
-    tail = scores[-len(scores) // 4 :]
-    return (
-        f"| {name} | {len(scores)} | {np.ptp(ends):.0f} | {utilization(trained, pods, ends)[0]:.2f}"
-        f" | {scores.mean():.3f} | {tail.mean():.3f} | {np.sort(scores)[-10:].mean():.3f} |"
-    )
+    times = np.array([min(x["start"] for x in trained), trained[-1]["end"]])
+    cells = [
+        f"{len(scores)} | {np.ptp(times):.0f} | {utilization(trained, pods, times)[0]:.2f}",
+        f"{seconds_waited(folder / name / 'leaderboard.jsonl'):.1f} | {scores.mean():.3f}",
+        f"{scores[-len(scores) // 4 :].mean():.3f} | {np.sort(scores)[-10:].mean():.3f}",
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def draw(folder: Path, pods: int, picture: Path) -> None:
@@ -98,11 +112,11 @@ def draw(folder: Path, pods: int, picture: Path) -> None:
 
     figure = Figure((9, 3), layout="constrained")
     left, right = figure.subplots(1, 2)
-    print("| search | networks | seconds | utilization | mean R² | last quarter | best ten |")
-    print("|---" * 7 + "|")
+    print("| search | networks | seconds | utilization | waited | R² | last quarter | best ten |")
+    print("|---" * 8 + "|")
     for name in RULES:
         trained = networks(folder / f"{name}.jsonl")
-        print(summary(name, trained, pods))
+        print(summary(folder, name, pods))
         begin, end = min(x["start"] for x in trained), trained[-1]["end"]
         edges = np.linspace(begin, end, 41)
         left.step(edges[1:] - begin, utilization(trained, pods, edges), where="pre", label=name)

@@ -148,9 +148,10 @@ class _AVRIL:
     def loss(self, params: AVRILParams, trajectory: Trajectory) -> tuple[Mean, Metrics]:
         """Return the negative evidence lower bound with the constraint, and its parts as metrics.
 
-            L = E[-log π(a|s) + KL(q(R|s, a) || N(0, 1)) - λ log q(Q(s, a) - γ Q(s', a') | s, a)]
+            L = E[-log π(a|s) + KL(q || N(0, 1)) - λ log q(Q(s, a) - γ Q(s', a'))]
 
-        The mean is over transitions to a terminal, and over those whose next action is known.
+        The posterior q is of the reward of s and a. The mean is over transitions to a terminal, and
+        over those whose next action a' is known.
         """
         settings, steps, following = self.settings, trajectory.steps, trajectory.next_timesteps()
         is_known = (~following.last).at[-1].set(False)  # the next action
