@@ -100,6 +100,7 @@ class AVRIL(LearnerSettings):
 
         `params` are `state.shared.params` of a learner's state.
         """
+        observation = jax.tree.map(jnp.asarray, observation)
         parameters = outputs(self.encoder(spec), params.encoder, observation)["reward"]
         shape = (len(parameters), value_based.require_discrete(spec).num_actions)
         halves = jnp.split(parameters, 2, axis=-1)
