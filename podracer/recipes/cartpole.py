@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.avril import AVRIL
 from podracer.agents.cloning import Cloning
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN, rainbow
@@ -82,6 +83,17 @@ def cartpole_cloning() -> Experiment:
         agent=Cloning(),
         driver=AnakinConfig(num_envs=128, rollout_length=4, updates_per_chunk=50),
         frames=512_000,
+        evaluation_episodes=128,
+    )
+
+
+def cartpole_avril() -> Experiment:
+    """AVRIL, reward and policy, from CartPole's data: `environment="data:FILE.npz"`."""
+    return Experiment(
+        environment="cartpole",
+        agent=AVRIL(learning_rate=1e-3),
+        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=50),
+        frames=1_024_000,
         evaluation_episodes=128,
     )
 

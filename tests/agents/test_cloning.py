@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from episodes import teacher
 from on_policy import CONTINUOUS
 from walk import BOX, WALK, Walk, begin, built, close, gradient, learn, network, slow
 
@@ -75,35 +76,6 @@ EXPERIMENT = Experiment(
     evaluation_episodes=8,
     devices=1,
 )
-
-
-def teacher(num_envs: int = 16, length: int = 200) -> Dataset:
-    """Episodes of a rule of thumb: push towards the side that the pole falls to."""
-    env = podracer.make("cartpole")
-
-    def step(loop, key):
-        state, timestep = loop
-        action = (timestep.observation @ jnp.asarray([0.1, 0.3, 1.0, 1.0]) > 0).astype(jnp.int32)
-        state, after = jax.vmap(env.step)(jax.random.split(key, num_envs), state, action)
-        return (state, after), (timestep.observation, action, after.reward, after.discount == 0)
-
-    start = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), num_envs))
-    (_, final), columns = jax.lax.scan(step, start, jax.random.split(jax.random.key(1), length))
-    # An episode of each row, cut after so many steps.
-    columns = [np.asarray(x).swapaxes(0, 1) for x in columns]
-    observation, action, reward, terminal = (x.reshape(-1, *x.shape[2:]) for x in columns)
-    timeout = np.zeros((num_envs, length), bool)
-    timeout[:, -1] = True
-    cut = ~columns[3][:, -1]
-    return Dataset(
-        observation=observation,
-        action=action,
-        reward=reward,
-        terminal=terminal,
-        timeout=timeout.reshape(-1),
-        final_observation=np.asarray(final.observation)[cut],
-        environment="cartpole",
-    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,238 @@
+"""AVRIL: its bound in NumPy's float64, its gradient, what it reads, and a run on a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from episodes import teacher
+from walk import WALK, B, T, Walk, begin, built, close, gradient, learn
+
+import podracer
+from podracer.agent import Blueprint, Context
+from podracer.agents.avril import AVRIL
+from podracer.checks import check_agent
+from podracer.config.experiment import Experiment
+from podracer.dataset import Dataset
+from podracer.drivers.anakin import AnakinConfig
+from podracer.errors import ConfigError
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.networks import MLP, Network, TorsoNetwork
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """Two layers of ELUs and a linear one, as the authors have, with plain arrays as parameters."""
+
+    units: int = 8
+
+    def build(self, observation, heads):
+        ((name, head),) = heads.items()
+        sizes = (observation.shape[0], self.units, self.units, head.size)
+
+        def init(key):
+            keys = jax.random.split(key, 3)
+            shapes = itertools.pairwise(sizes)
+            return [
+                {"w": 0.5 * jax.random.normal(k, shape), "b": 0.1 * jax.random.normal(k, shape[1:])}
+                for k, shape in zip(keys, shapes, strict=True)
+            ]
+
+        def apply(params, carry, x, first):
+            for layer in params[:-1]:
+                x = jax.nn.elu(x @ layer["w"] + layer["b"].reshape(1, 1, -1))
+            return {name: x @ params[-1]["w"] + params[-1]["b"].reshape(1, 1, -1)}, carry
+
+        return Network(init=init, carry=lambda num_envs: (), apply=apply)
+
+
+def forward(layers, x):
+    """The same in float64."""
+    for layer in layers[:-1]:
+        x = x @ layer["w"] + layer["b"]
+        x = np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    return x @ layers[-1]["w"] + layers[-1]["b"]
+
+
+def expected_losses(settings, params, trajectory):
+    """The three parts of the bound, and the accuracy, pair by pair of a demonstration."""
+    steps = trajectory.steps
+    observation = np.asarray(steps.timestep.observation, np.float64)
+    discount = trajectory.next_timesteps().discount
+    last = np.concatenate([steps.timestep.last, trajectory.final.last[None]])
+    rows = []
+    for t, b in np.ndindex(*steps.action.shape):
+        is_terminal = discount[t, b] == 0
+        if last[t, b] or (not is_terminal and (t == T - 1 or last[t + 1, b])):
+            continue
+        action = int(steps.action[t, b])
+        q = forward(params.critic, observation[t, b])
+        implied = q[action]
+        if not is_terminal:
+            next_q = forward(params.critic, observation[t + 1, b])
+            implied -= settings.discount * next_q[int(steps.action[t + 1, b])]
+        means, log_scales = np.split(forward(params.encoder, observation[t, b]), 2)
+        mean, log_scale = (x[0 if settings.state_only else action] for x in (means, log_scales))
+        variance = np.exp(2 * log_scale)
+        log_density = -0.5 * np.log(2 * np.pi * variance) - (implied - mean) ** 2 / (2 * variance)
+        rows.append(
+            {
+                "policy_loss": np.log(np.exp(q).sum()) - q[action],
+                "divergence_loss": 0.5 * (variance + mean**2 - 1 - np.log(variance)),
+                "constraint_loss": -log_density,
+                "accuracy": float(q.argmax() == action),
+                "reward_mean": mean,
+                "reward_std": np.sqrt(variance),
+            }
+        )
+    losses = {name: np.mean([row[name] for row in rows]) for name in rows[0]}
+    losses["loss"] = (
+        losses["policy_loss"]
+        + losses["divergence_loss"]
+        + settings.constraint_cost * losses["constraint_loss"]
+    )
+    return losses, len(rows)
+
+
+@pytest.mark.parametrize("state_only", [False, True])
+def test_the_bound_and_its_gradient_are_the_papers(state_only):
+    """In a rollout with terminals, time-outs, and an end within episodes."""
+    settings = AVRIL(network=Layers(), state_only=state_only, discount=0.9, constraint_cost=0.7)
+    agent = built(settings)
+    state, trajectory = begin(agent)
+    new_state, metrics = learn(agent, state, trajectory)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.shared.params)
+    expected, count = expected_losses(settings, params, trajectory)
+    assert 0 < count < trajectory.valid().sum()
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+    # Along random directions, by central differences.
+    rng = np.random.default_rng(0)
+    grads = gradient(new_state)
+    for _ in range(3):
+        direction = jax.tree.map(lambda x: rng.normal(size=x.shape), params)
+
+        def loss(size, direction=direction):
+            moved = jax.tree.map(lambda x, d: x + size * d, params, direction)
+            return expected_losses(settings, moved, trajectory)[0]["loss"]
+
+        slope = (loss(1e-6) - loss(-1e-6)) / 2e-6
+        products = jax.tree.map(
+            lambda g, d: np.sum(np.asarray(g, np.float64) * d), grads, direction
+        )
+        np.testing.assert_allclose(sum(jax.tree.leaves(products)), slope, rtol=1e-4)
+
+
+def test_it_reads_no_reward():
+    agent = built(AVRIL(network=Layers()))
+    state, trajectory = begin(agent)
+    changed = trajectory.with_rewards(7.0 - trajectory.timesteps().reward)
+    results = [learn(agent, state, x)[0].shared.params for x in (trajectory, changed)]
+    close(*jax.device_get(results), atol=0, rtol=0)
+
+
+def test_without_the_constraint_the_policy_is_a_clone():
+    """The encoder then only falls to its prior."""
+    agent = built(AVRIL(network=Layers(), constraint_cost=0.0))
+    state, trajectory = begin(agent)
+    shared = state.shared
+
+    def loss(critic):
+        """Mean likelihood over the same transitions."""
+        ends = trajectory.next_timesteps()
+        known = jnp.arange(T)[:, None] < T - 1
+        mask = trajectory.valid() & ((ends.discount == 0) | (known & ~ends.last))
+        log_prob = 0.0
+        for t in range(T):
+            step = jax.tree.map(lambda x, t=t: x[t], trajectory.steps)
+            policy, _ = agent.distribution(critic, (), step.timestep)
+            log_prob += jnp.sum(mask[t] * policy.log_prob(step.action))
+        return -log_prob / mask.sum()
+
+    new_state, _ = learn(agent, state, trajectory)
+    close(gradient(new_state).critic, jax.grad(loss)(shared.params.critic))
+
+
+@pytest.mark.parametrize("state_only", [False, True])
+def test_rewards_can_be_asked_for(state_only):
+    settings = AVRIL(network=Layers(), state_only=state_only)
+    agent = built(settings)
+    state, trajectory = begin(agent)
+    observation = trajectory.final.observation
+    posterior = settings.reward(agent.spec, state.shared.params, observation)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.shared.params.encoder)
+    means, log_scales = np.split(forward(params, np.asarray(observation, np.float64)), 2, axis=-1)
+    assert posterior.mean.shape == posterior.log_scale.shape == (B, 3)
+    close(posterior.mean, np.broadcast_to(means, (B, 3)))
+    close(posterior.log_scale, np.broadcast_to(log_scales, (B, 3)))
+
+
+def test_it_keeps_the_contract_and_refuses_what_it_cannot_learn():
+    settings = AVRIL(network=TorsoNetwork(MLP((8,))))
+    check_agent(Blueprint(settings, WALK.spec), num_envs=B)
+    with pytest.raises(ConfigError, match="take a rollout_length of at least 2"):
+        Blueprint(settings, WALK.spec, Context(1)).build()
+    with pytest.raises(ConfigError, match="needs discrete actions"):
+        built(settings, podracer.auto_reset(Walk(podracer.Continuous((-1.0,), (1.0,)))))
+    with pytest.raises(ConfigError, match="needs a feed-forward network"):
+        built(dataclasses.replace(settings, network=TorsoNetwork(MLP((8,)), memory="gru")))
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+STEPS = 16 * 8
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="cartpole",
+    agent=AVRIL(network=TorsoNetwork(MLP((16,), "tanh"))),
+    driver=AnakinConfig(16, 8, 2),
+    frames=6 * STEPS,
+    evaluations=0,
+    devices=1,
+)
+
+
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "teacher.npz"
+    path.write_bytes(teacher().encode())
+    return path
+
+
+def test_a_run_on_a_data_set_is_resumed_exactly(data_file, tmp_path):
+    experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{data_file}")
+    podracer.train(experiment, run_dir=tmp_path / "whole")
+    podracer.train(experiment, run_dir=tmp_path / "cut", frames=4 * STEPS)
+    podracer.train(experiment, run_dir=tmp_path / "cut", resume=True)
+    prints = [stored_fingerprint(tmp_path / name)[1] for name in ("cut", "whole")]
+    assert prints[0] == prints[1]
+
+
+@pytest.mark.slow
+def test_devices_share_the_batch(data_file):
+    states = []
+    for devices in (1, 2):
+        experiment = dataclasses.replace(
+            EXPERIMENT, environment=f"data:{data_file}", devices=devices
+        )
+        states.append(podracer.train(experiment).state.shared.params)
+    close(*jax.device_get(states), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_it_learns_to_act_as_its_teacher_and_what_pleases_it(data_file):
+    """Actions that the teacher does not take have lower rewards."""
+    result = podracer.train("cartpole_avril", environment=f"data:{data_file}", frames=256_000)
+    assert result.evaluation.returns.mean() > 400
+    assert result.metrics["accuracy"] > 0.9
+    data = Dataset.load(data_file)
+    settings = podracer.recipes.find("cartpole_avril").agent
+    spec = podracer.make("cartpole").spec
+    mean = settings.reward(spec, result.state.shared.params, data.observation).mean
+    taken, other = (np.take_along_axis(mean, x[:, None], 1) for x in (data.action, 1 - data.action))
+    assert np.mean(taken > other) > 0.7

@@ -1,0 +1,92 @@
+"""The example `examples/architecture_search`: its environment, its figures and one whole search."""
+
+import contextlib
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import podracer
+
+FOLDER = Path(__file__).parents[2] / "examples" / "architecture_search"
+
+
+@pytest.fixture
+def load(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module
+    for path in FOLDER.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_networks_are_trained_by_their_gradient(load, monkeypatch):
+    builder = load("builder")
+    x, y = builder.friedman(np.random.default_rng(0))
+    rows = builder.ROWS
+    inputs = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    solution = np.linalg.lstsq(inputs[:rows], y[:rows])[0]
+    error = inputs[rows:] @ solution - y[rows:]
+    best_linear = 1 - np.mean(error**2) / np.var(y[rows:])
+
+    monkeypatch.setattr(builder, "STEPS", 600)
+    rng = np.random.default_rng(1)
+    assert abs(builder.score([], rng) - best_linear) < 1e-3
+    for name in ("relu", "tanh"):
+        assert builder.score([(8, name), (8, name)], rng) > best_linear + 0.05
+
+
+def test_an_episode_builds_a_network(load, tmp_path, monkeypatch):
+    builder = load("builder")
+    env = builder.Builder(log=str(tmp_path / "log.jsonl"))
+    env.reset(seed=3)
+    actions = [0, 4, 0, 7, 0]
+    *_, (observation, reward, *_) = steps = [env.step(x) for x in actions]
+    assert [x[1] for x in steps[:-1]] == [0.0] * 4
+    assert [x[2] for x in steps] == [False] * 4 + [True]
+    assert observation.reshape(5, -1).argmax(axis=1).tolist() == actions
+    (record,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert record["layers"] == [[8, "tanh"], [32, "relu"]]
+    assert record["score"] == reward != 0.0
+    monkeypatch.setattr(builder, "STEPS", 1)
+    report = podracer.check_environment(podracer.Gymnasium(builder.Builder, workers=0))
+    assert report.findings == ()
+
+
+def test_utilization_is_the_share_of_pods_that_train(load):
+    search = load("search")
+    trained = [{"start": 0.0, "end": 1.5}, {"start": 1.0, "end": 4.0}, {"start": 3.0, "end": 9.0}]
+    busy = search.utilization(trained, 2, np.array([0.0, 1.0, 2.0, 4.0]))
+    np.testing.assert_allclose(busy, [0.5, 0.75, 0.75])
+
+
+def test_pods_wait_between_their_rounds(load, tmp_path):
+    events = [
+        {"event": "header"},
+        {"event": "started", "pod": 0, "time": 0.0},
+        {"event": "started", "pod": 1, "time": 0.0},
+        {"event": "submitted", "pod": 1, "time": 2.0},
+        {"event": "submitted", "pod": 0, "time": 5.0},
+        {"event": "started", "pod": 0, "time": 5.0},
+        {"event": "started", "pod": 1, "time": 5.5},
+    ]
+    (tmp_path / "leaderboard.jsonl").write_text("\n".join(map(json.dumps, events)))
+    assert load("search").seconds_waited(tmp_path / "leaderboard.jsonl") == 3.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["asynchronous", "synchronous", "random"])
+def test_a_search_builds_networks_and_is_drawn(name, load, tmp_path, monkeypatch, capsys):
+    search = load("search")
+    with contextlib.chdir(tmp_path):
+        search.search(name, pods=2, rounds=2, round_frames=80, episodes=16)
+    trained = search.networks(tmp_path / f"{name}.jsonl")
+    assert len(trained) >= 2 * 2 * (80 // 5 + 16)  # of rounds, then of their evaluations
+    assert len({x["process"] for x in trained}) == 4
+    monkeypatch.setattr(search, "RULES", {name: search.RULES[name]})
+    search.draw(tmp_path, 2, tmp_path / "search.png")
+    assert (tmp_path / "search.png").stat().st_size > 1_000
+    assert f"| {name} | {len(trained)} |" in capsys.readouterr().out
