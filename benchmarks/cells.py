@@ -35,7 +35,7 @@ LATER_FIELDS = (
     ("average_hosts", None), ("average_every", 16), ("spherical", False), ("adam_momentum", 0.9),
     ("batch_norm", False), ("policy_period", 1), ("squashed_scale", False),
     ("critic_network", None), ("scaled_return_max", None), ("memory_layers", 2),
-    ("memory_heads", 4), ("memory_window", 64),
+    ("memory_heads", 4), ("memory_window", 64), ("batch_norm_targets", False),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
