@@ -239,11 +239,11 @@ class _SAC:
         obs, mask = transition.timestep.observation, transition.mask
         keys = jax.random.split(key, mask.shape)
         if self.settings.batch_norm and self.has_targets:
-            both = jax.tree.map(
+            observations = jax.tree.map(
                 lambda *x: jnp.concatenate(x), obs, transition.next_timestep.observation
             )
             outputs, policy_params = self.networks.learn_policy(
-                actor.policy, both, jnp.tile(mask, 2), axis
+                actor.policy, observations, jnp.tile(mask, 2), axis
             )
             outputs = outputs[: len(mask)]
         else:
