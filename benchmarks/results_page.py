@@ -60,6 +60,8 @@ within 3 %, measured on one or two CPU cores without an accelerator.
   score of each seed is in parentheses if seeds are in two groups, parted by a gap of more than
   half of their range and a fifth of the largest score: the mean then belongs to the larger group.
   With fewer than five seeds the score is their mean, and each one is in parentheses, too.
+- **Best** is the same mean of the best evaluation of each seed. It is above the score even where
+  only chance moves evaluations; where it is far above, the last policy has collapsed.
 - **P** is the probability that a seed of podracer beats one of the reference, with the interval of
   a stratified bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss*
   below it; the others are ties. If either side has fewer than five seeds there is no P, and
@@ -205,8 +207,8 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     picture = "-".join(["results", *words]) + ".png"
     draw(family, groups, root / "docs" / "images" / picture)
     yield from (f"## {family}", "", f"![Learning curves: {family}](images/{picture})", "")
-    yield "| task | agent | seeds | frames | evaluation | score | CPU s | P | |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| task | agent | seeds | frames | evaluation | score | best | CPU s | P | |"
+    yield "|---" * 10 + "|"
     comparisons = list(pairs(family, groups))
     for cell in family_cells:
         rows = groups[cell.name]
@@ -222,7 +224,7 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
             chance, _ = comparison(rows, others)
             size, end = len(others), compact(others[0]["frames"])
             score = estimate(others)
-            yield f"| | {title(name)} | {size} | {end} | the authors' | {score} | | {chance} | |"
+            yield f"| | {title(name)} | {size} | {end} | the authors' | {score} | | | {chance} | |"
     yield ""
     for cell in (cell for cell in family_cells if cell.remark):
         yield from (f"{cell.task}, {cell.agent}: {cell.remark}", "")
@@ -241,7 +243,7 @@ def figures(rows: Sequence[records.Row], evaluation: str) -> str:
     quiet = records.quiet(rows)
     seconds = f"{np.mean([row['cpu_seconds'] for row in quiet or rows]):,.0f}"
     seconds = seconds if quiet else f"≤ {seconds}"
-    return f"{len(rows)} | {frames} | {evaluation} | {estimate(rows)} | {seconds}"
+    return f"{len(rows)} | {frames} | {evaluation} | {estimate(rows)} | {best(rows)} | {seconds}"
 
 
 def title(name: str) -> str:
@@ -293,6 +295,14 @@ def estimate(rows: Sequence[records.Row]) -> str:
     low, high = scores.interquartile_interval([values(rows)])
     interval = f"{mean} [{number(low)}, {number(high)}]"
     return f"{interval} ({each})" if scores.is_split(values(rows)) else interval
+
+
+def best(rows: Sequence[records.Row]) -> str:
+    """Return the interquartile mean of the best evaluation of each seed, "" for unknown ones."""
+    if any(row.get("curve_of") == "training episodes" for row in rows):
+        return ""
+    returns = [max(value for _, value in row["curve"]) for row in rows]
+    return number(scores.interquartile_mean([np.array(returns)]))
 
 
 def probability(candidate: scores.Scores, baseline: scores.Scores) -> str:

@@ -6,6 +6,7 @@ one that was interrupted continues. `references.py` runs other libraries at the 
 
     python benchmarks/results_suite.py --list                 the cells, and how long each takes
     python benchmarks/results_suite.py --only minatar --budget 3600
+    python benchmarks/results_suite.py --only dqn-cnn --seeds 3    the first three of each cell
     python benchmarks/results_suite.py --page                 write docs/results.md
 """
 
@@ -39,7 +40,8 @@ def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> bool:
     experiment = cells.experiment_of(cell.command)
     configuration = cells.configuration_of(experiment)
     rows = records.read(options.out)
-    seeds = records.missing(rows, cell.name, configuration, cells.seeds_of(cell))
+    wanted = cells.seeds_of(cell)[: options.seeds]
+    seeds = records.missing(rows, cell.name, configuration, wanted)
     together = experiment.arch == "anakin" and len(seeds) > 0
     for group in [seeds] if together else [[seed] for seed in seeds]:
         name = f"{cell.task}-{cell.agent}-{configuration}-s{group[0]}x{len(group)}"
@@ -192,6 +194,7 @@ def main() -> None:
     add_flags(parser)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--devices", type=int, default=cores, help="of a sweep; on a GPU 1")
+    parser.add_argument("--seeds", type=int, help="only so many seeds of a cell, from its first")
     parser.add_argument("--page", action="store_true", help="write docs/results.md, run nothing")
     options = parser.parse_args()
     if options.page:

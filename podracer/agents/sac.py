@@ -17,6 +17,12 @@ least standard deviation are SAC's above; samples that a time-out cut count in n
 Reinforcement Learning" (arXiv 2502.15280). Different from their code: the critics take their step
 before the policy; a return that ends begins anew with the reward after it, not with its last one;
 the learning rate decays with frames, not updates.
+
+`flash_sac` has the settings of Kim et al. 2026, "FlashSAC: Fast and Stable Off-Policy Reinforcement
+Learning for High-Dimensional Robot Control" (arXiv 2604.04539). Different from their code: what
+SimBaV2's list above has; critics' losses are summed, not averaged; the learning rate decays
+linearly, not along a cosine; each action has noise of its own, theirs repeats it for up to 16
+steps; running variances follow the variances of batches, without the factor N / (N - 1).
 """
 
 from __future__ import annotations
@@ -89,6 +95,9 @@ class SAC(PolicySettings):
     batch_norm: bool = static(default=False)
     """Normalize batches in the networks, current and next pairs of the critics as one batch, and
     bootstrap from the critics themselves, without targets: CrossQ."""
+    batch_norm_targets: bool = static(default=False)
+    """Keep target critics with `batch_norm`, too, which normalize current and next pairs as one
+    batch; the policy learns from a batch of current and next observations: FlashSAC."""
     policy_period: int = static(default=1, low=1)
     """Updates of the critics for each update of policy and temperature."""
     squashed_scale: bool = static(default=False)
@@ -112,7 +121,7 @@ class _SAC:
         policy, critics = self.networks.init(key, self.settings.num_critics)
         actor = Actor(policy, jnp.log(jnp.float32(self.settings.initial_temperature)))
         carry = self.networks.carry(1)
-        target_params = () if self.settings.batch_norm else critics
+        target_params = critics if self.has_targets else ()
         state = self.learner.init(Parts(actor, critics), target_params, num_envs, carry)
         updates = jnp.int32(0) if self.settings.policy_period > 1 else None
         return LearnerState(SACState(**vars(state.shared), updates=updates), state.local)
@@ -179,7 +188,7 @@ class _SAC:
             state = dataclasses.replace(state, updates=updates)
             is_due = updates % settings.policy_period == 0
             state, actor_metrics = learning.update_if(is_due, update_actor, state)
-        if not settings.batch_norm:
+        if self.has_targets:
             target_params = optax.incremental_update(
                 state.params.critics, state.target_params, settings.target_update_rate
             )
@@ -207,6 +216,9 @@ class _SAC:
             outputs, next_outputs, new_critics = networks.joint_outputs(
                 critics, transition, next_action, axis
             )
+            if self.has_targets:
+                targets = networks.joint_outputs(state.target_params, transition, next_action, axis)
+                next_outputs = targets[1]
         else:
             next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
         penalty = jnp.exp(actor.log_temperature) * next_log_prob
@@ -226,7 +238,16 @@ class _SAC:
         """Sum the losses of policy and temperature, equations 9 and 18."""
         obs, mask = transition.timestep.observation, transition.mask
         keys = jax.random.split(key, mask.shape)
-        outputs, policy_params = self.networks.learn_policy(actor.policy, obs, mask, axis)
+        if self.settings.batch_norm and self.has_targets:
+            observations = jax.tree.map(
+                lambda *x: jnp.concatenate(x), obs, transition.next_timestep.observation
+            )
+            outputs, policy_params = self.networks.learn_policy(
+                actor.policy, observations, jnp.tile(mask, 2), axis
+            )
+            outputs = outputs[: len(mask)]
+        else:
+            outputs, policy_params = self.networks.learn_policy(actor.policy, obs, mask, axis)
         policy = policy_of_outputs(outputs, is_squashed=self.settings.squashed_scale)
         action, log_prob = policy.sample(keys)
         min_q = jnp.min(self.networks.q_values(state.params.critics, obs, action), axis=0)
@@ -247,6 +268,11 @@ class _SAC:
             metrics,
             actor._replace(policy=policy_params),
         )
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether critics bootstrap from target critics."""
+        return not self.settings.batch_norm or self.settings.batch_norm_targets
 
     def policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
         """Return the distribution of actions."""
@@ -290,6 +316,30 @@ def simbav2(**settings: Any) -> SAC:
             "scaled_return_max": 5.0,
             "network": TorsoNetwork(MLP((128,), residual_blocks=1, spherical=True)),
             "critic_network": TorsoNetwork(MLP((512,), residual_blocks=2, spherical=True)),
+            **settings,
+        }
+    )
+
+
+def flash_sac(**settings: Any) -> SAC:
+    """Return SAC as FlashSAC (Kim et al. 2026); `settings` override its fields.
+
+    The target is the entropy of a normal distribution with a standard deviation of 0.15.
+    """
+    return SAC(
+        **{
+            "learning_rate": Linear(3e-4, 1.5e-4),
+            "target_update_rate": 0.01,
+            "initial_temperature": 0.01,
+            "target_entropy": 0.5 * math.log(2 * math.pi * math.e * 0.15**2),
+            "batch_norm": True,
+            "batch_norm_targets": True,
+            "policy_period": 2,
+            "squashed_scale": True,
+            "return_distribution": Atoms(-5.0, 5.0, 101),
+            "scaled_return_max": 5.0,
+            "network": TorsoNetwork(MLP((128,), residual_blocks=2, spherical=True)),
+            "critic_network": TorsoNetwork(MLP((256,), residual_blocks=2, spherical=True)),
             **settings,
         }
     )

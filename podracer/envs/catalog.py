@@ -182,6 +182,7 @@ ADAPTERS = {
         "Craftax, such as craftax:Craftax-Classic-Symbolic-v1",
         "craftax",
         spaces=Spaces(("vector", "image"), ("discrete",)),
+        spaces_by_name={"Craftax-Classic-Symbolic-v1": Spaces(("vector",), ("discrete",))},
     ),
     "xminigrid": Adapter(
         _lazy("xminigrid"),

@@ -1,4 +1,4 @@
-"""Layer that normalizes batches by their own moments, for CrossQ."""
+"""Layer that normalizes batches by their own moments, for CrossQ and FlashSAC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from podracer.networks.layers import cast
 from podracer.ops.moments import moments_of
 
 BATCH_MOMENTUM = 0.99  # decay of running moments
-BATCH_EPSILON = 1e-3  # added to variances
+BATCH_EPSILON, PLAIN_EPSILON = 1e-3, 1e-5  # added to variances
 MAX_RATIO, MAX_SHIFT = 3.0, 5.0  # bounds of the correction towards running moments
 WARMUP_BATCHES = 100_000  # batches before there is a correction
 
@@ -22,6 +22,7 @@ class BatchNorm(eqx.Module):
     warm-up corrects them towards the running ones, within bounds. Gradients pass through the
     batch's moments, not through the correction. Source: Ioffe 2017 (arXiv 1702.03275); the
     constants, and where epsilon stands, are CrossQ's code's (Bhatt et al. 2024, arXiv 1902.05605).
+    A plain layer never corrects the batch's moments, as in FlashSAC.
     """
 
     scale: jax.Array
@@ -29,8 +30,10 @@ class BatchNorm(eqx.Module):
     mean: jax.Array  # running, as the next two: no gradient reaches them
     variance: jax.Array
     batches: jax.Array  # f32 [], number of batches
+    is_plain: bool = eqx.field(static=True)
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, *, is_plain: bool = False):
+        self.is_plain = is_plain
         self.scale, self.shift = jnp.ones(size), jnp.zeros(size)
         self.mean, self.variance = jnp.zeros(size), jnp.ones(size)
         self.batches = jnp.zeros(())
@@ -49,7 +52,7 @@ class BatchNorm(eqx.Module):
         std, old_std = (jnp.sqrt(v + BATCH_EPSILON) for v in (batch.variance, old_variance))
         ratio = jnp.clip(std / old_std, 1.0 / MAX_RATIO, MAX_RATIO)
         shift = jnp.clip((batch.mean - old_mean) / old_std, -MAX_SHIFT, MAX_SHIFT)
-        is_warm = batches >= WARMUP_BATCHES
+        is_warm = (batches >= WARMUP_BATCHES) & (not self.is_plain)
         ratio = jax.lax.stop_gradient(jnp.where(is_warm, ratio, 1.0))
         shift = jax.lax.stop_gradient(jnp.where(is_warm, shift, 0.0))
         # The root of a feature that never changes has no slope.
@@ -64,7 +67,6 @@ class BatchNorm(eqx.Module):
         return y, layer
 
     def _normalize(self, x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
-        mean, scale, shift, factor = (
-            v[None] for v in (mean, self.scale, self.shift, jax.lax.rsqrt(variance + BATCH_EPSILON))
-        )
+        factor = jax.lax.rsqrt(variance + (PLAIN_EPSILON if self.is_plain else BATCH_EPSILON))
+        mean, scale, shift, factor = (v[None] for v in (mean, self.scale, self.shift, factor))
         return ((cast(x) - mean) * factor * scale + shift).astype(x.dtype)

@@ -1,7 +1,8 @@
-"""Layers whose features and weights have unit norm: SimBaV2.
+"""Layers whose features and weights have bounded norms: SimBaV2, and FlashSAC.
 
 Source: Lee et al. 2025, "Hyperspherical Normalization for Scalable Deep Reinforcement Learning"
-(arXiv 2502.15280); the constants are those of their code.
+(arXiv 2502.15280); Kim et al. 2026, "FlashSAC: Fast and Stable Off-Policy Reinforcement Learning
+for High-Dimensional Robot Control" (arXiv 2604.04539). The constants are those of their codes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from podracer.networks.batch_norm import BatchNorm
 from podracer.networks.layers import cast, orthogonal
 from podracer.networks.network import Head
 from podracer.ops.dense import dense
@@ -45,14 +47,25 @@ def unit_norm(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def to_unit_norm(params: PyTree) -> PyTree:
-    """Return parameters in which the weights of `UnitLinear` layers have unit norm again."""
+    """Return parameters in which the weights of `UnitLinear` layers have unit norm again.
+
+    The n scales of `RMSNorm` layers, and scales and shifts of plain `BatchNorm` layers together,
+    return to the norm sqrt(n).
+    """
 
     def project(layer: Any) -> Any:
-        if not isinstance(layer, UnitLinear):
-            return layer
-        return eqx.tree_at(lambda m: m.weight, layer, unit_norm(layer.weight, axis=0))
+        if isinstance(layer, UnitLinear):
+            return eqx.tree_at(lambda m: m.weight, layer, unit_norm(layer.weight, axis=0))
+        if isinstance(layer, RMSNorm):
+            return RMSNorm(math.sqrt(layer.scale.size) * unit_norm(layer.scale))
+        if isinstance(layer, BatchNorm) and layer.is_plain:
+            vectors = jnp.concatenate([layer.scale, layer.shift])
+            vectors = jnp.split(math.sqrt(layer.scale.size) * unit_norm(vectors), 2)
+            return eqx.tree_at(lambda m: (m.scale, m.shift), layer, tuple(vectors))
+        return layer
 
-    return jax.tree.map(project, params, is_leaf=lambda x: isinstance(x, UnitLinear))
+    layers = (UnitLinear, RMSNorm, BatchNorm)
+    return jax.tree.map(project, params, is_leaf=lambda x: isinstance(x, layers))
 
 
 class Spherical(eqx.Module):
@@ -103,10 +116,67 @@ class SphericalBlock(eqx.Module):
         return unit_norm(self.outer(hidden))
 
 
-class SphericalHead(eqx.Module):
-    """Head behind `Spherical`: each of its parts has a hidden layer, without an activation."""
+class RMSNorm(eqx.Module):
+    """Division of features `x [*b, n]` by their root mean square, then a scale."""
 
-    parts: tuple[tuple[UnitLinear, jax.Array, UnitLinear], ...]  # hidden layer, its scale, output
+    scale: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        square = jnp.mean(cast(x) ** 2, axis=-1, keepdims=True)
+        return _scaled(cast(x) * jax.lax.rsqrt(square + 1e-6), self.scale).astype(x.dtype)
+
+
+class InvertedBlock(eqx.Module):
+    """Residual block of FlashSAC, `x [N, m] -> [N, m]`; its inner layer has 4 m outputs.
+
+    `learn` returns the block with new running moments, too; see `BatchNorm`.
+    """
+
+    inner: UnitLinear
+    inner_norm: BatchNorm
+    outer: UnitLinear
+    outer_norm: BatchNorm
+
+    def __init__(self, size: int, *, key: jax.Array):
+        inner_key, outer_key = jax.random.split(key)
+        self.inner = UnitLinear(size, 4 * size, key=inner_key)
+        self.inner_norm = BatchNorm(4 * size, is_plain=True)
+        self.outer = UnitLinear(4 * size, size, key=outer_key)
+        self.outer_norm = BatchNorm(size, is_plain=True)
+
+    def __call__(self, x: jax.Array, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        hidden = activation(self.inner_norm(self.inner(x)))
+        return x + activation(self.outer_norm(self.outer(hidden)))
+
+    def learn(
+        self,
+        x: jax.Array,
+        activation: Callable[[jax.Array], jax.Array],
+        weights: jax.Array,
+        axis: str | None,
+    ) -> tuple[jax.Array, InvertedBlock]:
+        hidden, inner_norm = self.inner_norm.learn(self.inner(x), weights, axis)
+        y, outer_norm = self.outer_norm.learn(self.outer(activation(hidden)), weights, axis)
+        norms = (inner_norm, outer_norm)
+        block = eqx.tree_at(lambda m: (m.inner_norm, m.outer_norm), self, norms)
+        return x + activation(y), block
+
+
+def inverted_layers(inputs: int, outputs: int, blocks: int, key: jax.Array) -> tuple[Any, ...]:
+    """Return the layers of FlashSAC between inputs and heads."""
+    embedding_key, *keys = jax.random.split(key, 1 + blocks)
+    embedding = UnitLinear(inputs, outputs, key=embedding_key)
+    inverted = [InvertedBlock(outputs, key=k) for k in keys]
+    return (BatchNorm(inputs, is_plain=True), embedding, *inverted, RMSNorm(jnp.ones(outputs)))
+
+
+class SphericalHead(eqx.Module):
+    """Head behind spherical layers: each of its parts has a hidden layer, without an activation.
+
+    With batch normalization the parts have an output layer alone.
+    """
+
+    parts: tuple[tuple[Any, ...], ...]  # (hidden layer, its scale, output), or (output,)
     bias: jax.Array
 
     def __init__(self, inputs: int, head: Head, *, key: jax.Array):
@@ -115,12 +185,17 @@ class SphericalHead(eqx.Module):
             (UnitLinear(inputs, inputs, key=k), jnp.ones(inputs), UnitLinear(inputs, size, key=q))
             for k, q in jax.random.split(key, (head.parts, 2))
         )
+        if head.batch_norm:
+            self.parts = tuple(part[-1:] for part in self.parts)
         self.bias = jnp.zeros(head.size)
 
     def __call__(self, x: jax.Array, noise: jax.Array | None, dtype: str) -> jax.Array:
         """Return outputs, float32; hidden layers compute in `dtype`."""
         x = cast(x, dtype)
-        outputs = [output(cast(_scaled(hidden(x), scale))) for hidden, scale, output in self.parts]
+        outputs = [
+            output(cast(_scaled(hidden[0](x), hidden[1]) if hidden else x))
+            for *hidden, output in self.parts
+        ]
         return jnp.concatenate(outputs, axis=-1) + self.bias[None]
 
 

@@ -133,10 +133,12 @@ def _check_heads(config: TorsoNetwork, heads: Mapping[str, Head]) -> None:
     """Raise `ConfigError` where the network has not what its heads ask for."""
     torso = config.torso
     spherical = isinstance(torso, MLP) and torso.spherical
-    plain = isinstance(torso, MLP) and not (torso.layer_norm or torso.residual_blocks or spherical)
-    if any(head.batch_norm for head in heads.values()) and (config.memory != "none" or not plain):
+    plain = isinstance(torso, MLP) and not (torso.layer_norm or torso.residual_blocks)
+    can_normalize = config.memory == "none" and (plain or spherical)
+    if any(head.batch_norm for head in heads.values()) and not can_normalize:
         raise ConfigError(
-            "batch_norm needs an MLP without layer_norm, residual blocks and a memory."
+            "batch_norm needs a spherical MLP, or one without layer_norm and residual blocks, and "
+            "no memory."
         )
     if spherical and any(head.noisy or head.cosines or head.hidden for head in heads.values()):
         raise ConfigError(

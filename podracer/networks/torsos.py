@@ -29,7 +29,13 @@ from podracer.networks.layers import (
     cast,
     relu,
 )
-from podracer.networks.spherical import Spherical
+from podracer.networks.spherical import (
+    InvertedBlock,
+    RMSNorm,
+    Spherical,
+    UnitLinear,
+    inverted_layers,
+)
 from podracer.ops.pooling import adaptive_max_pool, max_pool
 from podracer.types import PyTree
 
@@ -57,7 +63,7 @@ class MLP:
     layer has no activation then, and the last block's output is normalized."""
     spherical: bool = False
     """Whether features and weights have unit norm, as in SimBaV2: one hidden layer, its residual
-    blocks, and heads with a hidden layer."""
+    blocks, and heads with a hidden layer. With batch normalization it is FlashSAC's network."""
 
     def __post_init__(self) -> None:
         if self.residual_blocks and not self.hidden:
@@ -141,6 +147,9 @@ def make_torso(
     if isinstance(hidden, int):
         hidden = (hidden,) if hidden else ()
     residual_blocks = config.residual_blocks if isinstance(config, MLP) else 0
+    if batch_norm and isinstance(config, MLP) and config.spherical:
+        layers.append(inverted_layers(size, hidden[0], residual_blocks, dense_key))
+        return tuple(layers), hidden[0]
     dense: list[Any] = [BatchNorm(size)] if batch_norm else []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
         if isinstance(config, MLP) and config.spherical:
@@ -175,9 +184,9 @@ def apply_torso(
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
     for layer in layers[-1]:
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, BatchNorm | UnitLinear | RMSNorm):
             x = layer(x)
-        elif isinstance(layer, Residual | Spherical):
+        elif isinstance(layer, Residual | Spherical | InvertedBlock):
             x = layer(x, activation)
         else:
             x = activation(layer(x))
@@ -200,12 +209,16 @@ def apply_to_batch(
         [cast(as_float(x), dtype).reshape(x.shape[0], -1) for x in jax.tree.leaves(observation)],
         axis=-1,
     )
-    dense = []
+    dense, activation = [], ACTIVATIONS[config.activation]
     for layer in layers[-1]:
         if isinstance(layer, BatchNorm):
             x, layer = layer.learn(x, weights, axis)
+        elif isinstance(layer, InvertedBlock):
+            x, layer = layer.learn(x, activation, weights, axis)
+        elif isinstance(layer, UnitLinear | RMSNorm):
+            x = layer(x)
         else:
-            x = ACTIVATIONS[config.activation](layer(x))
+            x = activation(layer(x))
         dense.append(layer)
     return x, (*layers[:-1], tuple(dense))
 

@@ -72,7 +72,7 @@ def breakout_resnet_ppo() -> Experiment:
 
 
 def breakout_dqn() -> Experiment:
-    """Double DQN on MinAtar Breakout (needs gymnax), fully connected as `breakout_ppo`."""
+    """Double DQN with MinAtar's convolutional network on MinAtar Breakout (needs gymnax)."""
     return Experiment(
         environment="gymnax:Breakout-MinAtar",
         agent=DQN(
@@ -80,6 +80,7 @@ def breakout_dqn() -> Experiment:
             epsilon=Linear(1.0, 0.01, frames=250_000),
             target_update_period=250,
             replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000),
+            network=TorsoNetwork(MINATAR),
         ),
         driver=AnakinConfig(num_envs=64, rollout_length=4, updates_per_chunk=100),
         frames=1_000_000,
@@ -136,6 +137,7 @@ def breakout_rainbow() -> Experiment:
                 priority_exponent=0.5,
                 importance_exponent=Linear(0.4, 1.0, frames=1_000_000),
             ),
+            network=TorsoNetwork(MINATAR),
         ),
     )
 

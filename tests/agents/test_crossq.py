@@ -1,4 +1,4 @@
-"""CrossQ and SimBaV2 beside their papers' equations in float64, on one device and on several."""
+"""CrossQ, SimBaV2 and FlashSAC beside their papers' equations in float64, on several devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from podracer.errors import ConfigError
 from podracer.networks import CNN, MLP, Head, Table, TorsoNetwork
 from podracer.networks.batch_norm import WARMUP_BATCHES, BatchNorm
 from podracer.networks.plane_network import PlaneNetwork
-from podracer.networks.spherical import UnitLinear
+from podracer.networks.spherical import RMSNorm, UnitLinear, to_unit_norm
 from podracer.ops.distributions import SquashedNormal
 from podracer.types import ArraySpec
 
@@ -68,8 +68,13 @@ def in_float64(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
-def batch_norm(layer: Any, x: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Any]:
-    """Ioffe 2017, algorithm 1, one feature after another; without weights as in acting."""
+def batch_norm(
+    layer: Any, x: np.ndarray, weights: np.ndarray | None, epsilon: float = 1e-3
+) -> tuple[np.ndarray, Any]:
+    """Ioffe 2017, algorithm 1, one feature after another; without weights as in acting.
+
+    With another epsilon than CrossQ's it is batch normalization (Ioffe and Szegedy 2015).
+    """
     y, means, variances = np.zeros_like(x), [], []
     for i, (mean, variance) in enumerate(zip(layer.mean, layer.variance, strict=True)):
         if weights is not None:
@@ -78,12 +83,12 @@ def batch_norm(layer: Any, x: np.ndarray, weights: np.ndarray | None) -> tuple[n
             means.append(0.99 * mean + 0.01 * batch_mean)
             variances.append(0.99 * variance + 0.01 * batch_variance)
             r, d = 1.0, 0.0
-            if layer.batches >= WARMUP_BATCHES:
+            if layer.batches >= WARMUP_BATCHES and epsilon == 1e-3:
                 r = np.clip(np.sqrt((batch_variance + 1e-3) / (variance + 1e-3)), 1 / 3, 3)
                 d = np.clip((batch_mean - mean) / np.sqrt(variance + 1e-3), -5, 5)
             mean = batch_mean - d * np.sqrt(batch_variance) / r
             variance = batch_variance / r**2
-        y[:, i] = (x[:, i] - mean) / np.sqrt(variance + 1e-3) * layer.scale[i] + layer.shift[i]
+        y[:, i] = (x[:, i] - mean) / np.sqrt(variance + epsilon) * layer.scale[i] + layer.shift[i]
     return y, (np.array(means), np.array(variances))
 
 
@@ -265,6 +270,37 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
 
+def sampled(outputs: np.ndarray) -> list[np.ndarray]:
+    """Actions and their log-probabilities, of a policy whose scales are squashed."""
+    mean, log_scale = np.split(outputs.astype(np.float32), 2, axis=-1)
+    log_scale = -10 + 6 * (1 + np.tanh(log_scale))
+    return list(map(np.asarray, SquashedNormal(*map(jnp.asarray, (mean, log_scale))).sample(KEYS)))
+
+
+SUPPORT = np.linspace(-5, 5, 11)
+
+
+def cross_entropies(
+    following: Any, predicted: Any, transition: Any, penalty: np.ndarray
+) -> np.ndarray:
+    """The losses of log-probabilities `[critics][N, 11]`, towards those of the smaller value."""
+    values = np.stack([np.exp(x) @ SUPPORT for x in following])
+    losses = np.zeros(len(MASK))
+    for n in range(len(MASK)):
+        probabilities = np.exp(following[int(values[:, n].argmin())][n])
+        target = np.zeros(11)
+        for atom, probability in zip(SUPPORT, probabilities, strict=True):
+            value = float(transition.n_step_return[n]) + float(transition.bootstrap_discount[n]) * (
+                atom - penalty[n]
+            )
+            place = np.clip(value, -5, 5) + 5
+            below = int(place)
+            target[below] += probability * (below + 1 - place)
+            target[min(below + 1, 10)] += probability * (place - below)
+        losses[n] = -sum(target @ x[n] for x in predicted)
+    return losses
+
+
 def test_simbav2_has_the_losses_of_its_paper():
     agent, env = agent_and_env("simbav2")
     shared, transition = drawn(agent, env)
@@ -276,43 +312,21 @@ def test_simbav2_has_the_losses_of_its_paper():
         np.asarray(x.observation, np.float64)
         for x in (transition.timestep, transition.next_timestep)
     )
-
-    def sample(obs: np.ndarray) -> list[np.ndarray]:
-        mean, log_scale = np.split(simbav2_network(policy, obs).astype(np.float32), 2, axis=-1)
-        log_scale = -10 + 6 * (1 + np.tanh(log_scale))
-        return list(
-            map(np.asarray, SquashedNormal(*map(jnp.asarray, (mean, log_scale))).sample(KEYS))
-        )
-
-    next_action, log_prob = sample(next_obs)
-    support = np.linspace(-5, 5, 11)
+    next_action, log_prob = sampled(simbav2_network(policy, next_obs))
     temperature = np.exp(float(params.actor.log_temperature))
 
     def log_probabilities(critic: Any, action: np.ndarray, obs: np.ndarray) -> np.ndarray:
         return log_softmax(simbav2_network(critic, np.concatenate([action, obs], axis=1)))
 
     following = [log_probabilities(critic, next_action, next_obs) for critic in targets]
-    values = np.stack([np.exp(x) @ support for x in following])
     predicted = [log_probabilities(critic, transition.action, obs) for critic in critics]
-    losses = np.zeros(len(MASK))
-    for n in range(len(MASK)):
-        probabilities = np.exp(following[int(values[:, n].argmin())][n])
-        target = np.zeros(11)
-        for atom, probability in zip(support, probabilities, strict=True):
-            value = float(transition.n_step_return[n]) + float(transition.bootstrap_discount[n]) * (
-                atom - temperature * log_prob[n]
-            )
-            place = np.clip(value, -5, 5) + 5
-            below = int(place)
-            target[below] += probability * (below + 1 - place)
-            target[min(below + 1, 10)] += probability * (place - below)
-        losses[n] = -sum(target @ x[n] for x in predicted)
+    losses = cross_entropies(following, predicted, transition, temperature * log_prob)
     mask, weight = np.asarray(transition.mask), np.asarray(transition.weight)
     loss, _ = jax.jit(agent.critic_loss)(params.critics, state, transition, key)
     np.testing.assert_allclose(loss.value, np.sum(weight * mask * losses) / mask.sum(), 1e-5)
 
-    action, log_prob = sample(obs)
-    q = np.stack([np.exp(log_probabilities(critic, action, obs)) @ support for critic in critics])
+    action, log_prob = sampled(simbav2_network(policy, obs))
+    q = np.stack([np.exp(log_probabilities(critic, action, obs)) @ SUPPORT for critic in critics])
     expected = np.sum(mask * (temperature * log_prob - q.min(axis=0))) / mask.sum()
     _, (metrics, _) = jax.jit(agent.actor_loss)(params.actor, state, transition, key)
     np.testing.assert_allclose(metrics["actor_loss"].value, expected, 1e-5, 1e-6)
@@ -367,6 +381,92 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
     raw = methods.learner.transition(sample, new.shared.obs_moments)
     scaled = methods.learner.transition(sample, new.shared.obs_moments, returns)
     np.testing.assert_allclose(scaled.n_step_return * np.std(sums), raw.n_step_return, 1e-4, 1e-6)
+
+
+# --- FlashSAC ------------------------------------------------------------------------------------
+
+
+def flash_network(params: Any, x: np.ndarray, weights: np.ndarray | None) -> tuple[Any, list[Any]]:
+    """Kim et al. 2026, figure 2: outputs, and running moments; without weights as in acting."""
+    norm, embedding, *blocks, last = params["shared"].layers[-1]
+    x, moments = batch_norm(norm, x, weights, 1e-5)
+    x, moments = x @ embedding.weight, [moments]
+    for block in blocks:
+        y, inner = batch_norm(block.inner_norm, x @ block.inner.weight, weights, 1e-5)
+        y = np.maximum(y, 0) @ block.outer.weight
+        y, outer = batch_norm(block.outer_norm, y, weights, 1e-5)
+        x, moments = x + np.maximum(y, 0), [*moments, inner, outer]
+    x = last.scale * x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + 1e-6)
+    head = next(iter(params["shared"].heads.values()))
+    return np.concatenate([x @ part.weight for (part,) in head.parts], axis=1) + head.bias, moments
+
+
+def test_flash_sac_has_the_losses_of_its_paper():
+    """Targets of a joint batch in target critics; the policy in a joint batch of observations."""
+    agent, env = agent_and_env("flash_sac")
+    shared, transition = drawn(agent, env)
+    transition = dataclasses.replace(transition, mask=jnp.asarray(MASK))
+    params = with_batches(scattered(shared.params), WARMUP_BATCHES)
+    targets = scattered(shared.target_params, seed=1)
+    state = dataclasses.replace(shared, params=params, target_params=targets)
+    agent, key = methods_of(agent), jax.random.key(5)
+    policy, targets, critics = in_float64((params.actor.policy, targets, params.critics))
+    obs, next_obs = (
+        np.asarray(x.observation, np.float64)
+        for x in (transition.timestep, transition.next_timestep)
+    )
+    temperature, both = np.exp(float(params.actor.log_temperature)), np.tile(MASK, 2)
+    next_action, log_prob = sampled(flash_network(policy, next_obs, None)[0])
+    pairs = np.concatenate(
+        [
+            np.concatenate([np.asarray(transition.action), obs], axis=1),
+            np.concatenate([next_action, next_obs], axis=1),
+        ]
+    )
+    outputs = [flash_network(critic, pairs, both) for critic in critics]
+    predicted = [log_softmax(x)[: len(MASK)] for x, _ in outputs]
+    following = [log_softmax(flash_network(x, pairs, both)[0])[len(MASK) :] for x in targets]
+    losses = cross_entropies(following, predicted, transition, temperature * log_prob)
+    weights = np.asarray(transition.weight) * MASK / MASK.sum()
+    loss, (_, _, new_critics) = jax.jit(agent.critic_loss)(params.critics, state, transition, key)
+    np.testing.assert_allclose(loss.value, np.sum(weights * losses), 1e-5)
+    for got, (_, moments) in zip(new_critics, outputs, strict=True):
+        close(running(got), moments, atol=1e-6)
+
+    learning, moments = flash_network(policy, np.concatenate([obs, next_obs]), both)
+    action, log_prob = sampled(learning[: len(MASK)])
+    pairs = np.concatenate([action, obs], axis=1)
+    q = np.stack([np.exp(log_softmax(flash_network(x, pairs, None)[0])) @ SUPPORT for x in critics])
+    expected = np.sum(MASK * (temperature * log_prob - q.min(axis=0))) / MASK.sum()
+    _, (metrics, new_actor) = jax.jit(agent.actor_loss)(params.actor, state, transition, key)
+    np.testing.assert_allclose(metrics["actor_loss"].value, expected, 1e-5)
+    close(running(new_actor), moments, atol=1e-6)
+
+
+def test_weights_and_scales_of_flash_sac_return_to_their_norms():
+    agent, env = agent_and_env("flash_sac")
+    params = to_unit_norm(scattered(drawn(agent, env)[0].params))
+    kinds = (UnitLinear, BatchNorm, RMSNorm)
+    is_layer = lambda x: isinstance(x, kinds)  # noqa: E731
+    layers = [x for x in jax.tree.leaves(params, is_leaf=is_layer) if is_layer(x)]
+    assert {type(layer) for layer in layers} == set(kinds)
+    for layer in layers:
+        if isinstance(layer, UnitLinear):
+            np.testing.assert_allclose(np.linalg.norm(layer.weight, axis=0), 1.0, 1e-5)
+            continue
+        vectors = [layer.scale, *([layer.shift] if isinstance(layer, BatchNorm) else [])]
+        square = sum(np.sum(np.square(x)) for x in vectors)
+        np.testing.assert_allclose(square, layer.scale.size, 1e-5)
+
+
+@pytest.mark.slow
+def test_target_critics_of_flash_sac_are_averages():
+    agent, env = agent_and_env("flash_sac", policy_period=1)
+    state, trajectory = begin(agent, env)
+    new, _ = learn(agent, state, trajectory)
+    old, now = state.shared.params.critics, new.shared.params.critics
+    mixed = jax.tree.map(lambda a, b: 0.99 * a + 0.01 * b, old, now)
+    close(new.shared.target_params, mixed, atol=1e-6)
 
 
 def test_settings_that_do_not_fit_are_refused():

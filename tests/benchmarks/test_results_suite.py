@@ -102,7 +102,8 @@ def options(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "CELLS", (TINY, HOST))
     for name, value in environment().items():  # of the child
         monkeypatch.setenv(name, value)
-    return argparse.Namespace(scratch=tmp_path / "runs", out=tmp_path / "suite.jsonl", devices=1)
+    out = tmp_path / "suite.jsonl"
+    return argparse.Namespace(scratch=tmp_path / "runs", out=out, devices=1, seeds=None)
 
 
 def worse(row):
@@ -174,6 +175,20 @@ def test_fewer_than_five_seeds_are_listed_and_count_nowhere(options, tmp_path):
     assert "|  | 3 seeds |" in page
 
 
+def test_the_best_evaluation_stands_beside_a_last_policy_that_collapsed(options, tmp_path):
+    page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 0, 1, 1, 2])
+    rows = records.read(options.out)
+    for row in rows:  # ours was at its score plus 100, whatever came then
+        top = 100 * (row["library"] == "podracer")
+        row["curve"] = [[1024, row["score"] + top], [2048, row["score"]]]
+    rows[-1]["curve_of"] = "training episodes"
+    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    results_page.write(options.out, tmp_path)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "distinct) | 5 [3.67, 6.67] | 105 | " in page
+    assert "| 0.667 [0, 1.67] |  | " in page  # of training episodes
+
+
 def test_each_seed_is_shown_where_they_are_in_two_groups(options, tmp_path):
     page = page_of(options, tmp_path, [500.0, 140, 500, 220, 500, 500], [100.0, 103, 101, 104, 110])
     assert "| 430 [250, 500] (140, 220, 4 x 500) |" in page
@@ -215,6 +230,29 @@ def test_an_interrupted_cell_continues_and_its_seconds_add_up(options, monkeypat
     assert [row["cpu_seconds"] for row in records.read(options.out)] == [5.0, 2.5]
 
 
+def test_the_first_seeds_of_a_cell_run_alone_and_the_others_later(options, monkeypatch):
+    ran = []
+    monkeypatch.setattr(results_suite, "run_podracer", lambda arguments, *_: ran.append(arguments))
+    monkeypatch.setattr(
+        results_suite, "rows_of",
+        lambda cell, experiment, run, seeds: [
+            {
+                "task": cell.task, "library": "podracer", "agent": cell.agent, "seed": seed,
+                "configuration": cells.configuration_of(experiment),
+            }
+            for seed in seeds
+        ],
+    )  # fmt: skip
+    cell = TINY._replace(seeds=5)
+    options.seeds = 2
+    assert results_suite.measure(cell, options, math.inf)
+    options.seeds = None
+    assert results_suite.measure(cell, options, math.inf)
+    assert [x[x.index("--seed") + 1 :][:3] for x in ran] == [
+        ["100", "--seeds", "2"], ["102", "--seeds", "3"],
+    ]  # fmt: skip
+
+
 def test_a_run_that_fails_ends_the_suite_with_the_place_of_its_output(options, monkeypatch):
     monkeypatch.setattr(results_suite, "run_podracer", lambda *_: 72)
     with pytest.raises(SystemExit, match=r"ended with code 72: see .*\.log"):
@@ -246,6 +284,25 @@ def test_names_in_the_table_are_unique_and_commands_are_experiments():
         assert cells.experiment_of(cell.command).evaluations > 0
     known = {*names}
     assert {name for cell in cells.CELLS for name in cell.reference_names} <= known
+
+
+def test_what_was_measured_has_the_settings_of_its_cell():
+    """A field or a recipe's default that is new must not make old scores those of other settings.
+
+    Rates that fall over a run fell over whole chunks when these were measured.
+    """
+    changed = {"cartpole/podracer/alphazero"}
+    changed |= {f"minatar-{game.lower()}/podracer/pqn" for game in cells.GAMES}
+    groups = records.newest(records.read())
+    measured = [cell for cell in cells.CELLS if cell.name in groups]
+    assert len(measured) > 50
+    different = {
+        cell.name
+        for cell in measured
+        if groups[cell.name][0]["configuration"]
+        != cells.configuration_of(cells.experiment_of(cell.command))
+    }
+    assert different == changed
 
 
 def test_a_reference_has_the_frames_and_the_evaluation_of_its_cell():

@@ -119,8 +119,9 @@ def test_states_may_have_empty_arrays():
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_pod_is_the_run_that_it_would_be_alone(name):
     """After two updates, before differences in the last bit have grown into other actions."""
-    agent = AGENTS[name]
-    rate = agent.learning_rate
+    rate = AGENTS[name].learning_rate
+    rate = getattr(rate, "start", rate)  # of a schedule
+    agent = dataclasses.replace(AGENTS[name], learning_rate=rate)
     pods = [pod(3), pod(5, learning_rate=rate * 2)]
     states, progress = train(agent, pods, environment_for(name), updates=5)
     for index, (seed, scale) in enumerate(((3, 1), (5, 2))):

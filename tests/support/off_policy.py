@@ -22,7 +22,7 @@ from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
 from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
-from podracer.agents.sac import SAC, crossq, simbav2
+from podracer.agents.sac import SAC, crossq, flash_sac, simbav2
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
@@ -103,6 +103,14 @@ OFF_POLICY = {
         replay=PRIORITIZED,
         random_frames=0,
     ),
+    "flash_sac": flash_sac(
+        network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
+        critic_network=TorsoNetwork(MLP((12,), residual_blocks=2, spherical=True)),
+        return_distribution=Atoms(-5.0, 5.0, 11),
+        learning_rate=1e-3,
+        replay=REPLAY,
+        random_frames=0,
+    ),
     "simbav2": simbav2(
         network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
         critic_network=TorsoNetwork(MLP((12,), residual_blocks=2, spherical=True)),
@@ -122,6 +130,7 @@ NEEDS_CONTINUOUS = (
     "sac-c51",
     "sac-qr",
     "crossq",
+    "flash_sac",
     "simbav2",
     "qt_opt",
     "muzero-sampled",
