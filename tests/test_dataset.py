@@ -177,6 +177,36 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     assert (abs(counts[learned] - expected) < 0.15 * expected).all()
 
 
+@pytest.mark.parametrize("has_finals", [True, False])
+def test_samples_have_the_transitions_of_the_data_set_and_no_others(has_finals):
+    """Sequences of three timesteps: each action is its transition's, behind an end begins the next
+    episode, and a time-out's final observation has no action of its own."""
+    changes = {"action": np.arange(10)} | ({} if has_finals else {"final_observation": None})
+    data = dataset(**changes)
+    rows = data.rows()
+    sample = jax.device_get(jax.jit(lambda key: rows.sample(key, 3_000, 3))(jax.random.key(0)))
+    timesteps, actions = jax.device_get(sample.timesteps()), sample.steps.action
+    assert timesteps.reward.shape == (3, 3_000)
+    counts = np.zeros(10, int)
+    for t, n in np.argwhere(~timesteps.last[:-1]):
+        i, before, after = int(actions[t, n]), timesteps.observation[t, n], t + 1
+        counts[i] += t == 0
+        assert before.tolist() == data.observation[i].tolist()
+        assert timesteps.reward[after, n] == data.reward[i]
+        assert timesteps.discount[after, n] == 1.0 - data.terminal[i]
+        assert timesteps.first[after, n] == data.terminal[i]
+        finals = {4: [50.0, 5.0], 9: [100.0, 10.0]} if has_finals else {}
+        expected = finals.get(i, data.observation[(i + 1) % 10].tolist())
+        np.testing.assert_allclose(timesteps.observation[after, n], expected, rtol=1e-6)
+    for t, n in np.argwhere(timesteps.last[:-1]):
+        assert timesteps.first[t + 1, n]
+        assert timesteps.reward[t + 1, n] == 0
+    learned = counts > 0
+    assert (learned == (True if has_finals else ~CUT)).all()
+    expected = 3_000 / len(rows.last)
+    assert (abs(counts[learned] - expected) < 0.2 * expected).all()
+
+
 def test_without_an_environment_the_spaces_are_those_of_the_numbers():
     spec = replay(dataset()).spec
     assert (spec.action, spec.observation.shape) == (podracer.Discrete(3), (2,))
