@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -93,3 +94,10 @@ def test_td3_bc_has_the_settings_of_its_paper():
     assert (agent.cloning_alpha, agent.num_critics, agent.policy_delay) == (2.5, 2, 2)
     assert (agent.target_noise_std, agent.target_noise_clip) == (0.2, 0.5)
     assert agent.normalize_observations
+
+
+def test_td3_takes_the_weights_of_td3_bc():
+    """Their learners have the same leaves, with the clone's policy among them."""
+    agents = [agent_and_env("td3", cloning_alpha=alpha)[0] for alpha in (None, 0.0)]
+    states = [jax.eval_shape(partial(x.init, num_envs=4), jax.random.key(0)) for x in agents]
+    assert states[0].shared == states[1].shared

@@ -18,6 +18,7 @@ from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.dataset import Dataset
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
@@ -165,7 +166,7 @@ def test_both_drivers_and_a_population_learn_from_the_same_halves(tmp_path):
     assert all(map(np.array_equal, leaves["anakin"], leaves["sebulba"]))
     assert not all(map(np.array_equal, leaves["anakin"], leaves["two"]))  # shards draw apart
 
-    pods = tuple(podracer.Pod(seed) for seed in (0, 1))
+    pods = tuple(Pod(seed) for seed in (0, 1))
     result = podracer.train(dataclasses.replace(anakin, pods=pods))
     both = jax.device_get(result.state.shared.params)
     for x, y in zip(jax.tree.leaves(both), leaves["anakin"], strict=True):
