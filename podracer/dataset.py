@@ -230,6 +230,45 @@ class Dataset:
             **{column: arrays[column] for column in _COLUMNS},
         )
 
+    @staticmethod
+    def from_minari(dataset: Any, environment: str | None = None) -> Dataset:
+        """Return the transitions of a `minari.MinariDataset`.
+
+        `environment` is by default Gymnasium's, by the id that the data set has, if any. Raises
+        `ConfigError` where observations are not an array or a dictionary of arrays.
+        """
+        episodes = list(dataset.iterate_episodes())
+        if not episodes:
+            raise ConfigError("the Minari data set has no episodes.")
+        for leaf in _leaves(episodes[0].observations):
+            if not isinstance(leaf, np.ndarray):
+                raise ConfigError(
+                    "observations of a Minari data set must be arrays or a dictionary of arrays, "
+                    f"but they have a {type(leaf).__name__}."
+                )
+        terminal = np.concatenate([x.terminations for x in episodes]).astype(bool)
+        ends = np.cumsum([len(x.rewards) for x in episodes]) - 1
+        timeout = np.zeros_like(terminal)
+        timeout[ends] = ~terminal[ends]  # by truncation, or where the collection ended
+        finals = [x.observations for x in episodes if not x.terminations[-1]]
+        if environment is None:
+            id = getattr(dataset.env_spec, "id", "")
+            environment = f"gymnasium:{id}" if id else ""
+
+        def join(trees: list[PyTree], part: Any) -> PyTree:
+            return jax.tree.map(lambda *x: np.concatenate([leaf[part] for leaf in x]), *trees)
+
+        return Dataset(
+            observation=join([x.observations for x in episodes], slice(-1)),
+            action=join([x.actions for x in episodes], slice(None))
+            - getattr(dataset.action_space, "start", 0),
+            reward=np.concatenate([x.rewards for x in episodes]),
+            terminal=terminal,
+            timeout=timeout,
+            final_observation=join(finals, slice(-1, None)) if finals else None,
+            environment=environment,
+        )
+
     # --- environments -----------------------------------------------------------------------------
 
     @property
@@ -276,6 +315,11 @@ def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
         leaves = {f".{k}": x for k, x in tree.items()} if isinstance(tree, dict) else {"": tree}
         arrays |= {field + name: x for name, x in leaves.items() if x is not None}
     return arrays
+
+
+def _leaves(observation: PyTree) -> list[Any]:
+    """Return the parts of a dictionary, or the observation alone."""
+    return list(observation.values()) if isinstance(observation, dict) else [observation]
 
 
 def _tree(arrays: dict[str, np.ndarray], field: str) -> PyTree:

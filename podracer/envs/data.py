@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from podracer.dataset import Dataset, Rows
 from podracer.environment import evaluation_environment
 from podracer.envs.catalog import imported_module, make
+from podracer.envs.common import import_optional
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.paths import user_path
@@ -72,11 +73,12 @@ class DataEnvironment:
 
 
 def data(name: str, environment: str | None = None) -> DataEnvironment:
-    """Return the environment that replays the data set in a file.
+    """Return the environment that replays the data set in a file, or Minari's `minari:ID`.
 
     `environment` names the one that it comes from, by default as the file does.
     """
-    dataset = Dataset.load(user_path(name))
+    kind, _, id = name.partition(":")
+    dataset = _minari(id) if kind == "minari" else Dataset.load(user_path(name))
     if environment is None and (module := imported_module(dataset.environment)):
         raise ConfigError(
             f"{name} comes from {dataset.environment!r}, which imports the module {module!r}, and "
@@ -97,3 +99,16 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     return DataEnvironment(
         digest=dataset.digest, rows=dataset.rows(), environment=environment, spec=spec
     )
+
+
+def _minari(id: str) -> Dataset:
+    """Return a data set that Minari has on this machine, by its id, or by its whole path."""
+    minari = import_optional("minari", f"data:minari:{id}", "minari")
+    try:
+        dataset = minari.load_dataset(id)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"Minari has no data set {id} that it can read: {error} (`minari download {id}` "
+            "fetches a published one)."
+        ) from error
+    return Dataset.from_minari(dataset)
