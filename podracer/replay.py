@@ -62,9 +62,9 @@ class Replay:
     storage: Literal["device", "host"] = "device"
     """Memory that holds the observations: the device's, or the host's (pinned where there is an
     accelerator), from which only samples go to the device."""
-    data: str = ""
+    data: str | None = None
     """Path of a data set, an .npz file: half of every batch comes from it (RLPD, Ball et al. 2023,
-    arXiv 2302.02948); empty for none."""
+    arXiv 2302.02948). None takes all from the replay."""
 
 
 @unchecked
@@ -115,7 +115,7 @@ class Buffer:
     data: Rows | None = None  # the data set of `Replay.data`
 
     def __post_init__(self) -> None:
-        if self.config.data and self.data is None:
+        if self.config.data is not None and self.data is None:
             raise ConfigError(
                 "the agent cannot mix the data set of `agent.replay.data` into its batches: take "
                 "SAC, TD3, DDPG, QT-Opt or DQN with a network that has no memory."

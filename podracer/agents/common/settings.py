@@ -84,11 +84,11 @@ class MixesData:
     @property
     def data_file(self) -> str | None:
         """Path of the data set, None if there is none."""
-        return self.replay.data or None
+        return self.replay.data
 
     def read(self, content: bytes) -> Dataset:
         """Return the data set in the content of the file."""
-        return Dataset.load(io.BytesIO(content), self.replay.data)
+        return Dataset.load(io.BytesIO(content), self.replay.data or "")
 
 
 @struct
