@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -62,17 +63,17 @@ TASKS = {
         {"random": 500, "medium": 100, "expert": 50},
         {
             "cloning": Method("cartpole_cloning", 256_000),
-            "DQN": Method("cartpole_dqn", 128_000),
-            "DQN online": Method("cartpole_dqn", 32_000, "none"),
-            "DQN online, mixed replay": Method("cartpole_dqn", 32_000, "replay"),
+            "DQN": Method("cartpole_dqn", 32_000),
+            "DQN online": Method("cartpole_dqn", 16_000, "none"),
+            "DQN online, mixed replay": Method("cartpole_dqn", 16_000, "replay"),
             "DQN online, from DQN": Method(
-                "cartpole_dqn", 32_000, "none", "DQN", {"epsilon": 0.05}
+                "cartpole_dqn", 16_000, "none", "DQN", {"epsilon": 0.05}
             ),
         },
     ),
     "pendulum": Task(
         "pendulum_ppo",
-        {"random": 0, "medium": 61_440, "expert": 450_560},
+        {"random": 0, "medium": 229_376, "expert": 450_560},
         {"random": 100, "medium": 100, "expert": 100},
         {
             "cloning": Method("cartpole_cloning", 1_024_000),
@@ -163,7 +164,7 @@ def _runs(name: str, quality: str, options: argparse.Namespace) -> Callable[[str
     seeds = "-".join(map(str, options.seeds))
 
     def directory(label: str) -> Path:
-        words = label.replace(",", "").replace(" ", "-")
+        words = re.sub(r"[^A-Za-z0-9]+", "-", label)
         return options.work / f"{name}-{quality}-{words}-{options.scale:g}-{seeds}"
 
     return directory
