@@ -201,7 +201,10 @@ def table(path: Path) -> None:
         groups[key][row["seed"]] = row
     print("| task | data | transitions | behavior | method | frames | return | seeds |")
     print("|---|---|---|---|---|---|---|---|")
-    for (task, _, data, method), seeds in groups.items():
+    order = [(name, x, y) for name, t in TASKS.items() for x in t.frames for y in t.methods]
+    places = {place: i for i, place in enumerate(order)}
+    for key in sorted(groups, key=lambda key: (key[1], places[key[0], key[2], key[3]])):
+        (task, _, data, method), seeds = key, groups[key]
         values = np.array([row["return"] for row in seeds.values()])
         row = next(iter(seeds.values()))
         print(
