@@ -182,7 +182,9 @@ class Context:
     rollout_length: int = static(default=16)
     """Environment steps T of a rollout."""
     data: PyTree = None
-    """Content of the settings' file, as `ReadsFile.read` returned it."""
+    """Content of the settings' file, as `ReadsFile.read` returned it; of a data set its `rows`."""
+    digest: str = static(default="")
+    """SHA-256 of the data set, if that is what the file holds."""
 
 
 DEFAULT_CONTEXT = Context()
@@ -202,12 +204,12 @@ class ReadsFile(Settings, Protocol):
     """Settings of an agent that is initialized from a file."""
 
     @property
-    def data_file(self) -> str:
-        """Path of the file."""
+    def data_file(self) -> str | None:
+        """Path of the file, None if there is none to read."""
         ...
 
     def read(self, content: bytes) -> PyTree:
-        """Return arrays from the content of the file, or raise `ConfigError`."""
+        """Return arrays, or a `Dataset`, from the content of the file; or raise `ConfigError`."""
         ...
 
 

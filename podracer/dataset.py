@@ -7,12 +7,14 @@ import hashlib
 import io
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.io.npz import DAMAGE
 from podracer.io.schema import leaves_by_path
 from podracer.types import (
@@ -22,6 +24,9 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscrete,
     PyTree,
+    Step,
+    TimeStep,
+    Trajectory,
 )
 
 _COLUMNS = ("action", "reward", "terminal", "timeout")
@@ -33,6 +38,35 @@ _ALIASES = {
     "terminal": "terminals",
     "timeout": "timeouts",
 }
+
+
+@struct
+class Rows:
+    """Timesteps of episodes, one after another, with the final observations after time-outs."""
+
+    observation: PyTree
+    action: jax.Array
+    reward: jax.Array  # f32, for the action
+    terminal: jax.Array  # bool, the action ends the episode
+    last: jax.Array  # bool, the episode is cut here, and there is no action
+    starts: jax.Array  # i32 [E], the first timesteps of the episodes
+
+    def sample(self, key: jax.Array, count: int, length: int) -> Trajectory:
+        """Return `count` sequences of `length` timesteps, `[length - 1, count, ...]`.
+
+        Each timestep begins one with equal probability; behind an episode follows another one, and
+        behind the last episode the first.
+        """
+        starts = jax.random.randint(key, (count,), 0, len(self.last))
+        times = (starts[None] + jnp.arange(length)[:, None]) % len(self.last)  # [L, N]
+        ended = (self.terminal | self.last)[times - 1]
+        discount = 1.0 - self.terminal[times - 1].astype(jnp.float32)
+        observation = jax.tree.map(lambda x: x[times], self.observation)
+        reward, last = self.reward[times - 1], self.last[times]
+        timesteps = TimeStep(observation, reward, discount, ended, last)
+        steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), self.action[times[:-1]], ())
+        final = jax.tree.map(lambda x: x[-1], timesteps)
+        return Trajectory(steps, final, carry=(), final_carry=())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,6 +161,32 @@ class Dataset:
             **parts,
         )
 
+    def rows(self) -> Rows:
+        """Return all timesteps as arrays of the device. Raises `ConfigError` if none is usable."""
+        timeout, final = self.timeout, self.final_observation
+        last, places = timeout, np.flatnonzero(timeout) + 1
+        if final is not None:  # it follows the transition
+            last = np.insert(np.zeros_like(timeout), places, True)
+
+        def with_final(array: np.ndarray, values: Any = 0) -> np.ndarray:
+            return array if final is None else np.insert(array, places, values, axis=0)
+
+        observation = self.observation
+        if final is not None:
+            observation = jax.tree.map(with_final, observation, final)
+        terminal = with_final(self.terminal, False)
+        ends = terminal | last
+        starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
+        starts = starts[~last[starts]]  # an episode without a transition that can be learned from
+        if not len(starts):
+            raise ConfigError(
+                "each episode of the data set is one transition up to a time-out whose next "
+                "observation is unknown: give final_observation."
+            )
+        reward = np.where(last, np.float32(0), with_final(self.reward))
+        columns = (observation, with_final(self.action), reward, terminal, last)
+        return Rows(*jax.tree.map(jnp.asarray, (*columns, starts.astype(np.int32))))
+
     # --- files ------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
@@ -137,26 +197,28 @@ class Dataset:
         return file.getvalue()
 
     @staticmethod
-    def load(path: str | Path) -> Dataset:
+    def load(path: str | Path | BinaryIO, name: str = "") -> Dataset:
         """Return the data set in an `.npz` file, whose arrays have the names of the fields.
 
         The arrays of a dictionary of observations are `observation.NAME`. D4RL's names are
-        understood, too: `observations`, `next_observations` and so on. Raises `ConfigError`.
+        understood, too: `observations`, `next_observations` and so on. `name` is what messages call
+        an open file. Raises `ConfigError`.
         """
+        name = name or str(path)
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (*DAMAGE, zipfile.LargeZipFile) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{path} is no data set in an .npz file: {reason}.") from error
-        for name, alias in _ALIASES.items():
+            raise ConfigError(f"{name} is no data set in an .npz file: {reason}.") from error
+        for column, alias in _ALIASES.items():
             if alias in arrays:
-                arrays.setdefault(name, arrays.pop(alias))
+                arrays.setdefault(column, arrays.pop(alias))
         observation = _tree(arrays, "observation")
-        if missing := [name for name in _COLUMNS if name not in arrays]:
-            raise ConfigError(f"{path} is no data set: it has no array {missing[0]!r}.")
+        if missing := [column for column in _COLUMNS if column not in arrays]:
+            raise ConfigError(f"{name} is no data set: it has no array {missing[0]!r}.")
         if observation is None:
-            raise ConfigError(f"{path} is no data set: it has no array 'observation'.")
+            raise ConfigError(f"{name} is no data set: it has no array 'observation'.")
         final = _tree(arrays, "final_observation")
         if final is None and "next_observations" in arrays:
             cut = arrays["timeout"].astype(bool) & ~arrays["terminal"].astype(bool)
@@ -165,7 +227,46 @@ class Dataset:
             observation=observation,
             final_observation=final,
             environment=str(arrays.get("environment", "")),
-            **{name: arrays[name] for name in _COLUMNS},
+            **{column: arrays[column] for column in _COLUMNS},
+        )
+
+    @staticmethod
+    def from_minari(dataset: Any, environment: str | None = None) -> Dataset:
+        """Return the transitions of a `minari.MinariDataset`.
+
+        `environment` is by default Gymnasium's, by the id that the data set has, if any. Raises
+        `ConfigError` where observations are not an array or a dictionary of arrays.
+        """
+        episodes = list(dataset.iterate_episodes())
+        if not episodes:
+            raise ConfigError("the Minari data set has no episodes.")
+        for leaf in _leaves(episodes[0].observations):
+            if not isinstance(leaf, np.ndarray):
+                raise ConfigError(
+                    "observations of a Minari data set must be arrays or a dictionary of arrays, "
+                    f"but they have a {type(leaf).__name__}."
+                )
+        terminal = np.concatenate([x.terminations for x in episodes]).astype(bool)
+        ends = np.cumsum([len(x.rewards) for x in episodes]) - 1
+        timeout = np.zeros_like(terminal)
+        timeout[ends] = ~terminal[ends]  # by truncation, or where the collection ended
+        finals = [x.observations for x in episodes if not x.terminations[-1]]
+        if environment is None:
+            id = getattr(dataset.env_spec, "id", "")
+            environment = f"gymnasium:{id}" if id else ""
+
+        def join(trees: list[PyTree], part: Any) -> PyTree:
+            return jax.tree.map(lambda *x: np.concatenate([leaf[part] for leaf in x]), *trees)
+
+        return Dataset(
+            observation=join([x.observations for x in episodes], slice(-1)),
+            action=join([x.actions for x in episodes], slice(None))
+            - getattr(dataset.action_space, "start", 0),
+            reward=np.concatenate([x.rewards for x in episodes]),
+            terminal=terminal,
+            timeout=timeout,
+            final_observation=join(finals, slice(-1, None)) if finals else None,
+            environment=environment,
         )
 
     # --- environments -----------------------------------------------------------------------------
@@ -214,6 +315,11 @@ def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
         leaves = {f".{k}": x for k, x in tree.items()} if isinstance(tree, dict) else {"": tree}
         arrays |= {field + name: x for name, x in leaves.items() if x is not None}
     return arrays
+
+
+def _leaves(observation: PyTree) -> list[Any]:
+    """Return the parts of a dictionary, or the observation alone."""
+    return list(observation.values()) if isinstance(observation, dict) else [observation]
 
 
 def _tree(arrays: dict[str, np.ndarray], field: str) -> PyTree:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
+from podracer.dataset import Rows
 from podracer.devices.host_memory import (
     HostMemory,
     from_stored,
@@ -61,6 +62,9 @@ class Replay:
     storage: Literal["device", "host"] = "device"
     """Memory that holds the observations: the device's, or the host's (pinned where there is an
     accelerator), from which only samples go to the device."""
+    data: str | None = None
+    """Path of a data set, an .npz file: half of every batch comes from it (RLPD, Ball et al. 2023,
+    arXiv 2302.02948). None takes all from the replay."""
 
 
 @unchecked
@@ -92,8 +96,8 @@ class Sample:
 
     trajectory: Trajectory  # L - 1 transitions between L timesteps, [L - 1, N, ...]
     weights: Float32[Array, "N"]  # importance weights, at most 1
-    rows: Int[Array, "N"]  # environment of each sample
-    starts: Int[Array, "N"]  # position of each sample's first timestep in the ring, by the stride
+    rows: Int[Array, "M"]  # environment of each sample but a data set's, which are the last
+    starts: Int[Array, "M"]  # position of each sample's first timestep in the ring, by the stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +112,14 @@ class Buffer:
     length: int
     stride: int = 1
     every_step: bool = False  # whether losses are of all timesteps of a sample, or of its first
+    data: Rows | None = None  # the data set of `Replay.data`
+
+    def __post_init__(self) -> None:
+        if self.config.data is not None and self.data is None:
+            raise ConfigError(
+                "the agent cannot mix the data set of `agent.replay.data` into its batches: take "
+                "SAC, TD3, DDPG, QT-Opt or DQN with a network that has no memory."
+            )
 
     def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:
         """Return an empty buffer.
@@ -215,9 +227,12 @@ class Buffer:
     ) -> Sample:
         """Sample N sequences, by priority or uniformly; `size` must be above 0.
 
-        `frames` is the time of the importance exponent's schedule; shards of `axis` share a batch.
+        Half of them, the last ones, come uniformly from the data set, if there is one. `frames` is
+        the time of the importance exponent's schedule; shards of `axis` share a batch.
         """
         B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
+        num_recorded = 0 if self.data is None else N // 2
+        N -= num_recorded
         if state.priorities is not None:
             rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, N)
             importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
@@ -234,6 +249,14 @@ class Buffer:
             teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
             largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
             weights = jnp.minimum(weights / largest, 1.0)
+        if self.data is not None:
+            data_key = jax.random.fold_in(key, 1)
+            recorded = self.data.sample(data_key, num_recorded, self.length)
+            steps = _concatenate(trajectory.steps, recorded.steps, axis=1)
+            trajectory = Trajectory(
+                steps, _concatenate(trajectory.final, recorded.final), carry=(), final_carry=()
+            )
+            weights = jnp.concatenate([weights, jnp.ones(num_recorded)])
         return Sample(trajectory, weights, rows, starts)
 
     def update_priorities(
@@ -245,7 +268,7 @@ class Buffer:
         """
         if priorities is None:
             return None
-        scaled = (errors + 1e-6) ** self.config.priority_exponent
+        scaled = (errors[: sample.rows.size] + 1e-6) ** self.config.priority_exponent
         largest = jnp.maximum(jnp.max(priorities.largest), jnp.max(scaled))
         return Priorities(
             sum_tree.update(priorities.tree, sample.rows, sample.starts, scaled),
@@ -389,6 +412,10 @@ class Buffer:
 def _with_observation(steps: Step, observation: PyTree) -> Step:
     timestep = dataclasses.replace(steps.timestep, observation=observation)
     return dataclasses.replace(steps, timestep=timestep)
+
+
+def _concatenate(first: PyTree, second: PyTree, axis: int = 0) -> PyTree:
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis), first, second)
 
 
 def _ring_size(state: ReplayState) -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import sys
+import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +181,36 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     assert (abs(counts[learned] - expected) < 0.15 * expected).all()
 
 
+@pytest.mark.parametrize("has_finals", [True, False])
+def test_samples_have_the_transitions_of_the_data_set_and_no_others(has_finals):
+    """Sequences of three timesteps: each action is its transition's, behind an end begins the next
+    episode, and a time-out's final observation has no action of its own."""
+    changes = {"action": np.arange(10)} | ({} if has_finals else {"final_observation": None})
+    data = dataset(**changes)
+    rows = data.rows()
+    sample = jax.device_get(jax.jit(lambda key: rows.sample(key, 3_000, 3))(jax.random.key(0)))
+    timesteps, actions = jax.device_get(sample.timesteps()), sample.steps.action
+    assert timesteps.reward.shape == (3, 3_000)
+    counts = np.zeros(10, int)
+    for t, n in np.argwhere(~timesteps.last[:-1]):
+        i, before, after = int(actions[t, n]), timesteps.observation[t, n], t + 1
+        counts[i] += t == 0
+        assert before.tolist() == data.observation[i].tolist()
+        assert timesteps.reward[after, n] == data.reward[i]
+        assert timesteps.discount[after, n] == 1.0 - data.terminal[i]
+        assert timesteps.first[after, n] == data.terminal[i]
+        finals = {4: [50.0, 5.0], 9: [100.0, 10.0]} if has_finals else {}
+        expected = finals.get(i, data.observation[(i + 1) % 10].tolist())
+        np.testing.assert_allclose(timesteps.observation[after, n], expected, rtol=1e-6)
+    for t, n in np.argwhere(timesteps.last[:-1]):
+        assert timesteps.first[t + 1, n]
+        assert timesteps.reward[t + 1, n] == 0
+    learned = counts > 0
+    assert (learned == (True if has_finals else ~CUT)).all()
+    expected = 3_000 / len(rows.last)
+    assert (abs(counts[learned] - expected) < 0.2 * expected).all()
+
+
 def test_without_an_environment_the_spaces_are_those_of_the_numbers():
     spec = replay(dataset()).spec
     assert (spec.action, spec.observation.shape) == (podracer.Discrete(3), (2,))
@@ -249,3 +283,111 @@ def test_equal_numbers_have_equal_digests():
     data = dataset()
     assert dataclasses.replace(data, reward=data.reward.astype(np.float64)).digest == data.digest
     assert dataclasses.replace(data, reward=data.reward + 1).digest != data.digest
+
+
+# --- Minari ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Episodes:
+    """What a `minari.MinariDataset` has, without the package."""
+
+    episodes: list
+    action_space: object = None
+    env_spec: object = None
+
+    def iterate_episodes(self):
+        return iter(self.episodes)
+
+
+def minari_episode(first, length, terminal, wrap=lambda x: x, action_start=0):
+    rows = np.arange(first, first + length + 1, dtype=np.float64)
+    flags = np.zeros(length, bool)
+    terminations, truncations = flags.copy(), flags.copy()
+    (terminations if terminal else truncations)[-1] = True
+    return types.SimpleNamespace(
+        observations=wrap(np.stack([rows, rows / 10], axis=1)),
+        actions=np.arange(length) % 3 + action_start,
+        rewards=rows[:-1] + 1,
+        terminations=terminations,
+        truncations=truncations,
+    )
+
+
+def test_the_episodes_of_minari_have_final_observations_after_time_outs():
+    start = 5
+    parts = [(0, 3, True), (10, 2, False), (20, 1, False), (30, 2, True)]
+    episodes = [minari_episode(*part, action_start=start) for part in parts]
+    episodes[2].truncations[-1] = False  # where the collection ended
+    source = Episodes(episodes, types.SimpleNamespace(start=start))
+    data = Dataset.from_minari(source)
+    assert data.observation[:, 0].tolist() == [0, 1, 2, 10, 11, 20, 30, 31]
+    assert data.final_observation[:, 0].tolist() == [12, 21]
+    assert data.action.tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
+    assert data.reward.tolist() == [1, 2, 3, 11, 12, 21, 31, 32]
+    assert np.flatnonzero(data.terminal).tolist() == [2, 7]
+    assert np.flatnonzero(data.timeout).tolist() == [4, 5]
+    assert data.environment == ""
+
+    pairs = Episodes([minari_episode(0, 3, True, lambda x: {"x": x, "y": x[:, :1]})])
+    pairs.env_spec = types.SimpleNamespace(id="CartPole-v1")
+    data = Dataset.from_minari(pairs)
+    assert data.observation["y"].shape == (3, 1)
+    assert data.environment == "gymnasium:CartPole-v1"
+    assert Dataset.from_minari(pairs, "cartpole").environment == "cartpole"
+    with pytest.raises(ConfigError, match="a dictionary of arrays, but they have a tuple"):
+        Dataset.from_minari(Episodes([minari_episode(0, 3, True, lambda x: (x, x))]))
+    with pytest.raises(ConfigError, match="the Minari data set has no episodes"):
+        Dataset.from_minari(Episodes([]))
+
+
+def test_a_data_set_of_minari_is_named_by_its_id(monkeypatch):
+    def load_dataset(name):
+        if name != "walk/random-v0":
+            raise FileNotFoundError(f"Dataset {name} not found locally")
+        return Episodes([minari_episode(0, 3, True), minari_episode(5, 2, False)])
+
+    monkeypatch.setitem(sys.modules, "minari", types.SimpleNamespace(load_dataset=load_dataset))
+    env = make("data:minari:walk/random-v0")
+    assert env.spec.action == podracer.Discrete(3)
+    with pytest.raises(ConfigError, match=r"Minari has no data set walk/other-v0 .* not found loc"):
+        make("data:minari:walk/other-v0")
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(ConfigError, match="needs the package minari: pip install"):
+        make("data:minari:walk/random-v0")
+
+
+def test_data_sets_that_minari_collected(tmp_path, monkeypatch):
+    """CartPole of Gymnasium, in both formats, beside the collected episodes themselves."""
+    minari = pytest.importorskip("minari")
+    gymnasium = pytest.importorskip("gymnasium")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    for format in ("hdf5", "arrow"):
+        env = gymnasium.make("CartPole-v1", max_episode_steps=12)
+        env = minari.DataCollector(env, data_format=format)
+        collected = []
+        for seed in range(6):
+            observation, _ = env.reset(seed=seed)
+            env.action_space.seed(seed)
+            done = False
+            while not done:
+                action = env.action_space.sample()
+                following, reward, terminal, timeout, _ = env.step(action)
+                collected.append((observation, action, reward, terminal, timeout, following))
+                observation, done = following, terminal or timeout
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env.create_dataset(f"cartpole/{format}-v0", algorithm_name="random")
+            env.close()
+            del env
+            gc.collect()  # its temporary folder warns
+        data = Dataset.from_minari(minari.load_dataset(f"cartpole/{format}-v0"))
+        columns = [np.asarray(x) for x in zip(*collected, strict=True)]
+        assert np.array_equal(data.observation, columns[0])
+        assert np.array_equal(data.action, columns[1])
+        assert np.array_equal(data.terminal, columns[3])
+        assert np.array_equal(data.timeout, columns[4] & ~columns[3])
+        assert np.array_equal(data.final_observation, columns[5][data.timeout])
+        replayed = make(f"data:minari:cartpole/{format}-v0,environment=cartpole")
+        assert replayed.digest == dataclasses.replace(data, environment=data.environment).digest
+        assert make(f"data:minari:cartpole/{format}-v0").source == "gymnasium:CartPole-v1"

@@ -1,6 +1,7 @@
 """DDPG: a deterministic policy that ascends a learned action value; and its successor TD3.
 
-TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets.
+TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets. TD3+BC is TD3 from
+a data set, whose policy stays near the recorded actions.
 
 Sources: Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477). The
 order of an update is TD3's, algorithm 1. Different from both papers: initial weights are
@@ -10,11 +11,16 @@ Different from DDPG's paper: Gaussian noise, not an Ornstein-Uhlenbeck process; 
 the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distributional critics
 and AdamW's weight decay come from FastTD3 (Seo et al. 2025, arXiv 2505.22642), which projects the
 critics' distributions before it takes the smaller.
+
+TD3+BC: Fujimoto and Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning" (arXiv
+2106.06860). Different from the authors' code: observations are normalized by running moments of the
+replayed transitions, not by those of the whole data set, computed before.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,9 +40,9 @@ from podracer.agents.continuous.learning import (
 )
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.kernels import global_norm
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import global_grad, global_mean
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
+from podracer.means import Mean, divide, mean_of
 from podracer.ops.distributions import to_bounds
 from podracer.types import (
     Carry,
@@ -69,6 +75,9 @@ class DDPG(PolicySettings):
     num_critics: int = static(default=1, low=1)
     policy_delay: int = static(default=1, low=1)
     """Updates d of the critics for each update of the policy and the targets."""
+    cloning_alpha: float | None = bounded(None)
+    """Weight alpha of the action value, over its mean size in the batch, in a policy loss that also
+    clones the batch's actions (TD3+BC); 0 clones alone, None maximizes the value alone."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
@@ -113,7 +122,11 @@ class _DDPG:
 
         def update_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
             grads, metrics = global_grad(
-                self.actor_loss, state.params.actor, state, transition, axis=axis
+                partial(self.actor_loss, axis=axis),
+                state.params.actor,
+                state,
+                transition,
+                axis=axis,
             )
             state = learner.step(state, Parts(grads, None))
             target_params = optax.incremental_update(
@@ -141,14 +154,24 @@ class _DDPG:
         return self.networks.loss(critics, next_outputs, transition)
 
     def actor_loss(
-        self, actor: Params, state: DDPGState, transition: Transition
+        self, actor: Params, state: DDPGState, transition: Transition, axis: str | None = None
     ) -> tuple[Mean, Metrics]:
-        """Maximize Q(s, μ(s)) of the first critic."""
-        obs = transition.timestep.observation
-        first_critic = state.params.critics[:1]
-        q = self.networks.q_values(first_critic, obs, self.policy(actor, obs))[0]
-        loss = mean_of(-q, transition.mask)
-        return loss, {"actor_loss": loss}
+        """Maximize Q(s, μ(s)) of the first critic, with `cloning_alpha` near the batch's actions.
+
+        The loss is then -λ Q(s, μ(s)) + (μ(s) - a)², where λ is alpha over the mean |Q| of the
+        whole batch (Fujimoto and Gu 2021, equations 4 and 5).
+        """
+        obs, mask = transition.timestep.observation, transition.mask
+        action = self.policy(actor, obs)
+        q = self.networks.q_values(state.params.critics[:1], obs, action)[0]
+        if self.settings.cloning_alpha is None:
+            loss = mean_of(-q, mask)
+            return loss, {"actor_loss": loss}
+        size = global_mean(mean_of(jnp.abs(jax.lax.stop_gradient(q)), mask), axis)
+        value_weight = divide(jnp.float32(self.settings.cloning_alpha), size.value)
+        error = jnp.mean((action - transition.action) ** 2, axis=-1)
+        loss = mean_of(error - value_weight * q, mask)
+        return loss, {"actor_loss": loss, "cloning_loss": mean_of(error, mask)}
 
     def policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Return actions `[N, size]` in [-1, 1]."""
@@ -158,3 +181,8 @@ class _DDPG:
 def td3(**settings: Any) -> DDPG:
     """Return DDPG as TD3 (Fujimoto et al. 2018); `settings` override its fields."""
     return DDPG(**{"num_critics": 2, "policy_delay": 2, "target_noise_std": 0.2, **settings})
+
+
+def td3_bc(**settings: Any) -> DDPG:
+    """Return TD3 as TD3+BC (Fujimoto and Gu 2021); `settings` override its fields."""
+    return td3(**{"cloning_alpha": 2.5, "normalize_observations": True, **settings})

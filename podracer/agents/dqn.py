@@ -98,7 +98,7 @@ class DQN(QLearningSettings):
         agent = _DQN(
             self,
             off_policy.require_feed_forward(network),
-            Buffer(self.replay, spec, self.n_step + 1),
+            Buffer(self.replay, spec, self.n_step + 1, data=context.data),
             TargetNetworkOptimizer(optimizer, self.target_update_period),
         )
         return Agent(

@@ -62,7 +62,7 @@ class QTOpt(ContinuousSettings):
         """Return the agent for an environment."""
         networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
-        buffer = Buffer(self.replay, spec, self.n_step + 1)
+        buffer = Buffer(self.replay, spec, self.n_step + 1, data=context.data)
         learner = Learner(self, networks, buffer, learning.build_optimizer(self))
         agent = _QTOpt(self, networks, learner)
         return Agent(

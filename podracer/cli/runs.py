@@ -68,6 +68,9 @@ class EvalOptions(EpisodeOptions):
 
     episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""
+    data: Path | None = None
+    """Path of a data set, an .npz file: also report the share of its actions that are the
+    policy's best ones, such as a teacher's."""
     json: bool = False
     """Print one JSON object."""
 
@@ -75,8 +78,10 @@ class EvalOptions(EpisodeOptions):
 def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
     from podracer.agent import policy_params
+    from podracer.dataset import Dataset
     from podracer.devices.startup import use_compilation_cache
     from podracer.evaluate import make_evaluator
+    from podracer.policy import Policy
 
     use_compilation_cache()
     experiment = options.reopen()
@@ -101,6 +106,9 @@ def evaluate(options: EvalOptions) -> int:
         "updates": int(run.state.update),
         **({} if run.pod is None else {"pod": run.pod}),
     }
+    if options.data is not None:
+        policy = Policy(run.agent, run.state.learner)
+        figures["equal_actions"] = policy.agreement(Dataset.load(options.data))
     if options.json:
         print(json.dumps(figures))
     else:

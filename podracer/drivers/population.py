@@ -101,12 +101,16 @@ def hyperparameters(agent: Any) -> dict[str, float]:
 
 
 def stack_agents(blueprint: Blueprint, pods: Sequence[Pod]) -> Any:
-    """Return one agent with the pods' hyperparameters as leaves f32 `[P]`."""
+    """Return one agent with the pods' hyperparameters as leaves f32 `[P]`, and their data."""
     agents = [
         with_hyperparameters(blueprint, {h.name: h.value for h in pod.hyperparameters})
         for pod in pods
     ]
-    return jax.tree.map(lambda *leaves: np.asarray(leaves, np.float32), *agents)
+
+    def stack(*leaves: Any) -> np.ndarray:
+        return np.asarray(leaves, getattr(leaves[0], "dtype", np.float32))
+
+    return jax.tree.map(stack, *agents)
 
 
 def run_keys(pods: Sequence[Pod]) -> jax.Array:

@@ -135,7 +135,7 @@ ADAPTERS = {
     ),
     "data": Adapter(
         _lazy("data"),
-        "a data set of transitions in a file, replayed to learn from: data:FILE.npz",
+        "a data set of transitions, replayed to learn from: data:FILE.npz, or data:minari:ID",
     ),
     "gymnax": Adapter(
         _lazy("gymnax"),

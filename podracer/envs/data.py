@@ -11,27 +11,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from podracer.dataset import Dataset
+from podracer.dataset import Dataset, Rows
 from podracer.environment import evaluation_environment
 from podracer.envs.catalog import imported_module, make
+from podracer.envs.common import import_optional
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.paths import user_path
-from podracer.types import EnvironmentSpec, PyTree, TimeStep
-
-
-@struct
-class Rows:
-    """Timesteps of episodes, one after another, with the final observations after time-outs."""
-
-    observation: PyTree
-    action: jax.Array
-    reward: jax.Array  # f32, for the action
-    terminal: jax.Array  # bool, the action ends the episode
-    last: jax.Array  # bool, the episode is cut here, and there is no action
-    starts: jax.Array  # i32 [E], the first timesteps of the episodes
+from podracer.types import EnvironmentSpec, TimeStep
 
 
 @struct
@@ -85,11 +73,12 @@ class DataEnvironment:
 
 
 def data(name: str, environment: str | None = None) -> DataEnvironment:
-    """Return the environment that replays the data set in a file.
+    """Return the environment that replays the data set in a file, or Minari's `minari:ID`.
 
     `environment` names the one that it comes from, by default as the file does.
     """
-    dataset = Dataset.load(user_path(name))
+    kind, _, id = name.partition(":")
+    dataset = _minari(id) if kind == "minari" else Dataset.load(user_path(name))
     if environment is None and (module := imported_module(dataset.environment)):
         raise ConfigError(
             f"{name} comes from {dataset.environment!r}, which imports the module {module!r}, and "
@@ -108,31 +97,18 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     spec = dataset.spec if environment is None else environment.spec
     dataset.check(spec)
     return DataEnvironment(
-        digest=dataset.digest, rows=_rows(dataset), environment=environment, spec=spec
+        digest=dataset.digest, rows=dataset.rows(), environment=environment, spec=spec
     )
 
 
-def _rows(dataset: Dataset) -> Rows:
-    timeout, final = dataset.timeout, dataset.final_observation
-    last, places = timeout, np.flatnonzero(timeout) + 1
-    if final is not None:  # it follows the transition
-        last = np.insert(np.zeros_like(timeout), places, True)
-
-    def with_final(array: np.ndarray, values: Any = 0) -> np.ndarray:
-        return array if final is None else np.insert(array, places, values, axis=0)
-
-    observation = dataset.observation
-    if final is not None:
-        observation = jax.tree.map(with_final, observation, final)
-    terminal = with_final(dataset.terminal, False)
-    ends = terminal | last
-    starts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
-    starts = starts[~last[starts]]  # an episode without a transition that can be learned from
-    if not len(starts):
+def _minari(id: str) -> Dataset:
+    """Return a data set that Minari has on this machine, by its id, or by its whole path."""
+    minari = import_optional("minari", f"data:minari:{id}", "minari")
+    try:
+        dataset = minari.load_dataset(id)
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            "each episode of the data set is one transition up to a time-out whose next "
-            "observation is unknown: give final_observation."
-        )
-    reward = np.where(last, np.float32(0), with_final(dataset.reward))
-    columns = (observation, with_final(dataset.action), reward, terminal, last)
-    return Rows(*jax.tree.map(jnp.asarray, (*columns, starts.astype(np.int32))))
+            f"Minari has no data set {id} that it can read: {error} (`minari download {id}` "
+            "fetches a published one)."
+        ) from error
+    return Dataset.from_minari(dataset)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from podracer.agents.common.recurrent import Recurrence
-from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.ddpg import DDPG, td3, td3_bc
 from podracer.agents.iql import IQL
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
@@ -83,6 +83,20 @@ def pendulum_td3() -> Experiment:
     return dataclasses.replace(
         pendulum_sac(),
         agent=td3(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+def pendulum_td3_bc() -> Experiment:
+    """TD3+BC from Pendulum's data: `environment="data:FILE.npz"`."""
+    return Experiment(
+        environment="pendulum",
+        agent=td3_bc(
+            discount=0.97,
+            replay=dataclasses.replace(REPLAY, updates_per_rollout=1),
+            network=NETWORK,
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=1, updates_per_chunk=500),
+        frames=1_280_000,
     )
 
 

@@ -11,12 +11,14 @@ from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.checks import check_fields, check_jax_settings, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
+from podracer.dataset import Dataset
 from podracer.environment import Environment, HasActions, HostEnvironments
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.text import remember_secrets
 from podracer.schedules import over_run
+from podracer.types import EnvironmentSpec
 
 
 def build_with(
@@ -30,20 +32,30 @@ def build_with(
     if isinstance(env, str):
         env = make(env, experiment)
     settings = over_run(experiment.agent, experiment.num_steps)
-    data = settings.read(_content(settings)) if isinstance(settings, ReadsFile) else None
-    context = Context(experiment.driver.rollout_length, data)
+    spec = check_spec(env)
+    context = _context(settings, spec, experiment.driver.rollout_length)
     is_data_set = isinstance(env, HasActions)
     # All arrays of a data set, not to compile it into the program; pods share it.
     is_number = eqx.is_array if is_data_set else eqx.is_inexact_array_like
     numbers = None if is_data_set and experiment.pods else eqx.filter(env, is_number)
-    return Blueprint(settings, check_spec(env), context, numbers), env
+    return Blueprint(settings, spec, context, numbers), env
 
 
-def _content(settings: ReadsFile) -> bytes:
+def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Context:
+    if not isinstance(settings, ReadsFile) or (name := settings.data_file) is None:
+        return Context(rollout_length)
+    data = settings.read(_content(settings, name))
+    if not isinstance(data, Dataset):
+        return Context(rollout_length, data)
+    data.check(spec)
+    return Context(rollout_length, data.rows(), data.digest)
+
+
+def _content(settings: Any, name: str) -> bytes:
     try:
-        return read_limited(user_path(settings.data_file), LARGE_FILE)
+        return read_limited(user_path(name), LARGE_FILE)
     except (OSError, CheckpointError) as error:
         raise ConfigError(
-            f"{type(settings).__name__} needs the file {settings.data_file!r}, which cannot be "
+            f"{type(settings).__name__} needs the file {name!r}, which cannot be "
             f"read: {getattr(error, 'strerror', None) or error}."
         ) from error

@@ -269,7 +269,8 @@ class Run:
 
     def _restored_state(self, checkpointer: Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
-        check_same_environment(self.directory, self.setup.env)
+        data = self.setup.blueprint.context.digest
+        check_same_environment(self.directory, self.setup.env, data)
         if not checkpointer.has_saved():
             check_may_begin_again(self.directory, self.settings)
             if self.is_main:

@@ -84,8 +84,9 @@ def test_recorded_episodes_train_a_clone(run, tmp_path, capsys):
         "--frames", 100_000, "--evaluations", 1,
     )  # fmt: skip
     assert code == 0, error
-    code, out, error = call_here(capsys, "eval", clone, "--json")
+    code, out, error = call_here(capsys, "eval", clone, "--json", "--data", file)
     assert json.loads(out)["return_mean"] > 0.9
+    assert 0.9 < json.loads(out)["equal_actions"] <= 1
     code, out, error = call_here(capsys, "record", clone, "--out", file, "--episodes", 2)
     assert code == 0, error
     assert Dataset.load(file).environment == "catch"

@@ -183,7 +183,7 @@ def environment_for(name):
 def blueprint(settings, spec, rollout_length=8):
     """What a driver takes, with the content of the file that the settings name."""
     data = None
-    if isinstance(settings, ReadsFile):
+    if isinstance(settings, ReadsFile) and settings.data_file:
         data = settings.read(Path(settings.data_file).read_bytes())
     return Blueprint(settings, spec, Context(rollout_length, data))
 

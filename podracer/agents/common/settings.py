@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
+from podracer.dataset import Dataset
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.replay import Replay
@@ -73,8 +76,23 @@ class EpochSettings:
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
 
 
+class MixesData:
+    """Settings of agents with a replay, into whose batches a data set may be mixed."""
+
+    replay: Replay
+
+    @property
+    def data_file(self) -> str | None:
+        """Path of the data set, None if there is none."""
+        return self.replay.data
+
+    def read(self, content: bytes) -> Dataset:
+        """Return the data set in the content of the file."""
+        return Dataset.load(io.BytesIO(content), self.replay.data or "")
+
+
 @struct
-class TargetNetworkSettings(ClippedSettings):
+class TargetNetworkSettings(MixesData, ClippedSettings):
     """Settings of agents with a replay, n-step returns and a target network."""
 
     n_step: int = static(default=1, low=1)

@@ -23,7 +23,7 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
 )
 from podracer.agents.common.recurrent import History, Recurrence
-from podracer.agents.common.settings import LearnerSettings
+from podracer.agents.common.settings import LearnerSettings, MixesData
 from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
 from podracer.fields import bounded, static, struct
@@ -48,7 +48,7 @@ from podracer.types import (
 
 
 @struct
-class ContinuousSettings(LearnerSettings):
+class ContinuousSettings(MixesData, LearnerSettings):
     """Settings of DDPG, SAC and QT-Opt."""
 
     learning_rate: Schedule = bounded(3e-4)
@@ -110,12 +110,13 @@ def build(
         policy_outputs=policy_outputs,
         batch_norm=batch_norm,
     )
-    buffer = Buffer(settings.replay, spec, settings.n_step + 1)
     unlearned_timesteps = 0
     if recurrence := networks.recurrence:  # sequences that begin where rollouts do
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
         buffer = Buffer(settings.replay, spec, length, context.rollout_length, every_step=True)
         unlearned_timesteps = max(0, context.rollout_length - recurrence.unroll_length)
+    else:
+        buffer = Buffer(settings.replay, spec, settings.n_step + 1, data=context.data)
     learner = Learner(settings, networks, buffer, build_optimizer(settings))
     agent = method(settings, networks, learner)
     return Agent(
