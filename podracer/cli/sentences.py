@@ -78,8 +78,9 @@ def _switch_advice(text: str) -> str:
 
 def of_parser(box: str, command: str, name: str = "") -> str:
     """Return what tyro says in a box as one sentence, with the `name` of a flag if it has none."""
-    rows = [row.strip("│| ") for row in box.splitlines()[1:-1]]  # "|" where there is only ASCII
-    head = list(itertools.takewhile(re.compile("(?![─-]{9}).").match, rows))
+    rows = [row.strip("│ ") for row in box.splitlines()[1:-1]]  # between title and edge
+    is_ruled = rows[:1] and not rows[0].strip("-")  # a title in ASCII
+    head = list(itertools.takewhile(lambda row: row.strip("─-"), rows[1 if is_ruled else 0 :]))
     text = " ".join(head)
     if text.startswith("Missing from"):
         return f"{command} needs {head[1]}: write podracer {command} {head[1]}."

@@ -59,16 +59,26 @@ def test_a_setting_that_leads_nowhere_is_explained_as_in_python():
     assert str(in_python.value) == str(on_command_line.value)
 
 
-BOX = """+- Value error ---------------------------+
-| Error parsing --seed: 'x' must be a     |
-| whole number.                           |
-| --------------------------------------- |
-| Argument helptext: --seed INT           |
-+-----------------------------------------+
+ASCII_BOX = """ Value error
+ -----------------------------------
+  Error parsing --seed: 'x' must be
+  a whole number.
+  -----------------------------------
+  Argument helptext:
+      --seed INT
+
+"""
+BOX = """╭─ Value error ─────────────────────╮
+│ Error parsing --seed: 'x' must be │
+│ a whole number.                   │
+│ ───────────────────────────────── │
+│ Argument helptext:                │
+│     --seed INT                    │
+╰───────────────────────────────────╯
 """
 
 
 def test_a_box_of_the_parser_is_one_sentence_in_ascii_too():
-    for box in (BOX, BOX.replace("|", "│").replace("--------", "────────")):
+    for box in (BOX, ASCII_BOX):
         assert of_parser(box, "train") == "--seed: 'x' must be a whole number."
     assert of_parser("another form\nof an error", "train") == "another form of an error"
