@@ -84,7 +84,7 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
     """Raise `ConfigError` if the configuration cannot run, before anything is compiled."""
     check_ranges(config, "driver")
     check_divisible("num_envs", config.num_envs, num_devices)
-    check_environment(env)
+    check_environment(env, restarts=True)
     share = config.num_envs // num_devices
     check_agent(blueprint, num_envs=share, num_devices=num_devices)
     built = blueprint.build()

@@ -420,8 +420,8 @@ def _raise_fault(bits: int, update: int, leaves: Sequence[str]) -> NoReturn:
     faults, place = Fault(bits % (1 << _LEAF_SHIFT)), bits >> _LEAF_SHIFT
     if Fault.RESTART in faults:
         raise ConfigError(
-            f"update {update}: an episode ended and the environment did not restart: "
-            "wrap it in podracer.auto_reset."
+            f"update {update}: an episode ended and the environment did not restart: wrap it in "
+            "podracer.auto_reset if it is in JAX; on the host its `step` restarts it."
         )
     if Fault.ACTION_MASK in faults:
         raise EnvironmentFault(f"update {update}: {NO_ACTION}")

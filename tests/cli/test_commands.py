@@ -806,6 +806,7 @@ def test_a_thread_that_goes_on_does_not_keep_the_process_alive(program, tmp_path
 DAEMONS = """
 import threading, time
 import jax, numpy as np
+from podracer.io import signals
 from podracer.io.signals import exit_despite_threads
 
 def sleep(x):
@@ -820,6 +821,8 @@ program = jax.jit(lambda x: jax.pure_callback(sleep, jax.ShapeDtypeStruct((), "f
 program(1.0)
 for _ in range(4):
     threading.Thread(target=act, daemon=True).start()
+signals.THREAD_SECONDS = 0.1  # a compile that nobody awaits is not worth a word
+threading.Thread(target=time.sleep, args=(60,), name=f"{signals.COMPILER}_0").start()
 print("ended", end="")
 exit_despite_threads(75)
 """
