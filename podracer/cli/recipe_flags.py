@@ -170,6 +170,8 @@ def with_setting(experiment: Experiment, setting: str) -> Experiment:
     """
     path, equals, text = setting.partition("=")
     *parts, name = path.split(".")
+    if not equals and setting in recipes.RECIPES:
+        raise ConfigError(f"{setting!r} is a recipe: write its name before the flags.")
     if not equals:
         raise ConfigError(no_setting(setting))
     if path == "environment":

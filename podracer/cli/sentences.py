@@ -28,7 +28,11 @@ _FLAGS = {  # those that are not named as their fields
     "exchange.rule.bounds": "--vary NAME=LOW:HIGH and --draws",
 }
 _QUOTES = "'\""
-_KINDS = {"FLOAT": "a number", "INT": "a whole number"}  # what tyro's help pages call types
+_KINDS = {
+    "FLOAT": "a number",
+    "INT": "a whole number",
+    "PATH": "a path",
+}  # what tyro's help pages call types
 _FIELD = re.compile(r"`(?P<path>[a-z_.]+)(?:=(?P<value>[^`]+))?`")
 
 
@@ -78,16 +82,17 @@ def _switch_advice(text: str) -> str:
 
 def of_parser(box: str, command: str, name: str = "") -> str:
     """Return what tyro says in a box as one sentence, with the `name` of a flag if it has none."""
-    rows = [row.strip("│ ") for row in box.splitlines()[1:-1]]  # between title and edge
-    is_ruled = rows[:1] and not rows[0].strip("-")  # a title in ASCII
-    head = list(itertools.takewhile(lambda row: row.strip("─-"), rows[1 if is_ruled else 0 :]))
-    text = " ".join(head)
+    rows = [row.strip("│").rstrip() for row in box.splitlines()[1:-1]]  # between title and edge
+    is_ruled = rows[:1] and not rows[0].strip(" -")  # a title in ASCII
+    head = list(itertools.takewhile(lambda row: row.strip(" ─-"), rows[1 if is_ruled else 0 :]))
+    text = " ".join(" ".join(head).split())
     if text.startswith("Missing from"):
-        return f"{command} needs {head[1]}: write podracer {command} {head[1]}."
+        missing = " ".join(row.strip() for row in head if re.match(r" {5,6}\S", row))
+        return f"{command} needs {missing}: write podracer {command} {missing}."
     if match := re.match(r"Missing value for argument '(.+?)'", text):
         return f"{match[1]} needs a value: write it behind the flag, or leave it out."
     if match := re.match(r"invalid choice '(.*)' for argument '(.+)'\. Expected .*\((.+)\)", text):
-        choices = nearest(match[1], re.findall(r"'([^']+)'", match[3]))
+        choices = nearest(match[1], sorted(re.findall(r"'([^']+)'", match[3])))
         return f"{name or match[2]} cannot be {match[1]!r}: {choices}"
     if match := re.match(r"Error parsing (\S+?): (.+)", text):
         return f"{name or match[1]}: {_of_value(match[2])}"

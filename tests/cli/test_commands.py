@@ -339,7 +339,7 @@ MISTAKES = [
     # names
     ("trian", "did you mean train"),
     ("-x", "There is no command '-x'"),
-    ("list everything", "cannot be 'everything': choose one of all, agents, environments, rec"),
+    ("list everything", "cannot be 'everything': choose one of agents, all, environments, rec"),
     ("tune", "RECIPE"),
     ("doctor now", "'now' is none of the arguments of doctor: `podracer doctor --help` lists"),
     ("eval nowhere --json true", "a flag that is on or off has no value: write --NAME or --no-"),
@@ -401,7 +401,7 @@ MISTAKES = [
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
     ("train catch --arch", "--arch needs a value: write it behind the flag"),
     ("train catch --arch sebluba", "--arch cannot be 'sebluba': did you mean sebulba?"),
-    ("train catch --track nothing", "choose one of wandb, trackio, mlflow."),
+    ("train catch --track nothing", "choose one of mlflow, trackio, wandb."),
     ("train catch_a2c --hidden --frames 9", "--hidden: write numbers behind it, such as 64 64"),
     ("train catch --environment cathc", "did you mean catch"),
     ("train catch --environment probe:acton", "probe:action"),
@@ -507,6 +507,110 @@ MISTAKES = [
     ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 5", "holds no run"),
 ]
+FILES = {  # of a user, in the working directory
+    "broken.py": "def f(:\n",
+    "unmet.py": "\n\nimport numpyy\n",
+    "own.py": """
+def nothing(): pass
+def needs(x): pass
+def raises(): return {}["x"]
+value = 3
+""",
+    "half.json": "{",
+    "list.json": "[1]",
+    "text.npz": "hello",
+}
+MISTAKES_IN_FILES = [
+    (
+        "train broken:f",
+        "broken cannot be imported: SyntaxError: invalid syntax (broken.py, line 1).",
+    ),
+    (
+        "check broken:F",
+        "There is no environment 'broken:F': SyntaxError: invalid syntax (broken.py",
+    ),
+    (
+        "train cartpole_sebulba --environment gymnasium:broken:Maze-v0",
+        "gymnasium:broken:Maze-v0 cannot be imported: SyntaxError: invalid syntax (broken.py, line",
+    ),
+    ("train unmet:f", "cannot be imported: ModuleNotFoundError: No module named 'numpyy' (unmet.p"),
+    ("train own.py:nothing", "'own.py' is a file: name its module, own:nothing."),
+    ("train own.py", "name a function of your own as MODULE:FUNCTION"),
+    ("train own:nothing", "the recipe nothing must return an Experiment, not NoneType."),
+    ("train own:needs", "own:needs needs a value of 'x', which has no default"),
+    ("train own:raises", "the recipe own:raises raised KeyError: 'x' (own.py, line 4)."),
+    ("train own:value", "There is no function 'value' in the module own."),
+    ("train own:missing", "There is no function 'missing' in the module own."),
+    ("train own:needs --x 1 --y 2", "the recipe needs must return an Experiment"),
+    ("check own:Maze", "There is no environment 'own:Maze': AttributeError: module 'own' has no"),
+    ("check", "check needs ENVIRONMENT: write podracer check ENVIRONMENT."),
+    ("train catch --environment own:Maze", "one of your own goes into a recipe, MODULE:FUNCTION"),
+    ("train cartpole_sebulba --environment gymnasium:Zzzz-v9", "pprint_registry()` lists them."),
+    ("train half.json", "half.json is not a run's configuration: "),
+    ("train list.json", "list.json is not a run's configuration: it has no experiment."),
+    ("train cartpole_cloning --environment data:none.npz", "none.npz is no data set in an .npz fi"),
+    ("train cartpole_cloning --environment data:text.npz", "text.npz is no data set in an .npz fi"),
+    ("train cartpole_cloning --environment data:own.npz", "no data set: it has no array 'action'."),
+    ("train cartpole_cloning --environment data:", "did you mean data:NAME"),
+    ("train cartpole_cloning", "Cloning learns from a data set, and cartpole is none: take --envi"),
+    ("train --frames 100 catch", "'catch' is a recipe: write its name before the flags."),
+    ("train catch --run-dir ''", "--run-dir: '' must be None or a path."),
+    pytest.param(
+        "train catch --frames 1,000",
+        "'1,000' must be a whole number, such as 4096 or 1e6.",
+        marks=pytest.mark.slow,
+    ),
+    ("train catch --profile -1", "--profile must lie in [0, 2,147,483,647]"),
+    ("train catch --size big", "--size cannot be 'big': choose one of None, accelerator, laptop."),
+    pytest.param(
+        "train catch --torso cnn",
+        "CNN needs an image observation [H, W, C].",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("train catch seed=x", "seed: 'x' must be a whole number", marks=pytest.mark.slow),
+    pytest.param(
+        "train catch --coordinator here",
+        "give --coordinator, --num-processes and --process-id tog",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("train catch --weights nowhere", "nowhere holds no run", marks=pytest.mark.slow),
+    ("train catch --weights http://x", "'http://x' is an address, but files are kept in director"),
+    ("train catch --mirror nowhere", "--mirror must be an address, such as s3://bucket/run"),
+    pytest.param(
+        "train catch --mirror http://x/y",
+        "'http://x/y' is no address of a store that can hold a ru",
+        marks=pytest.mark.slow,
+    ),
+    ("resume http://example.com/run", "no address of a store that can hold a run: take s3://, gs"),
+    ("resume s3://bucket", "s3://bucket needs a directory to go on in: add --run-dir DIR."),
+    ("resume s3:bucket/run", "s3:bucket/run holds no run"),
+    ("record nowhere --out x.npz", "nowhere holds no run"),
+    ("match nowhere nowhere", "there is no opponent 'nowhere'"),
+    ("serve nowhere", "nowhere holds no run"),
+    ("export nowhere --format tflite", "--format cannot be 'tflite': choose one of html, onnx, st"),
+    ("plan catch --target h1000", "There is no target 'h1000': did you mean h100"),
+    ("sweep catch --select Best", "--select cannot be 'Best': choose one of None, generational"),
+    ("sweep catch --vary learning_rate=a,b", "--vary 'learning_rate=a,b' cannot be read"),
+    ("sweep catch --vary seed=1,2", "seed"),
+    pytest.param("sweep catch --vary num_envs=8,16", "num_envs", marks=pytest.mark.slow),
+    ("init", "init needs NAME: write podracer init NAME."),
+    ("init my-project", "'my-project' is no name of a package: take letters, digits and under"),
+    ("init class", "underscores, such as my_project."),
+    pytest.param(
+        "list recipes --observation pictures",
+        "--observation is vector, image, index or dict, not",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("backtest nowhere", "nowhere holds no run", marks=pytest.mark.slow),
+    pytest.param(
+        "promote",
+        "promote needs MODELS RUN: write podracer promote MODELS RUN.",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "rollback nowhere", "nowhere has no model yet: promote a run to it.", marks=pytest.mark.slow
+    ),
+]
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),
     ("resume RUN --save-seconds nan", "save_seconds must be finite"),
@@ -563,9 +667,15 @@ def refusal(outcome, monkeypatch, seconds, cases):
         assert code == 78, text
         assert message in text
         assert text.startswith("podracer: ")
-        assert text.endswith((".\n", "?\n"))
+        assert text.endswith((".\n", "?\n", ".)\n"))
         assert text.count("\n") == 1
-        assert [path.name for path in Path().iterdir() if path.name != "copy"] == ["file"]
+        assert {path.name for path in Path().iterdir()} <= {
+            "file",
+            "copy",
+            "__pycache__",
+            "own.npz",
+            *FILES,
+        }
 
     return check
 
@@ -578,6 +688,17 @@ class TestMistakes:
             "podracer.cli.pods.num_cores", lambda: 0
         )  # this process has its devices
         refusal(command, message)
+
+    @pytest.mark.parametrize(("command", "message"), MISTAKES_IN_FILES)
+    def test_a_mistake_in_a_file_of_ones_own_is_one(self, command, message, refusal, monkeypatch):
+        monkeypatch.setattr("podracer.cli.pods.num_cores", lambda: 0)
+        for name, text in FILES.items():
+            Path(name).write_text(text)
+        np.savez("own.npz", reward=np.zeros(3))
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        refusal(command, message)
+        for name in ("broken", "unmet", "own"):
+            sys.modules.pop(name, None)
 
     @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
     def test_a_mistake_about_a_run_is_a_sentence_and_code_78(self, command, message, run, refusal):
