@@ -245,8 +245,8 @@ def _registered(name: str, options: Options) -> Registered:
             raise ConfigError(f"gymnasium:{name} cannot be imported: {reason}") from error
         if name.startswith("ALE/"):
             raise ConfigError(atari_remedy(name)) from error
-        others = "`gymnasium.pprint_registry()` lists them."
-        suggestion = nearest(environment_id, sorted(library.registry), others)
+        registered = "`gymnasium.pprint_registry()` lists them."
+        suggestion = nearest(environment_id, sorted(library.registry), registered)
         raise ConfigError(
             f"Gymnasium has no environment {name!r}: {suggestion} If a package registers it, write "
             f"gymnasium:MODULE:{environment_id}."
