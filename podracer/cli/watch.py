@@ -19,7 +19,7 @@ class WatchOptions:
 
     directory: Annotated[Path, tyro.conf.Positional]
     """Directory of a run, a sweep or a tournament, or one that holds runs, even future ones."""
-    only: Annotated[str, tyro.conf.arg(metavar="GLOB")] = "*"
+    pattern: Annotated[str, tyro.conf.arg(name="only", metavar="GLOB")] = "*"
     """Names of the runs to show, such as "cartpole-*"."""
     films: bool = False
     """Whether the page has a button for each run that films its newest policy, as `podracer play`
@@ -39,7 +39,7 @@ def watch(options: WatchOptions) -> int:
     from podracer.reports.watch.server import LiveServer
     from podracer.reports.watch.watcher import Watcher
 
-    watcher = Watcher(options.directory, options.only, films=options.films)
+    watcher = Watcher(options.directory, options.pattern, films=options.films)
     with explained_address(options.host, options.port):
         server = LiveServer(watcher, options.host, options.port)
     with server, contextlib.closing(watcher), contextlib.suppress(KeyboardInterrupt):

@@ -37,8 +37,10 @@ class Studio:
         output = [] if run.film is None else ["--out", str(run.film)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "podracer", "play", str(run.path.resolve()), *output],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+        )
         self._path, self._has_changed = run.path, True
         return True
 

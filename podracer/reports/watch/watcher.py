@@ -28,13 +28,13 @@ SHARE = 0.05  # share of a core that making the page takes at most
 class Watcher:
     """View of a directory that holds a run, a sweep, several of them, or a tournament.
 
-    It only reads, and only while somebody asks for `parts`. `only` the runs with such names are
+    It only reads, and only while somebody asks for `parts`. Runs whose names match `pattern` are
     shown. With `films` somebody may ask for the film of a run, which another process makes.
     """
 
-    def __init__(self, directory: Path, only: str = "*", *, films: bool = False) -> None:
+    def __init__(self, directory: Path, pattern: str = "*", *, films: bool = False) -> None:
         refuse_address(directory)
-        self._directory, self._only = Path(directory), only
+        self._directory, self._pattern = Path(directory), pattern
         self._studio = Studio() if films else None
         self._lock = threading.Lock()
         self._runs: dict[Path, WatchedRun] = {}
@@ -81,7 +81,9 @@ class Watcher:
                 self._parts = _collect(lambda: _tournament(self._directory))
             self._signature = log
             return
-        run_paths = [x for x in find_runs(self._directory) if fnmatch.fnmatch(x.name, self._only)]
+        run_paths = [
+            x for x in find_runs(self._directory) if fnmatch.fnmatch(x.name, self._pattern)
+        ]
         paths = sorted(run_paths[-RUNS:], key=lambda path: path.name)
         has_changed = paths != list(self._runs) or not self._parts
         has_changed = (self._studio is not None and self._studio.has_changed()) or has_changed
