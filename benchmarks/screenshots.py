@@ -43,9 +43,9 @@ SHOTS = {
     "report-sweep-dark": Shot("sweep", 1280, 1000, is_dark=True),
     "report-tournament": Shot("cup", 1280, 1300),
     "report-trading": Shot("trading", 1280, 1300),
-    "report-phone": Shot("cartpole", 400, 900),
+    "report-phone": Shot("cartpole", 400, 1400),
     "watch": Shot("watch", 1280, 1000),
-    "watch-dark-phone": Shot("watch", 400, 900, is_dark=True),
+    "watch-dark": Shot("watch", 1280, 1000, is_dark=True),
 }
 
 
@@ -70,14 +70,14 @@ def address_of(page: str, runs: Path) -> Iterator[str]:
 
 def take(shot: Shot, address: str, file: Path) -> None:
     """Write a picture of a page."""
-    # A window is at least 500 pixels wide, so the page is in a frame of its own width.
+    # A window is at least 500 pixels wide, so a report is in a frame of its own width.
     frame = file.with_suffix(".html")
     style = "margin: 0; border: 0; display: block"
     frame.write_text(
         f'<body style="{style}"><iframe src="{address}" style="{style}; width: {shot.width}px; '
         f'height: {shot.height}px"></iframe></body>'
     )
-    is_framed = shot.width < 500 and address.startswith("file:")
+    is_framed = shot.width < 500
     dark = ["--force-dark-mode"] if shot.is_dark else []
     subprocess.run(
         [
@@ -85,7 +85,8 @@ def take(shot: Shot, address: str, file: Path) -> None:
             *dark,
             f"--user-data-dir={file.parent / 'browser'}",
             f"--window-size={shot.width},{shot.height}",
-            "--virtual-time-budget=15000",
+            "--allow-file-access-from-files",  # of the report, by its frame
+            "--virtual-time-budget=20000",
             "--timeout=30000",
             f"--screenshot={file}",
             frame.as_uri() if is_framed else address,
