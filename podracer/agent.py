@@ -77,7 +77,7 @@ class Agent:
     `explore=False` asks for the agent's best action."""
     learn: Learn | Fused
     """`(state, trajectory, key, axis)`: Update the state from one shard's trajectory; also return
-    scalar metrics, each of them an array or a `Mean`.
+    metrics, each of them an array or a `Mean`, of shape [] or [n].
 
     The update is applied if the shared state and the metrics `loss`, `*_loss` and `*gradient_norm`
     are finite, else the run ends; other metrics are diagnostics. `axis` is the name of the mesh

@@ -209,7 +209,7 @@ class Dataset:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (*DAMAGE, zipfile.LargeZipFile) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or "numpy.savez writes such files"
             raise ConfigError(f"{name} is no data set in an .npz file: {reason}.") from error
         for column, alias in _ALIASES.items():
             if alias in arrays:

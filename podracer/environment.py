@@ -384,7 +384,7 @@ class AutoReset:
             observation=choose(first_timestep.observation, timestep.observation),
             reward=jnp.where(state.timed_out, 0.0, timestep.reward),
             discount=jnp.where(state.timed_out, 1.0, timestep.discount),
-            first=restarts,
+            first=restarts | timestep.first,  # an environment may restart by itself, too
             last=timestep.last & ~restarts,
         )
         return AutoResetState(choose(first_state, inner), timestep.last), timestep

@@ -31,7 +31,7 @@ PyTree = Any
 Params = PyTree
 Carry = PyTree
 EnvState = PyTree
-Metrics = Mapping[str, Any]  # values are scalar arrays, or `means.Mean`s
+Metrics = Mapping[str, Any]  # values are arrays [] or [n], or `means.Mean`s
 
 
 @struct

@@ -13,7 +13,7 @@ import tyro
 from podracer.cli.arguments import RunPath, parse
 from podracer.cli.run_options import AtCheckpoint, output_file
 
-ModelsPath = Annotated[Path, tyro.conf.Positional]
+ModelsPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODELS")]
 
 
 @dataclasses.dataclass(frozen=True)

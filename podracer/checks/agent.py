@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from podracer.types import (
     blank_timestep,
 )
 
+MOST_IN_A_METRIC = 1024  # numbers
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
 
 
@@ -273,7 +275,7 @@ def _check_distribution(
 
 
 def _check_metrics(place: str, metrics: Any) -> None:
-    """Raise `ConfigError` unless all metrics are scalar arrays with names of their own."""
+    """Raise `ConfigError` unless all metrics are arrays [] or [n] with names of their own."""
     if not isinstance(metrics, Mapping):
         raise ConfigError(f"{place} must return a dictionary of metrics, not {_kind(metrics)}.")
     for name, value in metrics.items():
@@ -288,13 +290,14 @@ def _check_metrics(place: str, metrics: Any) -> None:
             kind = _kind(value)
             advice = f": write jnp.asarray({value!r})" if isinstance(value, int | float) else ""
             raise ConfigError(
-                f"{place} must return scalar metrics, but {name!r} is of type {kind}{advice}."
+                f"{place} must return metrics that are arrays, but {name!r} is of type "
+                f"{kind}{advice}."
             )
-        if isinstance(value, Mean):
-            value = value.total
-        if value.shape:
+        value = value.total if isinstance(value, Mean) else value
+        if len(value.shape) > 1 or math.prod(value.shape) > MOST_IN_A_METRIC:
             raise ConfigError(
-                f"{place} must return scalar metrics, but {name!r} is {_format(value)}."
+                f"{place} must return metrics that are scalars or of shape [n], n up to "
+                f"{MOST_IN_A_METRIC:,}, but {name!r} is {_format(value)}: take its histogram."
             )
 
 

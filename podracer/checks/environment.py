@@ -30,12 +30,12 @@ from podracer.types import (
 )
 
 
-def check_environment(environment: Any) -> EnvironmentSpec:
+def check_environment(environment: Any, *, restarts: bool = False) -> EnvironmentSpec:
     """Return the specification of a device environment; raise `ConfigError` if it is broken.
 
     Leaves of the state and of timesteps must have the shapes and dtypes that the specification and
     the contract of `Environment` ask for, both from `reset` and from `step`. Both must be pure: two
-    traces give the same program.
+    traces give the same program. `restarts` refuses episodes that end with none to follow.
     """
     if isinstance(environment, AutoReset):
         check_environment(environment.inner)  # its messages name the user's own class and methods
@@ -49,14 +49,32 @@ def check_environment(environment: Any) -> EnvironmentSpec:
         if not callable(getattr(environment, name, None)):
             raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state, first_timestep = _evaluate(spec.name, "reset", environment, key)
+    (state, first_timestep), _ = _evaluate(spec.name, "reset", environment, key)
     _check_timestep(spec, "reset", first_timestep)
     _check_no_keys(spec.name, state)
     action = action_struct(spec)
-    new_state, timestep = _evaluate(spec.name, "step", environment, key, state, action)
+    inputs = (key, state, action)
+    (new_state, timestep), program = _evaluate(spec.name, "step", environment, *inputs)
     _check_timestep(spec, "step", timestep)
     _check_same(spec.name, "state", state, new_state)
+    if restarts:
+        _check_restarts(spec.name, program, (new_state, timestep))
     return spec
+
+
+def _check_restarts(name: str, program: Any, result: Any) -> None:
+    """Raise `ConfigError` for a program of `step` that ends episodes and never begins one."""
+    variables = jax.tree.unflatten(jax.tree.structure(result), program.jaxpr.outvars)[1]
+    dependent = {*program.jaxpr.invars}
+    for equation in program.jaxpr.eqns:
+        if any(x in dependent for x in equation.invars if not hasattr(x, "val")):
+            dependent.update(equation.outvars)
+    ends = [x in dependent for x in (variables.last, variables.discount) if not hasattr(x, "val")]
+    if any(ends) and not getattr(variables.first, "val", True):
+        raise ConfigError(
+            f"{name}: episodes end in `step`, and no new one begins, as `first` is never set: "
+            "train in podracer.auto_reset(...)."
+        )
 
 
 def check_spec(environment: Any) -> EnvironmentSpec:
@@ -181,6 +199,7 @@ def _check_bounds(name: str, space: Continuous) -> None:
 
 
 def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any, Any]:
+    """Return what a method returns, in shapes, and its program."""
     arrays = eqx.filter(environment, eqx.is_array)  # arguments, not to be printed
 
     def trace() -> tuple[Any, Any]:
@@ -217,7 +236,7 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
             f"{name}: `{method}` must return (state, TimeStep), "
             f"but the second part is {type(result[1]).__name__}."
         )
-    return result
+    return result, program
 
 
 def _text(program: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
+from podracer.cli.sentences import of_parser, unexpected
 from podracer.cli.values import REGISTRY, RUN
 from podracer.errors import ConfigError
 from podracer.io.paths import address_of
@@ -73,9 +75,9 @@ def parse(
 ) -> Any:
     """Return the dataclass `kind` made from flags; `description` stands above its help.
 
-    Exits with 78 if the flags do not fit, and with 0 after `--help`. Raises `ConfigError` for a
-    value outside its `Limits`. `explain` may raise a better error for an unknown flag, which it
-    gets as it was written.
+    Exits with 0 after `--help`. Raises `ConfigError` if the flags do not fit or a value is outside
+    its `Limits`. `explain` may raise a better error for an unknown flag, which it gets as it was
+    written.
     """
     text = description or None
     parsed, unknown = _tyro(kind, command, arguments, default=default, description=text)
@@ -85,7 +87,18 @@ def parse(
     for argument in unknown:
         if argument.startswith("--"):
             explain(argument.partition("=")[0])
-    return _tyro(kind, command, arguments, default=default, strict=True)  # refuses them
+    raise ConfigError(unexpected(unknown, command, flags_of(kind)))
+
+
+def flags_of(kind: Any) -> Iterator[str]:
+    """Yield the names of the flags of a dataclass and of the dataclasses in it, with `--`."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        markers, field_type = getattr(hint, "__metadata__", ()), getattr(hint, "__origin__", hint)
+        if dataclasses.is_dataclass(field_type):
+            yield from flags_of(field_type)
+        elif not {tyro.conf.Positional, tyro.conf.Suppress} & {*markers}:
+            own_names = filter(None, (getattr(marker, "name", None) for marker in markers))
+            yield "--" + next(own_names, name.replace("_", "-"))
 
 
 def _with_copies(options: Any) -> Any:
@@ -106,7 +119,7 @@ def take_flags(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the values of the flags that are given, the last ones, and the other arguments.
 
-    For flags on which others depend. Raises `SystemExit` for one without a value.
+    For flags on which others depend. Raises `ConfigError` for one without a value.
     """
     kind = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
     flags = dataclasses.make_dataclass("Flags", [(name, kind, ()) for name in names])
@@ -125,9 +138,8 @@ def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]
 
 
 def read_value(kind: Any, name: str, text: str) -> Any:
-    """Return the value of a type that a text gives, as a flag would. Exits with 78 otherwise."""
-    kind = Annotated[kind, tyro.conf.arg(name=name)]
-    return _tyro(kind, "", [text], strict=True, add_help=False)
+    """Return the value of a type that a text gives, as a flag would, or raise `ConfigError`."""
+    return _tyro(kind, "", [text], name=name, add_help=False)[0]
 
 
 def _tyro(
@@ -136,28 +148,35 @@ def _tyro(
     arguments: Sequence[str],
     *,
     default: Any = None,
-    strict: bool = False,
+    name: str = "",
     **options: Any,
 ) -> Any:
-    """Return what the arguments give, and those that are unknown unless `strict` refuses them."""
+    """Return what the arguments give, and those that are unknown.
+
+    Raises `ConfigError` for those that do not fit, which the value of one flag calls by its `name`.
+    """
     if default is not None:
         options["default"] = default
+    box = io.StringIO()
     try:
-        return tyro.cli(
-            kind,
-            prog=f"podracer {command}".strip(),
-            args=list(arguments),
-            config=(
-                tyro.conf.AvoidSubcommands,
-                tyro.conf.OmitArgPrefixes,
-                tyro.conf.SuppressFixed,
-            ),
-            registry=REGISTRY,
-            return_unknown_args=not strict,
-            **options,
-        )
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(
+                kind,
+                prog=f"podracer {command}".strip(),
+                args=list(arguments),
+                config=(
+                    tyro.conf.AvoidSubcommands,
+                    tyro.conf.OmitArgPrefixes,
+                    tyro.conf.SuppressFixed,
+                ),
+                registry=REGISTRY,
+                return_unknown_args=True,
+                **options,
+            )
     except SystemExit as stop:
-        sys.exit(78 if stop.code else 0)
+        if not stop.code:  # after the page of `--help`
+            sys.exit(0)
+        raise ConfigError(of_parser(box.getvalue(), command, name)) from None
 
 
 def check_limits(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:

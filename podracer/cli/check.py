@@ -16,7 +16,7 @@ from podracer.errors import ConfigError
 class CheckOptions:
     """Check an environment: what it declares, then what it does in random play, in this process."""
 
-    environment: Annotated[str, tyro.conf.Positional]
+    environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENVIRONMENT")]
     """Name of the environment, as `podracer list environments` shows them, or MODULE:NAME of an
     environment or a class of Gymnasium."""
     json: bool = False
@@ -34,6 +34,7 @@ def check(options: CheckOptions) -> int:
 
 def _named(name: str) -> Any:
     """Return what MODULE:NAME names, and any other name as it is."""
+    from podracer.checks.errors import describe_error
     from podracer.cli.recipe_flags import find_modules_here
     from podracer.envs.catalog import has_name
 
@@ -44,5 +45,5 @@ def _named(name: str) -> Any:
     find_modules_here(name, None)
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(f"There is no environment {name!r}: {error}.") from error
+    except Exception as error:
+        raise ConfigError(f"There is no environment {name!r}: {describe_error(error)}") from error

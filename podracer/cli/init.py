@@ -48,9 +48,10 @@ def _check(name: str, folder: Path) -> None:
     """Raise `ConfigError` where a package cannot have the name, or the folder is in use."""
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         close = name.replace("-", "_")
+        is_free = _NAME.fullmatch(close) and not keyword.iskeyword(close)
         raise ConfigError(
             f"{name!r} is no name of a package: take letters, digits and underscores, such as "
-            f"{close if _NAME.fullmatch(close) else _TEMPLATE_NAME}."
+            f"{close if is_free else _TEMPLATE_NAME}."
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{name} exists here already: take another name or another folder.")

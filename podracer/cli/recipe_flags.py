@@ -14,6 +14,7 @@ import tyro
 from podracer import recipes
 from podracer.cli.arguments import Arch, leading_name, read_value, take_flags
 from podracer.cli.flags import Field, Group, fields_of, group_of, is_part, parse_parts
+from podracer.cli.sentences import no_setting
 from podracer.config.experiment import Experiment
 from podracer.config.torso import TorsoKind, torso_kind, with_torso
 from podracer.envs.catalog import imported_module
@@ -169,11 +170,10 @@ def with_setting(experiment: Experiment, setting: str) -> Experiment:
     """
     path, equals, text = setting.partition("=")
     *parts, name = path.split(".")
+    if not equals and setting in recipes.RECIPES:
+        raise ConfigError(f"{setting!r} is a recipe: write its name before the flags.")
     if not equals:
-        raise ConfigError(
-            f"{setting!r} is no setting: write FIELD=VALUE, such as agent.learning_rate=1e-3; "
-            "several values are for a sweep, --vary NAME=VALUE,VALUE."
-        )
+        raise ConfigError(no_setting(setting))
     if path == "environment":
         return experiment.with_environment(text)
     part = functools.reduce(lambda part, name: getattr(part, name, None), parts, experiment)

@@ -62,9 +62,7 @@ def _whole_numbers_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[INT [INT ...]]",
-        instance_from_str=lambda texts: tuple(
-            read_whole_number(part) for text in texts for part in text.split(",")
-        ),
+        instance_from_str=_read_whole_numbers,
         is_instance=lambda value: isinstance(value, tuple) and all(type(x) is int for x in value),
         str_from_instance=lambda value: list(map(str, value)),
     )
@@ -98,6 +96,14 @@ def _read_run(text: str) -> Path:
 
 RUN = _path_spec("RUN", _read_run)
 """Parser of a run that a command reads: a directory, or an address in a store."""
+
+
+def _read_whole_numbers(texts: list[str]) -> tuple[int, ...]:
+    """Return the numbers of a flag, none of them for ''. Raises `ValueError` for a bare flag."""
+    if not texts:
+        raise ValueError("write numbers behind it, such as 64 64, or '' for none.")
+    parts = [part for text in texts for part in text.split(",")]
+    return () if parts == [""] else tuple(map(read_whole_number, parts))
 
 
 def read_whole_number(text: str) -> int:

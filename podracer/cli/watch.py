@@ -19,6 +19,11 @@ class WatchOptions:
 
     directory: Annotated[Path, tyro.conf.Positional]
     """Directory of a run, a sweep or a tournament, or one that holds runs, even future ones."""
+    pattern: Annotated[str, tyro.conf.arg(name="only", metavar="GLOB")] = "*"
+    """Names of the runs to show, such as "cartpole-*"."""
+    films: bool = False
+    """Whether the page has a button for each run that films its newest policy, as `podracer play`
+    does: whoever sees the page can then keep this machine busy."""
     port: Port = 7007
     """Port of the page, up to 65,535; 0 takes any that is free."""
     host: str = "127.0.0.1"
@@ -34,9 +39,10 @@ def watch(options: WatchOptions) -> int:
     from podracer.reports.watch.server import LiveServer
     from podracer.reports.watch.watcher import Watcher
 
+    watcher = Watcher(options.directory, options.pattern, films=options.films)
     with explained_address(options.host, options.port):
-        server = LiveServer(Watcher(options.directory), options.host, options.port)
-    with server, contextlib.suppress(KeyboardInterrupt):
+        server = LiveServer(watcher, options.host, options.port)
+    with server, contextlib.closing(watcher), contextlib.suppress(KeyboardInterrupt):
         print(f"{server.address}  Ctrl-C ends it", flush=True)
         server.serve_forever()
     return 0

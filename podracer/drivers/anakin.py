@@ -10,6 +10,7 @@ Source: Hessel et al. 2021, section 3 (arXiv 2104.06272).
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -84,7 +85,7 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
     """Raise `ConfigError` if the configuration cannot run, before anything is compiled."""
     check_ranges(config, "driver")
     check_divisible("num_envs", config.num_envs, num_devices)
-    check_environment(env)
+    check_environment(env, restarts=True)
     share = config.num_envs // num_devices
     check_agent(blueprint, num_envs=share, num_devices=num_devices)
     built = blueprint.build()
@@ -203,12 +204,13 @@ def chunk(
     state = keep_on_host(state)
     shapes = state.learner.shared
     with breakpoints_off():
-        structure = jax.tree.structure(jax.eval_shape(update, state)[1])
-    zeros = jnp.int32(0), jnp.zeros(structure.num_leaves)
+        metric_shapes = jax.eval_shape(update, state)[1]
+    num_metrics = sum(math.prod(x.shape) for x in jax.tree.leaves(metric_shapes))
+    zeros = jnp.int32(0), jnp.zeros(num_metrics)
     loop = _with_shared(state, kernels.pack(state.learner.shared)), zeros
     state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, loop)
     state = _with_shared(state, kernels.unpack(state.learner.shared, shapes))
-    metrics = {**unpack(sums, structure), "frames": frames}
+    metrics = {**unpack(sums, metric_shapes), "frames": frames}
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))

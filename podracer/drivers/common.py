@@ -85,7 +85,7 @@ class Progress:
 
     updates: int  # updates done since the run began, at the end of the chunk
     frames: int  # valid transitions within the chunk
-    metrics: dict[str, float | None]  # means over the chunk; None if no episode ended
+    metrics: dict[str, Any]  # means over the chunk, f32 `[n]` or floats; None if no episode ended
     compile_seconds: float = 0.0  # spent before the first chunk, 0 in later reports
     request: int = Request.NONE  # the largest of all hosts
     state: TrainState | None = None  # at boundaries only, see `anakin`
@@ -400,7 +400,7 @@ def to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree
         ]
         _raise_fault(bits, failed_update + 1, names)
     episodes = int(values["episodes"])
-    metrics: dict[str, float | None] = {
+    metrics: dict[str, Any] = {
         "episodes": episodes,
         "episode_return": float(values["episode_return"]) / episodes if episodes else None,
         "episode_length": float(values["episode_length"]) / episodes if episodes else None,
@@ -409,10 +409,13 @@ def to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree
     return Progress(updates, int(values["frames"]), metrics, request=int(values["request"]))
 
 
-def _value(mean: Any) -> float | None:
+def _value(mean: Any) -> Any:
     """Return the value of a metric, None for a `Mean` in which nothing counts."""
     if not isinstance(mean, Mean):
-        return float(mean)
+        return np.asarray(mean) if np.ndim(mean) else float(mean)
+    if np.ndim(mean.total):
+        share = np.asarray(mean.share)
+        return mean.total / np.where(share > 0, share, np.nan) if share.any() else None
     return float(mean.total) / float(mean.share) if mean.share else None
 
 
@@ -420,8 +423,8 @@ def _raise_fault(bits: int, update: int, leaves: Sequence[str]) -> NoReturn:
     faults, place = Fault(bits % (1 << _LEAF_SHIFT)), bits >> _LEAF_SHIFT
     if Fault.RESTART in faults:
         raise ConfigError(
-            f"update {update}: an episode ended and the environment did not restart: "
-            "wrap it in podracer.auto_reset."
+            f"update {update}: an episode ended and the environment did not restart: wrap it in "
+            "podracer.auto_reset if it is in JAX; on the host its `step` restarts it."
         )
     if Fault.ACTION_MASK in faults:
         raise EnvironmentFault(f"update {update}: {NO_ACTION}")

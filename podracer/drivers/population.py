@@ -374,7 +374,10 @@ def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTre
         "episode_length": values["episode_length"] / num_episodes,
         **{name: _values(mean) for name, mean in values["mean"].items()},
     }
-    pods = {name: np.where(failed, np.nan, value) for name, value in metrics.items()}
+    pods = {
+        name: np.where(failed.reshape(-1, *[1] * (np.ndim(value) - 1)), np.nan, value)
+        for name, value in metrics.items()
+    }
     means = {name: _finite_mean(value) for name, value in pods.items()}
     return Progress(
         updates,
@@ -385,7 +388,7 @@ def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTre
     )
 
 
-def _values(mean: Any) -> Shaped[np.ndarray, " P"]:
+def _values(mean: Any) -> Shaped[np.ndarray, " P *h"]:
     """Return the values of a metric, NaN for each `Mean` in which nothing counts."""
     if not isinstance(mean, Mean):
         return mean
@@ -393,6 +396,8 @@ def _values(mean: Any) -> Shaped[np.ndarray, " P"]:
     return np.asarray(mean.total) / np.where(share > 0, share, np.nan)
 
 
-def _finite_mean(values: Shaped[np.ndarray, " P"]) -> float | None:
+def _finite_mean(values: Shaped[np.ndarray, " P *h"]) -> Any:
+    if values.ndim > 1:
+        return np.array([_finite_mean(column) for column in values.T], float)
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else None

@@ -264,7 +264,11 @@ def make(name: str, **options: Any) -> Any:
             f"There is no environment {name!r}: of Gymnasium it is {full_name}{options_text}."
         )
     valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS), *installed("environments")]
-    raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid)}")
+    page = (
+        "`podracer list environments` shows the names; one of your own goes into a recipe, "
+        "MODULE:FUNCTION, and a class of Gymnasium is gymnasium:MODULE:ID."
+    )
+    raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid, page)}")
 
 
 def _function(name: str) -> Callable[..., Any] | None:

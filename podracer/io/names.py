@@ -31,8 +31,11 @@ OTHER_NAMES = {
 }
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown `name`: the nearest known names."""
+def nearest(name: str, candidates: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of an error message about an unknown `name`: the nearest known names.
+
+    Where none is near it is `otherwise`, by default all names.
+    """
     candidates = list(candidates)
     for own_name in OTHER_NAMES.get(name, ()):
         if own_name in candidates:
@@ -43,4 +46,4 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(by_lower[match] for match in close)}?"
-    return f"choose one of {', '.join(candidates)}."
+    return otherwise or f"choose one of {', '.join(candidates)}."

@@ -21,6 +21,7 @@ PREEMPTED = 75
 STALLED = 76
 STOPPED = 130
 THREAD_SECONDS = 5.0  # for threads that go on after the main thread
+COMPILER = "podracer-compile"  # a thread of this name ends with its program, which nobody awaits
 
 
 class _Process:
@@ -63,8 +64,9 @@ def exit_despite_threads(code: int) -> NoReturn:
     def exit_late() -> None:
         if not threads_ended.wait(THREAD_SECONDS):
             threads = set(threading.enumerate()) - {threading.main_thread()}
-            names = ", ".join(thread.name for thread in threads if not thread.daemon)
-            print_stderr(f"left behind by force: {names}.")
+            names = [thread.name for thread in threads if not thread.daemon]
+            if names := [name for name in names if not name.startswith(COMPILER)]:
+                print_stderr(f"left behind by force: {', '.join(names)}.")
             atexit._run_exitfuncs()
             exit_at_once(code)
 

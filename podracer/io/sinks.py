@@ -69,6 +69,11 @@ def scalars(record: Record) -> dict[str, float]:
     }
 
 
+def vectors(record: Record) -> dict[str, Any]:
+    """Return the arrays `[n]` of a record of one run, named as `scalars` names numbers."""
+    return {f"{group(key)}/{key}": x for key, x in record.items() if getattr(x, "ndim", 0) == 1}
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all records of a `metrics.jsonl`, oldest first, without a torn last line.
 
@@ -113,6 +118,7 @@ def plain(value: Any) -> Any:
 class TensorBoardSink:
     """Sink that writes scalars over updates to a TensorBoard event file, named `group/metric`.
 
+    Metrics of several numbers become histograms of those that are finite.
     After a resume TensorBoard ignores records of earlier files after `resume_updates`. The file
     is opened by the first record, so that a slow or full disk only affects the sink's own thread.
     """
@@ -130,6 +136,11 @@ class TensorBoardSink:
         values = [
             Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()
         ]
+        for name, array in vectors(record).items():
+            from tensorboardX.summary import histogram
+
+            if (finite := array[abs(array) < math.inf]).size:
+                values += histogram(name, finite, "auto").value
         step = int(record["updates"] or 0)
         self._file.write_event(
             Event(wall_time=time.time(), step=step, summary=Summary(value=values))

@@ -191,5 +191,6 @@ def explain_error(error: Exception, translate: Callable[[str], str] = str) -> in
     if code is None:
         print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
         return 70
-    print_stderr(translate(str(error)))
+    sentence = translate(str(error))
+    print_stderr(sentence if sentence.endswith((".", "?", ")")) else f"{sentence}.")
     return code

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
+from podracer.checks.errors import describe_error
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import experiment_of, read_config
 from podracer.envs.catalog import ENVIRONMENTS, full_name_of, has_name
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.entry_points import installed
 from podracer.io.names import nearest
 from podracer.io.paths import user_path
@@ -81,7 +82,13 @@ def find(name: str, **options: Any) -> Experiment:
                 f"{name} needs a value of {key!r}, which has no default: add it, or name a "
                 "function that returns an Experiment."
             )
-    experiment = function(**{key: _option(function, key, text) for key, text in options.items()})
+    values = {key: _option(function, key, text) for key, text in options.items()}
+    try:
+        experiment = function(**values)
+    except PodracerError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the recipe {name} raised {describe_error(error)}") from error
     name = name.rpartition(":")[2]
     if not isinstance(experiment, Experiment):
         kind = type(experiment).__name__
@@ -225,14 +232,21 @@ def _imported(name: str) -> Callable[..., Experiment]:
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
         _refuse_environment(name)
         raise ConfigError(f"There is no recipe {name!r}: name your own as MODULE:FUNCTION.")
+    if module.endswith(".py"):
+        raise ConfigError(
+            f"{module!r} is a file: name its module, {module.removesuffix('.py')}:{attribute}."
+        )
     try:
         function = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+    except Exception as error:
+        if isinstance(error, PodracerError):
             raise
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            raise ConfigError(f"{module} cannot be imported: {describe_error(error)}") from error
         _refuse_environment(name)
         raise ConfigError(
-            f"There is no module {error.name!r}: install it, or run in the folder that holds it."
+            f"There is no module {missing!r}: install it, or run in the folder that holds it."
         ) from error
     if not callable(function):
         raise ConfigError(f"There is no function {attribute!r} in the module {module}.")

@@ -45,6 +45,7 @@ class Panel(NamedTuple):
     title: str
     key: str
     points: str = ""
+    parts: Sequence[str] = ()  # keys of the curves of a metric `[n]`, in place of its own
 
 
 class LegendEntry(NamedTuple):
@@ -154,7 +155,7 @@ def curves(
     colors = dict(zip(members, itertools.cycle(COLORS), strict=False))
     shown = {label: runs[: max(1, limit // len(members))] for label, runs in members.items()}
     num_drawn, num_runs = sum(map(len, shown.values())), sum(map(len, groups.values()))
-    size = num_blocks * num_drawn * (len(panels) + len(axes))
+    size = num_blocks * num_drawn * (sum(len(x.parts) or 1 for x in panels) + len(axes))
     points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
     texts = {label: _text(settings) for label, settings in differing_settings(members).items()}
     figures = []
@@ -162,6 +163,9 @@ def curves(
         traces = []
         for label, color in colors.items():
             group = label, color, texts[label], len(shown) <= _RAW
+            if panel.parts:
+                traces += _parts(group, shown[label], panel, axes, points, len(colors) == 1)
+                continue
             traces += _runs(group, shown[label], panel, axes, points)
             traces += _score(label, color, members[label], panel, axes)
         if traces:
@@ -221,6 +225,22 @@ def _runs(
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
             style = {"line": {"color": color, "width": 0.6, "dash": "dot"}, "marker": marker}
             yield _of_run(label, run, dots, text, smooth=None, mode=mode, **style)
+
+
+def _parts(
+    group: tuple[str, str, str, bool],
+    runs: Sequence[RunRecords],
+    panel: Panel,
+    axes: Sequence[str],
+    points: int,
+    has_colors: bool,
+) -> Iterator[Trace]:
+    """Yield the curves of a metric's parts, in a color for each part where no groups need them."""
+    label, color, text, _ = group
+    for part, part_color in zip(panel.parts, itertools.cycle(COLORS), strict=False):
+        part_text = "\n".join(filter(None, [part.removeprefix(panel.key), text]))
+        style = label, part_color if has_colors else color, part_text, False
+        yield from _runs(style, runs, Panel(panel.title, part), axes, points)
 
 
 def _curves_of(run: RunRecords, key: str, axes: Sequence[str], points: int) -> dict[str, Curve]:

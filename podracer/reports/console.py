@@ -296,7 +296,8 @@ class Console:
         return table
 
     def _metrics(self) -> list[str]:
-        names = [key for key in self._latest if group(key) == "learn"]
+        latest = self._latest.items()
+        names = [k for k, x in latest if group(k) == "learn" and isinstance(x, int | float)]
         names.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
         return names[:_NUM_METRICS]
 

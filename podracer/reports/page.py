@@ -127,6 +127,7 @@ aside h2 { color: var(--error) }
 summary { cursor: pointer; color: var(--soft) }
 pre { background: var(--fill); padding: 1rem; border-radius: 6px; overflow-x: auto }
 @media (max-width: 700px) { .tiles { grid-template-columns: repeat(2, 1fr) }
+  .tiles div:empty:nth-child(odd), .tiles div:empty + div:empty { display: none }
   body { margin-top: 1rem; padding: 0 .9rem } h1 { font-size: 1.4rem }
   section { margin-top: 1.8rem } td, th { padding-right: .6rem } }
 """

@@ -6,11 +6,12 @@ seeds, with an interval where these are enough (see `scores/statistics.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,7 +48,14 @@ from podracer.reports.seeds import (
 from podracer.reports.selection import lineage_figures
 from podracer.reports.sweep import sweep
 from podracer.reports.timeline import utilization_facts, utilization_section
-from podracer.scores.runs import RunRecords, as_text, has_selection, members_of, pods_in
+from podracer.scores.runs import (
+    RunRecords,
+    as_text,
+    has_selection,
+    members_of,
+    pods_in,
+    with_parts,
+)
 
 _LOG = logging.getLogger("podracer")
 
@@ -114,7 +122,8 @@ def load_records(path: Path, name: str) -> list[RunRecords]:
     records = read_metrics(metrics) if metrics.exists() else []
     config, crash = (read_object(path / file) for file in ("config.json", "crash.json"))
     run = RunRecords(name, config, records, crash, path, read_sealed(path))
-    return [run] if series is None or not pods_in(config) else members_of(run, series)
+    runs = [run] if series is None or not pods_in(config) else members_of(run, series)
+    return [dataclasses.replace(x, records=[*map(with_parts, x.records)]) for x in runs]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -273,8 +282,14 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
     Each environment has charts of its own, as returns of two have no common measure.
     """
     environments, lines = by_environment(groups), caption(groups)
-    keys = sorted(_logged(groups), key=lambda key: ("loss" not in key, key))
-    metrics = [Panel(metric_title(key), key) for key in keys if group(key) == "learn"]
+    keys: dict[str, list[str]] = {}
+    for key in _logged(groups):
+        keys.setdefault(key.partition("[")[0], []).append(key)
+    metrics = [
+        Panel(metric_title(name), name, parts=keys[name] if keys[name] != [name] else ())
+        for name in sorted(keys, key=lambda name: ("loss" not in name, name))
+        if group(name) == "learn"
+    ]
     tasks = [panel for panel in metrics if panel.key.startswith(TASK_REWARD)]
     metrics = [panel for panel in metrics if panel not in tasks]
     for name, title, panels in (
@@ -292,9 +307,9 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
         lines = ""  # said once
 
 
-def _logged(groups: Groups) -> set[str]:
+def _logged(groups: Groups) -> Iterable[str]:
     records = (record for runs in groups.values() for run in runs for record in run.records)
-    return {key for record in records for key, value in record.items() if value is not None}
+    return dict.fromkeys(key for record in records for key, x in record.items() if x is not None)
 
 
 def metric_title(key: str) -> str:

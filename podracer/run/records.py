@@ -170,10 +170,14 @@ class Recorder:
 
     def _warn_of_diagnostics(self, progress: Progress) -> None:
         """Name the agent's metrics that are not finite: the run goes on, see `Fault`."""
-        pods = progress.pods or {}
-        has_failed = np.isnan(pods["episodes"]) if pods else np.False_
-        for name, value in {**progress.metrics, **pods}.items():
-            if group(name) != "learn" or value is None or np.all(np.isfinite(value) | has_failed):
+        has_failed = np.isnan(progress.pods["episodes"]) if progress.pods else np.False_
+        for name, value in (progress.pods or progress.metrics).items():
+            if group(name) != "learn" or value is None:
+                continue
+            is_finite = np.isfinite(value)
+            if np.ndim(is_finite) > has_failed.ndim:  # a metric [n]
+                is_finite = is_finite.all(axis=-1)
+            if np.all(is_finite | has_failed):
                 continue
             text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
             self.warn(name, text + "null where it is not, and the run goes on.")

@@ -40,6 +40,7 @@ from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, ProgramEvaluator, make_evaluator
+from podracer.io.signals import COMPILER
 from podracer.run.blueprint import build_with
 from podracer.run.budget import Budget
 from podracer.run.history import installed_versions
@@ -59,7 +60,7 @@ def checked_spec(environment: Any) -> EnvironmentSpec:
     """Return the checked specification of an environment of either kind."""
     if isinstance(environment, HostEnvironments):
         return check_spec(environment)
-    return check_environment(environment)
+    return check_environment(environment, restarts=True)
 
 
 def checkpointed_environment(
@@ -385,7 +386,7 @@ class CompileInThread(Generic[T]):
     def __call__(self, *args: Any) -> Future[T]:
         """Start the call, unless it has begun, and return its future."""
         if self._future is None:
-            start, executor = time.perf_counter(), ThreadPoolExecutor(1, "podracer-compile")
+            start, executor = time.perf_counter(), ThreadPoolExecutor(1, COMPILER)
             call = self._prepare(*args)
 
             def timed() -> T:

@@ -269,6 +269,35 @@ def members_of(
     return members
 
 
+MOST_PARTS = 16  # components of a metric of several numbers that are shown apart
+_QUANTILES = {
+    "lowest": 0,
+    "5 %": 5,
+    "25 %": 25,
+    "median": 50,
+    "75 %": 75,
+    "95 %": 95,
+    "highest": 100,
+}
+
+
+def with_parts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with numbers in place of each metric `[n]`: its components, or quantiles.
+
+    They are named `METRIC[PART]`.
+    """
+    numbers: dict[str, Any] = {}
+    for name, value in record.items():
+        if not isinstance(value, list):
+            numbers[name] = value
+        elif len(value) <= MOST_PARTS:
+            numbers |= {f"{name}[{index}]": x for index, x in enumerate(value)}
+        elif finite := [x for x in value if isinstance(x, int | float)]:
+            levels = np.percentile(finite, [*_QUANTILES.values()]).tolist()
+            numbers |= {f"{name}[{k}]": x for k, x in zip(_QUANTILES, levels, strict=True)}
+    return numbers
+
+
 def pods_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the pods of a configuration, none where it has none or what cannot be pods."""
     pods = config.get("experiment", {}).get("pods")

@@ -131,12 +131,19 @@ BROKEN: dict[str, tuple[Any, str]] = {
     # Metrics.
     "a Python number": (
         measuring({"rate": 0.1}),
-        "must return scalar metrics, but 'rate' is of type float: write jnp.asarray(0.1).",
+        "metrics that are arrays, but 'rate' is of type float: write jnp.asarray(0.1).",
     ),
     "None": (measuring({"rate": None}), "but 'rate' is of type NoneType."),
     "nested metrics": (measuring({"train": {"x": jnp.ones(())}}), "but 'train' is of type dict."),
     "text": (measuring({"phase": "warm-up"}), "but 'phase' is of type str."),
-    "a vector": (measuring({"x": jnp.zeros(3)}), "but 'x' is float32[3]."),
+    "a matrix": (
+        measuring({"x": jnp.zeros((3, 2))}),
+        "scalars or of shape [n], n up to 1,024, but",
+    ),
+    "too many numbers": (
+        measuring({"x": jnp.zeros(1025)}),
+        "but 'x' is float32[1025]: take its histogram.",
+    ),
     "a metric without name": (measuring(jnp.zeros(())), "a dictionary of metrics, not array."),
     "no metrics": (measuring(None), "a dictionary of metrics, not NoneType."),
     "a number for a name": (measuring({0: jnp.zeros(())}), "must be a str, not 0."),

@@ -18,7 +18,7 @@ from podracer.checks import check_environment
 from podracer.environment import auto_reset, restart, transition
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.run.setup import build
+from podracer.run.setup import build, make_run_setup
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
@@ -396,6 +396,18 @@ def test_the_good_environment_passes_without_a_compile(compiled: list[str]) -> N
     assert not compiled
     jax.jit(lambda x: x * 3)(jnp.ones(7))  # the listener does hear compiles
     assert compiled
+
+
+def test_who_trains_is_told_before_a_compile_that_no_episode_follows(compiled: list[str]) -> None:
+    """An environment without ends needs no restarts."""
+    for driver in (podracer.AnakinConfig(), podracer.SebulbaConfig()):
+        settings = {"agent": podracer.A2C(), "driver": driver, "devices": 1, "frames": 9}
+        with pytest.raises(ConfigError, match=r"walk: episodes end .*podracer.auto_reset"):
+            make_run_setup(podracer.Experiment(environment=mutant(), **settings))
+    check_environment(auto_reset(mutant()), restarts=True)
+    endless = mutant(step=lambda key, state, action: (state, transition({"x": state.x}, 1.0)))
+    check_environment(endless, restarts=True)
+    assert not compiled
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from podracer import recipes
 from podracer.cli.recipe_flags import parse_experiment
-from podracer.cli.sentences import FIELD_NAMES, in_flags
+from podracer.cli.sentences import FIELD_NAMES, in_flags, of_parser
 from podracer.cli.train import TrainOptions
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
@@ -57,3 +57,28 @@ def test_a_setting_that_leads_nowhere_is_explained_as_in_python():
     with pytest.raises(ConfigError) as on_command_line:
         parse_experiment("train", ["agent.hidden=8"], experiment, TrainOptions())
     assert str(in_python.value) == str(on_command_line.value)
+
+
+ASCII_BOX = """ Value error
+ -----------------------------------
+  Error parsing --seed: 'x' must be
+  a whole number.
+  -----------------------------------
+  Argument helptext:
+      --seed INT
+
+"""
+BOX = """╭─ Value error ─────────────────────╮
+│ Error parsing --seed: 'x' must be │
+│ a whole number.                   │
+│ ───────────────────────────────── │
+│ Argument helptext:                │
+│     --seed INT                    │
+╰───────────────────────────────────╯
+"""
+
+
+def test_a_box_of_the_parser_is_one_sentence_in_ascii_too():
+    for box in (BOX, ASCII_BOX):
+        assert of_parser(box, "train") == "--seed: 'x' must be a whole number."
+    assert of_parser("another form\nof an error", "train") == "another form of an error"

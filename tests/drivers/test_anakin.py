@@ -23,6 +23,7 @@ from podracer.drivers.anakin import anakin, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
 from podracer.environment import auto_reset
 from podracer.envs import make
+from podracer.envs.cartpole import CartPole
 from podracer.errors import ConfigError, NonFiniteError
 from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
@@ -302,8 +303,16 @@ def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
     assert seen == [5]
 
 
+class NeverFirst(CartPole):
+    """Has ends alone; to tell so, its program would have to run."""
+
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, dataclasses.replace(timestep, first=timestep.last & False)
+
+
 def test_an_environment_that_does_not_restart_is_named():
-    env = make("cartpole").inner
+    env = NeverFirst()
     agent, env, mesh, config, state = anakin_setup(
         AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1
     )

@@ -105,8 +105,10 @@ class Script:
         return state, transition(vars(state), reward, terminal=terminal, timeout=timeout)
 
 
-def test_auto_reset_against_a_python_loop() -> None:
-    shown, actions = play(auto_reset(Script()), 200, 8)
+@pytest.mark.parametrize("env", [Script(), auto_reset(Script())], ids=["once", "twice"])
+def test_auto_reset_against_a_python_loop(env: Any) -> None:
+    """Around an environment that restarts by itself, too."""
+    shown, actions = play(auto_reset(env), 200, 8)
     check_episodes(shown)
     for lane in range(8):
         lane_shown = jax.tree.map(lambda x, lane=lane: x[:, lane], shown)

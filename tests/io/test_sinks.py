@@ -244,6 +244,19 @@ def test_tensorboard_reads_what_was_written_and_forgets_what_a_resume_undid(tmp_
     }
 
 
+def test_tensorboard_draws_a_metric_of_several_numbers_as_a_histogram(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    sink.write(record(1, loss=0.5, share=np.float32([1, 3, np.nan]), nothing=np.float32([np.inf])))
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["histograms"] == ["learn/share"]
+    (event,) = events.Histograms("learn/share")
+    figures = event.histogram_value
+    assert (event.step, figures.min, figures.max, figures.num, figures.sum) == (1, 1, 3, 2, 4)
+
+
 def test_keys_are_told_apart():
     names = ["updates", "frames_per_second", "episode_return", "evaluation_length", "time_step"]
     assert [group(name) for name in names] == ["run", "run", "episode", "evaluation", "time"]

@@ -66,6 +66,33 @@ def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, 
     return directory
 
 
+def test_metrics_of_several_numbers_have_a_curve_each_or_quantiles(tmp_path):
+    run = make_run(tmp_path / "run", records=0)
+    with (run / "metrics.jsonl").open("w") as file:
+        for i in range(1, 5):
+            record = {"updates": i, "frames": i, "seconds": i, "share": [i, None, *[0.5] * 10]}
+            file.write(json.dumps({**record, "spread": list(range(101))}) + "\n")
+    drawn = figures(write_report([run], tmp_path / "one.html").read_text())
+    parts = {
+        x["text"].split("<br>")[-1]: x["meta"]["curves"]["updates"] for x in drawn["Share"]["data"]
+    }
+    assert [*parts] == [f"[{i}]" for i in range(12) if i != 1]
+    assert parts["[0]"] == [[1, 2, 3, 4], [1, 2, 3, 4]]
+    assert len({x["line"]["color"] for x in drawn["Share"]["data"]}) > 1
+    levels = {
+        x["text"].split("<br>")[-1]: x["meta"]["curves"]["updates"][1][0]
+        for x in drawn["Spread"]["data"]
+    }
+    assert levels == {
+        "[lowest]": 0, "[5 %]": 5, "[25 %]": 25, "[median]": 50, "[75 %]": 75, "[95 %]": 95,
+        "[highest]": 100,
+    }  # fmt: skip
+    other = make_run(tmp_path / "other", seed=1, records=0)
+    (other / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
+    drawn = figures(write_report([run, other], tmp_path / "two.html").read_text())
+    assert len(drawn["Spread"]["data"]) == 14
+
+
 class Page(html.parser.HTMLParser):
     """The tags, attributes, and visible text of a page."""
 

@@ -62,9 +62,9 @@ def no_pause(monkeypatch):
 
 
 @contextlib.contextmanager
-def served(directory):
+def served(directory, **options):
     """Serve the page of a directory at a free port, and yield the server."""
-    with LiveServer(Watcher(directory), "127.0.0.1", 0) as server:
+    with LiveServer(Watcher(directory, **options), "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -74,9 +74,9 @@ def served(directory):
             thread.join()
 
 
-def get(server, path, **headers):
+def get(server, path, method="GET", **headers):
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
-    connection.request("GET", path, headers=headers)
+    connection.request(method, path, headers=headers)
     return connection.getresponse()
 
 
@@ -373,6 +373,49 @@ def test_other_sites_reach_nothing(tmp_path, cases):
             assert get(server, "/film/0", **headers).status == 200
         assert get(server, "/nothing").headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert get(server, "/", Host="evil.test@127.0.0.1").status == 421
+
+
+def test_runs_are_chosen_by_their_names(tmp_path):
+    for name in ("cartpole-1", "cartpole-2", "catch-1"):
+        make_run(tmp_path / name, [record(1)])
+    page = live_page(Watcher(tmp_path, "cart*"))
+    assert "cartpole-2" in page
+    assert "catch-1" not in page
+    assert "There is no run here yet" in live_page(Watcher(tmp_path, "dart*"))
+
+
+FAKE = """#!/bin/sh
+printf GIF89a > "$4/play.gif"
+case "$4" in *broken) echo "podracer: it cannot be drawn." >&2; exit 78;; esac
+"""
+
+
+def test_a_film_is_made_when_somebody_asks_for_it(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    monkeypatch.setattr("podracer.reports.watch.studio.sys.executable", str(python))
+    runs = tmp_path / "runs"
+    run, broken = (make_run(runs / name, [record(1)]) for name in ("a", "broken"))
+    with served(runs) as server:
+        assert "Film the newest" not in get(server, "/").read().decode()
+        assert get(server, "/film/0", "POST").status == 404
+    with served(runs, films=True) as server, contextlib.closing(server.watcher):
+        assert get(server, "/").read().decode().count("Film the newest policy") == 2
+        assert get(server, "/film/0", "POST", Origin="http://evil.test").status == 403
+        assert get(server, "/film/7", "POST").status == 404
+        assert not (run / "play.gif").exists()
+        for number in (0, 1):
+            events = get(server, "/events")
+            next_event(events)
+            assert get(server, f"/film/{number}", "POST").status == 200
+            while "being filmed" in (
+                films := next_event(events)["parts"].get("films", "being filmed")
+            ):
+                pass
+        assert get(server, "/film/0").read() == b"GIF89a"
+        assert "broken: podracer: it cannot be drawn." in films
+        assert (broken / "play.gif").exists()
 
 
 def test_a_client_cannot_take_the_places_of_others(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.devices import kernels
 from podracer.devices.reductions import global_grad_in_blocks
 from podracer.errors import ConfigError
-from podracer.means import Mean, pack, unpack
+from podracer.means import Mean, pack, shapes_of, unpack
 from podracer.networks import Network
 from podracer.ops.minibatches import permutation, take
 from podracer.ops.moments import moments_of
@@ -105,16 +105,16 @@ def fit(
 
     if target_kl is not None:
         return _scan_until(1.5 * target_kl, step, learner, minibatches)
-    structures = []
+    shapes = []
 
     def packed_step(packed: PyTree, minibatch: PyTree) -> tuple[PyTree, jax.Array]:
         new_learner, metrics = step(kernels.unpack(packed, learner), minibatch)
-        structures.append(jax.tree.structure(metrics))
+        shapes.append(shapes_of(metrics))
         return kernels.pack(new_learner), pack(metrics)
 
     with jax.named_scope("minibatches"):
         packed, means = kernels.scan(packed_step, kernels.pack(learner), minibatches)
-    means = unpack(jnp.mean(means, axis=0), structures[0])
+    means = unpack(jnp.mean(means, axis=0), shapes[0])
     return kernels.unpack(packed, learner), means
 
 
@@ -145,5 +145,5 @@ def _scan_until(
 
     loop = (learner, jnp.bool_(False))
     (learner, _), (metrics, tried) = jax.lax.scan(attempt_or_skip, loop, minibatches)
-    means = jax.tree.map(lambda x: jnp.sum(x) / jnp.sum(tried), metrics)
+    means = jax.tree.map(lambda x: jnp.sum(x, axis=0) / jnp.sum(tried), metrics)
     return learner, {**means, "minibatch_fraction": jnp.mean(metrics["minibatch_fraction"])}

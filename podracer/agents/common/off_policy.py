@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -88,7 +89,7 @@ def learn_from_replay(
         keys = jax.random.split(key, config.updates_per_rollout)
         with jax.named_scope("minibatches"):
             loop, metrics = scan(step, loop, keys)
-        return loop, pack(jax.tree.map(jnp.mean, metrics))
+        return loop, pack(jax.tree.map(partial(jnp.mean, axis=0), metrics))
 
     loop = pack(state.shared), replay.priorities
     shapes = jax.eval_shape(step, loop, key)[1]

@@ -272,5 +272,5 @@ def _total(values: list[Any]) -> Any:
     return {
         **values[-1],
         **{name: sum(value[name].item() for value in values) for name in sums},
-        "mean": jax.tree.map(lambda *x: np.mean(x), *(value["mean"] for value in values)),
+        "mean": jax.tree.map(lambda *x: np.mean(x, axis=0), *(value["mean"] for value in values)),
     }

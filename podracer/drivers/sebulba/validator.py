@@ -9,11 +9,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
-from podracer.errors import WEIGHTED_SUM, EnvironmentFault
+from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, TimeStep
 
 KINDS = ("not_finite", "no_action")
+NO_RESTART = "the timestep after one with `last` set has no `first` set: no new episode begins."
 _SCALAR_DTYPES = {
     "reward": np.dtype(np.float32),
     "discount": np.dtype(np.float32),
@@ -35,17 +36,24 @@ class TimestepValidator:
         leaves, self._structure = jax.tree.flatten(spec.observation)
         self._expected = [((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
         self._num_envs = num_envs
-        self._masked_rows = np.zeros(num_envs, bool)
+        self._masked_rows = self._ended_rows = np.zeros(num_envs, bool)
         self.faults: Counter[str] = Counter()
         self.first_faults: dict[str, str] = {}  # a line on the first of each kind
 
     def restore(self, timestep: TimeStep) -> None:
         """Go on after a timestep that `validate` returned: its masked rows stay so."""
         self._masked_rows = timestep.first & timestep.last
+        self._ended_rows = timestep.last & ~timestep.first
 
     def validate(self, timestep: TimeStep) -> TimeStep:
-        """Return the timestep, which is checked, with bad rows masked."""
+        """Return the timestep, which is checked, with bad rows masked.
+
+        Raises `ConfigError` if a row goes on after its episode's end.
+        """
         leaves = self.check(timestep)
+        if (self._ended_rows & ~timestep.first).any():
+            raise ConfigError(f"{self._name}: {NO_RESTART}")
+        self._ended_rows = np.array(timestep.last)
         floats = [timestep.reward, timestep.discount]
         floats += [leaf for leaf in leaves if leaf.dtype.kind == "f"]
         mask = action_mask(timestep.observation)

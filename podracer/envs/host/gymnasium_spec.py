@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from podracer.checks.errors import describe_error
 from podracer.envs.common import atari_remedy, import_optional, narrower
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_worker import (
@@ -236,14 +237,16 @@ def _registered(name: str, options: Options) -> Registered:
             importlib.import_module(module)
         entry = library.spec(environment_id)
         return Registered(environment_id if module else entry, module, options)
-    except (ImportError, library.error.Error) as error:
+    except Exception as error:
         if install is not None:
             raise ConfigError(f"gymnasium:{name} needs the package {module}: {install}.") from error
-        if isinstance(error, ImportError):
-            raise ConfigError(f"gymnasium:{name} cannot be imported: {error}.") from error
+        if not isinstance(error, library.error.Error):
+            reason = describe_error(error)
+            raise ConfigError(f"gymnasium:{name} cannot be imported: {reason}") from error
         if name.startswith("ALE/"):
             raise ConfigError(atari_remedy(name)) from error
-        suggestion = nearest(environment_id, sorted(library.registry))
+        registered = "`gymnasium.pprint_registry()` lists them."
+        suggestion = nearest(environment_id, sorted(library.registry), registered)
         raise ConfigError(
             f"Gymnasium has no environment {name!r}: {suggestion} If a package registers it, write "
             f"gymnasium:MODULE:{environment_id}."

@@ -20,10 +20,11 @@ from podracer.reports.selection import lineage_figures
 from podracer.reports.sweep import ranking, sweep
 from podracer.reports.timeline import utilization_section
 from podracer.reports.watch.files import Tail, signature
-from podracer.scores.runs import RunRecords, members_of, pod_records, pods_in
+from podracer.reports.watch.studio import Studio
+from podracer.scores.runs import RunRecords, members_of, pod_records, pods_in, with_parts
 from podracer.scores.score import returns_of
 
-FILMS = ("play.mp4", "play.gif")
+FILMS = ("play.mp4", "play.gif")  # the first of them is shown
 _EVALUATION = "evaluation_return"
 _MEMBER_RECORDS = 20_000  # in all pods together at most
 
@@ -51,9 +52,8 @@ class WatchedRun:
         if not isinstance(config.get("experiment", {}), dict):
             config = {}
         self._compare_seals()
-        self.records = RunRecords(
-            self.path.name, config, self.metrics_file.records, crash, self.path, self._sealed
-        )
+        records = [*map(with_parts, self.metrics_file.records)]
+        self.records = RunRecords(self.path.name, config, records, crash, self.path, self._sealed)
         self.pods = pod_records(config, self._pods.records) if pods_in(config) else []
         self._signature = current  # at last: what could not be read is read again
         return True
@@ -148,7 +148,9 @@ def _last_change(path: Path) -> int:
     )
 
 
-def run_sections(runs: Sequence[WatchedRun], num_runs: int) -> Iterator[tuple[str, str]]:
+def run_sections(
+    runs: Sequence[WatchedRun], num_runs: int, studio: Studio | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield the parts of the page: a name and HTML, empty where there is nothing to show."""
     records = [run.records for run in runs]
     groups = group_runs(records)
@@ -163,7 +165,11 @@ def run_sections(runs: Sequence[WatchedRun], num_runs: int) -> Iterator[tuple[st
             yield f"pods-{index}", section(f"Pods of {html.escape(run.path.name)}", _pods(run))
     yield "sweep", section("Settings and score", sweep(groups))
     yield "waiting", section("Who waits for whom", utilization_section(records))
-    films = [_film(index, run) for index, run in enumerate(runs) if run.film is not None]
+    films = [
+        _film(index, run, studio)
+        for index, run in enumerate(runs)
+        if run.film is not None or studio is not None
+    ]
     yield "films", section("Films", f'<div class="panels">{"".join(films)}</div>' if films else "")
     yield "metrics", learning["tasks"] + learning["metrics"]
     yield "machine", learning["machine"]
@@ -215,16 +221,22 @@ def _facts(run: WatchedRun) -> dict[str, str]:
     }
 
 
-def _film(index: int, run: WatchedRun) -> str:
-    assert run.film is not None
-    mark = signature(run.film)
-    address = f"film/{index}?{mark[3] if mark else 0}"
-    kind = (
-        f'<video src="{address}" autoplay loop muted playsinline controls></video>'
-        if run.film.suffix == ".mp4"
-        else f'<img src="{address}" alt="film">'
-    )
-    return f"<figure>{kind}<figcaption>{html.escape(run.path.name)}</figcaption></figure>"
+def _film(index: int, run: WatchedRun, studio: Studio | None) -> str:
+    kind = ""
+    if run.film is not None:
+        mark = signature(run.film)
+        address = f"film/{index}?{mark[3] if mark else 0}"
+        kind = (
+            f'<video src="{address}" autoplay loop muted playsinline controls></video>'
+            if run.film.suffix == ".mp4"
+            else f'<img src="{address}" alt="film">'
+        )
+    text = html.escape(run.path.name)
+    if studio is not None and (note := studio.note(run)):
+        text += f": {html.escape(note)}"
+    if studio is not None and studio.is_free:
+        text += f' <button data-film="{index}">Film the newest policy</button>'
+    return f"<figure>{kind}<figcaption>{text}</figcaption></figure>"
 
 
 def _pods(run: WatchedRun) -> str:

@@ -97,14 +97,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _PATIENCE
     server_version, sys_version = "podracer", ""
 
+    def do_POST(self) -> None:
+        match = _FILM.fullmatch(self.path)
+        if self._is_refused():
+            return
+        if match and self.server.watcher.start_film(int(match[1])):
+            self._send("text/plain", b"")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
     def do_GET(self) -> None:
-        self.server.begun[self.connection] = math.inf  # it has arrived
         path = self.path.partition("?")[0]
-        if not self._is_meant():
-            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
-        elif self._is_of_another_site():
-            self.send_error(HTTPStatus.FORBIDDEN)
-        elif path == "/":
+        if self._is_refused():
+            return
+        if path == "/":
             page = live_page(self.server.watcher).encode(errors="replace")
             self._send("text/html; charset=utf-8", page)
         elif path == _PLOTLY:
@@ -126,6 +132,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {**_HEADERS, **cache}.items():
             self.send_header(name, value)
         super().end_headers()
+
+    def _is_refused(self) -> bool:
+        """Return whether the request, which has arrived, was refused as another site's."""
+        self.server.begun[self.connection] = math.inf
+        if not self._is_meant():
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+            return True
+        if self._is_of_another_site():
+            self.send_error(HTTPStatus.FORBIDDEN)
+            return True
+        return False
 
     def _is_meant(self) -> bool:
         return self.server.names is None or host_in(self._host) in self.server.names
@@ -225,6 +242,10 @@ const main = document.querySelector("main"), connection = document.getElementByI
 const source = new EventSource("events");
 source.onopen = () => { connection.textContent = "live"; };
 source.onerror = () => { connection.textContent = "not connected: trying again"; };
+main.addEventListener("click", (event) => {
+  const { film } = event.target.dataset;
+  if (film) { event.target.disabled = true; fetch(`film/${film}`, { method: "POST" }); }
+});
 source.onmessage = (event) => {
   const { order, parts } = JSON.parse(event.data);
   for (const part of [...main.children]) if (!order.includes(part.id)) part.remove();
