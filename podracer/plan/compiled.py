@@ -182,10 +182,10 @@ def compile_program(program: Program, target: Target) -> Compiled:
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
     arrays -= memory.alias_size_in_bytes
     temporary, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
-    beside = max(0, arrays - sum(program.state.values())) + code
+    bytes_beside = max(0, arrays - sum(program.state.values())) + code
     update, flops = Text(compiled.as_text()).update, matrix_flops(traced.jaxpr.jaxpr)
     total = arrays + temporary + code
-    return Compiled(program, total, temporary, beside, update, flops, seconds)
+    return Compiled(program, total, temporary, bytes_beside, update, flops, seconds)
 
 
 def _failure(text: str, program: Program, target: Target) -> PodracerError:

@@ -79,7 +79,8 @@ KINDS = {
     "tpu-v5p": Kind("TPU v5p chip", 95.73 * _GIB, 459e12, "2x2x1"),
     "tpu-v6e": Kind("TPU v6e chip", 31.24 * _GIB, 918e12, "2x4"),
 }
-_PROGRAM_SHARE = {"cuda": 0.75, "tpu": 1.0}  # of the memory; XLA_CLIENT_MEM_FRACTION changes it
+# Share of the memory that JAX takes when it starts; XLA_CLIENT_MEM_FRACTION changes it.
+_PROGRAM_SHARE = {"cuda": 0.75, "tpu": 1.0}
 LAUNCH_SECONDS = 1.3e-6  # shortest launch of a GPU's kernel that was measured
 _PACKAGES = {
     "tpu": ("libtpu", "compile-tpu"),
