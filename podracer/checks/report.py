@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import jax
+
 from podracer.types import EnvironmentSpec
 
 
@@ -52,8 +54,6 @@ class EnvironmentReport:
 
 
 def _describe(spec: EnvironmentSpec) -> dict[str, str]:
-    import jax
-
     leaves = jax.tree_util.tree_leaves_with_path(spec.observation)
     observation = ", ".join(
         f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}".strip()

@@ -87,16 +87,8 @@ def _lazy(module: str, function: str = "") -> Callable[..., Any]:
     return make_environment
 
 
-def _with_model(name: str, **options: Any) -> Environment:
-    return WithModel(make(name, **options))
-
-
 def _partial(name: str, hide: int | str, **options: Any) -> Environment:
     return partially_observed(make(name, **options), hide)
-
-
-def _worlds(name: str, **options: Any) -> Environment:
-    return Worlds(tuple(name.split("+")), **options)
 
 
 def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -> Environment:
@@ -116,7 +108,7 @@ ENVIRONMENTS = {
 
 ADAPTERS = {
     "model": Adapter(
-        _with_model,
+        lambda name, **options: WithModel(make(name, **options)),
         "another device environment with its state in observations, to plan in: model:catch",
     ),
     "partial": Adapter(
@@ -124,7 +116,7 @@ ADAPTERS = {
         "another device environment without components of its observation: partial:pendulum,hide=2",
     ),
     "worlds": Adapter(
-        _worlds,
+        lambda name, **options: Worlds(tuple(name.split("+")), **options),
         "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
         spaces=Spaces(("index",), ("discrete",)),
     ),
