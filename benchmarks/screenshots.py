@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 RUNS = {  # the arguments of `podracer` that make each
     "cartpole": "train cartpole_ppo --frames 250000 --seed 1 --target-return None",
-    "seeds": "sweep catch_a2c --seeds 10 --frames 409600",
-    "sweep": "sweep catch_a2c --vary learning_rate=1e-4:1e-1 --draws 16 --seeds 2 --frames 204800",
+    "seeds": "sweep catch_a2c --seeds 10 --frames 409600 --updates-per-chunk 10",
+    "sweep": "sweep catch_a2c --vary learning_rate=1e-4:1e-1 --draws 16 --seeds 2 --frames 204800 "
+    "--updates-per-chunk 10",
     "cup": "tournament catch_a2c --pods 3 --rounds 3 --round-frames 81920 --selection Softmax",
     "trading": "train trading_ppo --frames 100000 --evaluations 4",
 }
@@ -64,8 +65,10 @@ def address_of(page: str, runs: Path) -> Iterator[str]:
     command = podracer("watch", str(runs), "--port", "0", "--only", "[cst][aew]*")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().split()[0]
-        server.terminate()
+        try:
+            yield server.stdout.readline().split()[0]
+        finally:
+            server.terminate()
 
 
 def take(shot: Shot, address: str, file: Path) -> None:
@@ -77,7 +80,7 @@ def take(shot: Shot, address: str, file: Path) -> None:
         f'<body style="{style}"><iframe src="{address}" style="{style}; width: {shot.width}px; '
         f'height: {shot.height}px"></iframe></body>'
     )
-    is_framed = shot.width < 500
+    is_framed, is_live = shot.width < 500, address.startswith("http")
     dark = ["--force-dark-mode"] if shot.is_dark else []
     subprocess.run(
         [
@@ -86,8 +89,8 @@ def take(shot: Shot, address: str, file: Path) -> None:
             f"--user-data-dir={file.parent / 'browser'}",
             f"--window-size={shot.width},{shot.height}",
             "--allow-file-access-from-files",  # of the report, by its frame
-            "--virtual-time-budget=20000",
-            "--timeout=30000",
+            # The live page never ends to load, so it is taken after ten seconds as it is.
+            "--timeout=10000" if is_live else "--virtual-time-budget=20000",
             f"--screenshot={file}",
             frame.as_uri() if is_framed else address,
         ],

@@ -192,6 +192,9 @@ def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
 def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str) -> str:
     groups = group_runs(runs)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    of_pods = {run.whole.name if run.whole else "" for run in runs}
+    if len(of_pods) == 1 < len(runs) and "" not in of_pods:
+        title = f"{of_pods.pop()}, {len(runs)} pods"
     body = [
         *(crash_note(run) for run in runs if run.crash),
         _summary(runs, remarks(groups)),

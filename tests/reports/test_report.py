@@ -368,6 +368,8 @@ def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
     assert second.last("frames") == 80
     for run in (first, second):
         assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)
+    page = write_report([path], tmp_path / "report.html").read_text()
+    assert "<h1>run, 2 pods</h1>" in page
 
 
 def test_what_is_no_run_is_refused(tmp_path):
