@@ -148,8 +148,9 @@ def make_torso(
         hidden = (hidden,) if hidden else ()
     residual_blocks = config.residual_blocks if isinstance(config, MLP) else 0
     if batch_norm and isinstance(config, MLP) and config.spherical:
-        layers.append(inverted_layers(size, hidden[0], residual_blocks, dense_key))
-        return tuple(layers), hidden[0]
+        (width,) = config.hidden
+        layers.append(inverted_layers(size, width, residual_blocks, dense_key))
+        return tuple(layers), width
     dense: list[Any] = [BatchNorm(size)] if batch_norm else []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
         if isinstance(config, MLP) and config.spherical:

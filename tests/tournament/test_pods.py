@@ -383,7 +383,8 @@ def test_pods_and_driver_killed_for_real(tmp_path):
     os.kill(children(directory)[0], signal.SIGKILL)
     log = directory / "leaderboard.jsonl"
     wait_until(lambda: '"event": "failed"' in log.read_text())
-    for pid in children(directory):
+    for pid in children(directory):  # once it watches its engine, in a thread
+        wait_until(lambda pid=pid: len(os.listdir(f"/proc/{pid}/task")) > 1)
         os.kill(pid, signal.SIGSTOP)
     driver.kill()
     driver.wait()
