@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Int32, Shaped
 
 from podracer.devices.kernels import scan
-from podracer.devices.reductions import is_for_tpu
+from podracer.devices.reductions import is_for_gpu, is_for_tpu
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
 
@@ -180,4 +180,5 @@ def read_windows(
         indices = jnp.where(times < size, times - first, times - size + length)
         return None, jnp.concatenate([end, beginning], 1)[0, indices]
 
-    return jnp.moveaxis(scan(read, None, (rows, starts % size))[1], 1, 0)
+    loop = scan if is_for_gpu() else jax.lax.scan  # several reads take a TPU long to compile
+    return jnp.moveaxis(loop(read, None, (rows, starts % size))[1], 1, 0)

@@ -76,8 +76,8 @@ def test_windows_and_writes_go_around_the_end(platform, dtype):
     assert (stored.dtype == jnp.uint32) == (platform == "tpu")
 
 
-@pytest.mark.parametrize(("platform", "samples"), [("cpu", 1), ("gpu", 16), ("tpu", 16)])
-def test_an_iteration_reads_several_samples_on_an_accelerator(platform, samples):
+@pytest.mark.parametrize(("platform", "samples"), [("cpu", 1), ("gpu", 16), ("tpu", 1)])
+def test_an_iteration_reads_several_samples_on_a_gpu(platform, samples):
     """Beside the copies of a sample, a loop costs some kernels in each iteration."""
     rows = jnp.zeros(64, jnp.int32)
     with traced_for(platform):
