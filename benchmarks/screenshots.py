@@ -89,8 +89,8 @@ def take(shot: Shot, address: str, file: Path) -> None:
             f"--user-data-dir={file.parent / 'browser'}",
             f"--window-size={shot.width},{shot.height}",
             "--allow-file-access-from-files",  # of the report, by its frame
-            # The live page never ends to load, so it is taken after ten seconds as it is.
-            "--timeout=10000" if is_live else "--virtual-time-budget=20000",
+            # The live page never ends to load, so it is taken after half a minute as it is.
+            "--timeout=30000" if is_live else "--virtual-time-budget=20000",
             f"--screenshot={file}",
             frame.as_uri() if is_framed else address,
         ],
