@@ -112,8 +112,11 @@ def table(path: Path) -> str:
         cells = []
         for learner in LEARNERS:
             values = np.array(list(learners.get(learner, {}).values()))
-            low, high = bootstrap_interval(values)
-            cells.append(f"{interquartile_mean(values):.0f} ({low:.0f} to {high:.0f})")
+            if len(values):
+                low, high = bootstrap_interval(values)
+                cells.append(f"{interquartile_mean(values):.0f} ({low:.0f} to {high:.0f})")
+            else:
+                cells.append("")
         seeds = "/".join(str(len(learners.get(x, {}))) for x in LEARNERS)
         expert = np.mean(experts[task, count])
         lines.append(f"| {task} | {count} | {expert:.0f} | {' | '.join(cells)} | {seeds} |")
