@@ -99,9 +99,7 @@ RUN = _path_spec("RUN", _read_run)
 
 
 def _read_whole_numbers(texts: list[str]) -> tuple[int, ...]:
-    """Return the numbers of a flag, none of them for ''. Raises `ValueError` for a bare flag."""
-    if not texts:
-        raise ValueError("write numbers behind it, such as 64 64, or '' for none.")
+    """Return the numbers of a flag, none for a bare flag and for ''."""
     parts = [part for text in texts for part in text.split(",")]
     return () if parts == [""] else tuple(map(read_whole_number, parts))
 

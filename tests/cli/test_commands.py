@@ -402,7 +402,6 @@ MISTAKES = [
     ("train catch --arch", "--arch needs a value: write it behind the flag"),
     ("train catch --arch sebluba", "--arch cannot be 'sebluba': did you mean sebulba?"),
     ("train catch --track nothing", "choose one of mlflow, trackio, wandb."),
-    ("train catch_a2c --hidden --frames 9", "--hidden: write numbers behind it, such as 64 64"),
     ("train catch --environment cathc", "did you mean catch"),
     ("train catch --environment probe:acton", "probe:action"),
     ("train cartpole_sebulba --environment gymnasium:CartPoel-v1", "CartPole-v1"),
