@@ -214,12 +214,13 @@ def _differences(records: Records) -> list[str]:
             valid = [
                 x
                 for (_, y), x in records.items()
-                if y == target and x["arch"] == arch and "waiting_bytes" in x
+                if y == target and x["arch"] == arch and "compiler_bytes" in x
+                if arch == "anakin" or "waiting_bytes" in x
             ]
             if valid:
                 largest = max(valid, key=_difference)
                 median = statistics.median(map(_difference, valid))
-                waits = max(100 * x["waiting_bytes"] / x["compiler_bytes"] for x in valid)
+                waits = max(100 * x.get("waiting_bytes", 0) / x["compiler_bytes"] for x in valid)
                 texts = [target, arch.capitalize(), str(len(valid)), f"{median:.3f}"]
                 texts += [f"{_difference(largest):.3f}", largest["recipe"], f"{waits:.1f}"]
                 lines.append(f"| {' | '.join(texts)} |")

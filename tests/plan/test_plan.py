@@ -343,7 +343,10 @@ OUT_OF_MEMORY = (
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (OUT_OF_MEMORY, r"37.59G in the 15.48G of a TPU v3 core: .* \(tpu-v4, tpu-v5p, tpu-v6e\)"),
+        (
+            OUT_OF_MEMORY,
+            r"37.59G in the 15.48G of a TPU v3 core: .* \(tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e\)",
+        ),
         ("INTERNAL: no\nmore", "fails on the device: INTERNAL: no$"),
     ],
 )
