@@ -108,15 +108,16 @@ def _parse(
     """Return the experiment, its target and the command's options; start JAX for the target."""
     experiment, flags, options = _parse_flags(command, arguments, defaults, summary)
     experiment.check()
+    from podracer.plan.compiled import scaled
+    from podracer.plan.targets import find_target, kind_named
+
     if options.target != "here":
+        kind_named(options.target)  # refuses it before the process is set up for it
         prepare_compilers()
     else:
         if experiment.arch == "sebulba" and experiment.devices <= 1:
             disable_async_dispatch()
         initialize_devices(Hosts(), experiment.devices)
-    from podracer.plan.compiled import scaled
-    from podracer.plan.targets import find_target
-
     target = find_target(options.target, experiment.devices)
     sized = with_size_for(target.platform, arguments, experiment)
     if sized is not arguments:

@@ -120,18 +120,23 @@ def find_target(name: str, num_devices: int = 0) -> Target:
         devices = find_devices(num_devices)
         title = f"{devices[0].device_kind} device of this machine"
         return Target(name, title, devices, free_bytes(make_mesh(devices)))
-    base, _, shape = name.partition(":")
+    kind, shape = kind_named(name), name.partition(":")[2]
+    usable = int(_PROGRAM_SHARE[kind.platform] * kind.memory_bytes)
+    return Target(name, kind.title, _topology(name, kind, shape or kind.host), usable, kind)
+
+
+def kind_named(name: str) -> Kind:
+    """Return the kind of a target. Raises `ConfigError` as `find_target` does."""
+    base = name.partition(":")[0]
     if base not in KINDS:
         raise ConfigError(
             f"There is no target {name!r}: {nearest(base, ['here', *KINDS])} "
             f"(targets are here, {', '.join(KINDS)}, with a shape such as {_FORMS}.)"
         )
-    kind = KINDS[base]
-    package, extra = _PACKAGES[kind.platform]
+    package, extra = _PACKAGES[KINDS[base].platform]
     if not _is_installed(package):
         raise ConfigError(f"the compiler for {name} is not installed: {install_command(extra)}.")
-    usable = int(_PROGRAM_SHARE[kind.platform] * kind.memory_bytes)
-    return Target(name, kind.title, _topology(name, kind, shape or kind.host), usable, kind)
+    return KINDS[base]
 
 
 def _is_installed(package: str) -> bool:

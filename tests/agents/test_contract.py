@@ -111,7 +111,10 @@ def learning(change: Any) -> Any:
             r"Broken\.act cannot be traced: ZeroDivisionError: division by zero "
             r"\(test_contract\.py,",
         ),
-        (learning(lambda s, m: (s, {"loss": jnp.zeros(2)})), r"Broken\.learn must return scalar"),
+        (
+            learning(lambda s, m: (s, {"loss": jnp.zeros((2, 2))})),
+            r"Broken\.learn must return metrics that are scalars or of shape \[n\]",
+        ),
         (
             learning(lambda s, m: ((), m)),
             r"Broken\.learn must return a LearnerState first, not tuple",

@@ -367,7 +367,7 @@ def test_the_memory_probe_needs_memory() -> None:
         ("CartPole", ("did you mean cartpole?",)),
         ("probe:memroy", ("probe:memory",)),
         ("gymnax:", ("gymnax:NAME",)),
-        ("zzz", ("choose one of catch, cartpole",)),
+        ("zzz", ("`podracer list environments` shows the names",)),
         ("ALE/Pong-v5", ("write atari:pong instead",)),
         ("CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
     ],

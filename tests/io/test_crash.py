@@ -191,7 +191,7 @@ def test_a_crash_that_cannot_be_written_is_only_mentioned(tmp_path: Path, capsys
     ("error", "code", "words"),
     [
         (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB"), 71, "podracer: out of device memory: take"),
-        (CheckpointError("lost \x1b[2J"), 65, "podracer: lost \\x1b[2J\n"),
+        (CheckpointError("lost \x1b[2J"), 65, "podracer: lost \\x1b[2J.\n"),
         (ValueError("password=abcdef"), 70, "ValueError: password=[redacted]\n"),
     ],
 )

@@ -109,7 +109,8 @@ def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
     assert shown.first.tolist() == [False, True, False]
     assert shown.last.tolist() == [False, True, True]
     assert validator.faults == {"no_action": 1}
-    validator.validate(timestep(*masks, last=[False, False, True]))
+    following = timestep([1, 1, 1], [0, 0, 0], [1, 1, 1])
+    validator.validate(dataclasses.replace(following, first=np.array([False, False, True])))
     assert validator.faults == {"no_action": 1}  # until the row begins a new episode
     again = timestep([1, 1, 1], [0, 0, 0], [1, 1, 1])
     again = dataclasses.replace(again, first=np.array([False, True, False]))

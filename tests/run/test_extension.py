@@ -528,7 +528,7 @@ def test_a_part_has_no_flags_where_it_says_so():
     agent = parsed_agent(WithoutFlags(), "--hidden", "8").agent
     assert agent.network.torso.hidden == (8,)
     assert agent.target == podracer.TorsoNetwork()
-    with pytest.raises(SystemExit):
+    with pytest.raises(podracer.ConfigError, match=r"no flag --target\.hidden"):
         parsed_agent(WithoutFlags(), "--target.hidden", "8")
 
 
