@@ -93,7 +93,7 @@ class Reference(NamedTuple):
 # --- cells ----------------------------------------------------------------------------------------
 
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders")  # of MinAtar in gymnax
-ROBOTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")  # of MuJoCo in Gymnasium
+ROBOTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid")  # of MuJoCo in Gymnasium
 ON_POLICY, REPLAY = "MinAtar, 10 M frames", "MinAtar, 2 M frames"
 STICKY = "MinAtar with sticky actions, 10 M frames"  # of pgx
 CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
@@ -439,7 +439,7 @@ REFERENCES: tuple[Reference, ...] = (
     Reference("pendulum", "rejax", "td3", _PENDULUM_TD3, 2),
     *(
         Reference(robot.lower(), library, agent, settings, cpu_minutes)
-        for robot in ROBOTS
+        for robot in _ZOO_PPO
         for library, agent, settings, cpu_minutes in (
             ("sb3", "sac", _ZOO_REPLAY, 134),
             ("sb3", "td3", _ZOO_TD3, 100),

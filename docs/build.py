@@ -75,6 +75,7 @@ contributing
 :hidden:
 :caption: Measure
 compared-with
+compiled
 results
 reproduction
 benchmarks

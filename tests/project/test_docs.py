@@ -165,8 +165,10 @@ def test_every_public_name_has_its_place_in_the_reference():
         assert not re.search(r"\b_", name)
 
 
-def test_every_page_of_the_reference_is_in_the_contents_and_says_what_may_change():
+def test_every_page_is_in_the_contents_and_the_reference_says_what_may_change():
     contents = (ROOT / "docs" / "build.py").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.stem == "README" or f"\n{page.stem}\n" in contents
     for page in (ROOT / "docs" / "api").glob("*.md"):
         assert f"\napi/{page.stem}\n" in contents
         assert "\n\nStability: " in page.read_text()
