@@ -281,11 +281,13 @@ _QUANTILES = {
 }
 
 
-def with_parts(record: Mapping[str, Any]) -> dict[str, Any]:
+def with_parts(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record with numbers in place of each metric `[n]`: its components, or quantiles.
 
     They are named `METRIC[PART]`.
     """
+    if not any(isinstance(value, list) for value in record.values()):
+        return record  # as most are: no copy of a long run
     numbers: dict[str, Any] = {}
     for name, value in record.items():
         if not isinstance(value, list):
