@@ -287,7 +287,7 @@ def with_parts(record: dict[str, Any]) -> dict[str, Any]:
     They are named `METRIC[PART]`.
     """
     if not any(isinstance(value, list) for value in record.values()):
-        return record  # as most are: no copy of a long run
+        return record  # most have none, and a copy of a long run is dear
     numbers: dict[str, Any] = {}
     for name, value in record.items():
         if not isinstance(value, list):
