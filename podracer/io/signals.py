@@ -313,7 +313,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._mark = time.perf_counter()
-        self._stages = {"time_evaluate": 0.0, "time_save": 0.0}
+        self._stages = dict.fromkeys(("time_compile", "time_evaluate", "time_save"), 0.0)
         self._ended = dict.fromkeys(self._stages, self._mark)
 
     def add(self, stage: str) -> None:

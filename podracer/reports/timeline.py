@@ -235,11 +235,11 @@ def _stages(
 def segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
     """Split a run into contiguous stretches of bins: start `[n]`, end `[n]`, seconds `[n, keys]`.
 
-    A record describes the time before it, as long as the learner's stages in it took.
+    A record describes the time before its evaluation, as long as the learner's stages in it took.
     """
     seconds = _table(run, keys)
     lengths = _table(run, [key for key, *_ in LEARNER_STAGES]).sum(axis=1)
-    end = _table(run, ["seconds"])[:, 0]
+    end = _table(run, ["seconds"])[:, 0] - _table(run, ["time_evaluate"])[:, 0]
     recorded = seconds.any(axis=1) & (end > 0)
     if not recorded.any():
         return []

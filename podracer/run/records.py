@@ -70,7 +70,8 @@ class Recorder:
         frames_per_update = progress.frames / max(1, progress.updates - self.totals.updates)
         self.totals.updates = progress.updates
         self.totals.frames += progress.frames
-        self.totals.seconds += sum(lap.values()) + compiling
+        lap["time_compile"] += compiling
+        self.totals.seconds += sum(lap.values())
         self._warn_of_faults(progress.metrics)
         self._warn_of_diagnostics(progress)
         return {
@@ -82,10 +83,16 @@ class Recorder:
             **self._changes,
             **progress.metrics,
             **self._accounts(progress),
-            "time_compile": compiling,
             **lap,
             **self._usage(),
         }
+
+    def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:
+        """Add the seconds since a record was made to it, those of its evaluation."""
+        lap = times.lap()
+        self.totals.seconds += sum(lap.values())
+        record |= {stage: record[stage] + seconds for stage, seconds in lap.items()}
+        record["seconds"] = self.totals.seconds
 
     def _usage(self) -> dict[str, float]:
         """Return what this process took of its machine since the last record."""

@@ -360,14 +360,7 @@ class Run:
                     continue
                 learner = progress.state.learner
                 if is_due and self.budget.evaluates:
-                    self.budget.begin(self.totals)
-                    with tag_component("evaluator"):
-                        evaluation = self.setup.evaluate(progress.state)
-                    if evaluation is None:
-                        self.recorder.warn("evaluation", _NO_EVALUATION)
-                    else:
-                        self.recorder.add_evaluation(evaluation, record, progress)
-                    times.add("time_evaluate")
+                    evaluation = self._evaluate(progress, progress.state, record, times)
                     watchdog.alive()
                 self._write(sinks, record, progress)
                 boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
@@ -399,6 +392,25 @@ class Run:
         reason = self.budget.reason_to_end(self.totals) or "callback"
         reason = "signal" if exit_code else reason
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code, reason)
+
+    def _evaluate(
+        self, progress: Progress, state: TrainState, record: dict[str, Any], times: Stopwatch
+    ) -> Evaluation | None:
+        """Evaluate a state; add the evaluation and its seconds to the record."""
+        self.budget.begin(self.totals)
+        with tag_component("evaluator"):
+            program = self.setup.start_evaluation(state)
+            if not program.done():
+                program.result()
+                times.add("time_compile")
+            evaluation = self.setup.evaluate(state)
+        if evaluation is None:
+            self.recorder.warn("evaluation", _NO_EVALUATION)
+        else:
+            self.recorder.add_evaluation(evaluation, record, progress)
+        times.add("time_evaluate")
+        self.recorder.add_seconds(record, times)
+        return evaluation
 
     def _write(self, sinks: Sinks, record: dict[str, Any], progress: Progress) -> None:
         # The pods' first: their file lacks an evaluation of the other only if it cannot be written.

@@ -38,6 +38,7 @@ from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG, seal_json
+from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
@@ -229,6 +230,50 @@ def test_what_a_run_leaves(finished):
     assert fingerprint(state) == fingerprint(result.state)
     assert (agent.name, agent.spec) == (result.agent.name, result.agent.spec)
     assert not (run / "crash.json").exists()
+
+
+def test_an_evaluation_has_its_seconds_in_its_own_record(finished):
+    """Of the last one, too, which no other record follows."""
+    for line in read_metrics(finished.run_dir / "metrics.jsonl"):
+        assert (line["time_evaluate"] > 0) == ("evaluation_return" in line)
+    times = [
+        v
+        for line in read_metrics(finished.run_dir / "metrics.jsonl")
+        for k, v in line.items()
+        if k.startswith("time_")
+    ]
+    assert sum(times) == pytest.approx(finished.metrics["seconds"])
+
+
+def test_a_wait_for_the_evaluation_program_is_compile_time(tmp_path, monkeypatch):
+    class Late:
+        """A compile that has not ended when the first evaluation is due."""
+
+        def __init__(self, program):
+            self._program, self._waits = program, [True]
+
+        def done(self):
+            return not self._waits
+
+        def result(self):
+            self._waits.clear()
+            return self._program.result()
+
+    def late_setup(*args, **options):
+        setup = make_run_setup(*args, **options)
+        programs = list[Late]()
+
+        def start(state):
+            programs[:] = programs or [Late(setup.start_evaluation(state))]
+            return programs[0]
+
+        return dataclasses.replace(setup, start_evaluation=start)
+
+    monkeypatch.setattr(training, "make_run_setup", late_setup)
+    experiment = dataclasses.replace(EXPERIMENT, frames=20 * STEPS, evaluations=2)
+    podracer.train(experiment, run_dir=tmp_path / "run")
+    compiling = [line["time_compile"] > 0 for line in read_metrics(tmp_path / "run/metrics.jsonl")]
+    assert compiling == [True, True, False, False]
 
 
 @pytest.mark.slow
