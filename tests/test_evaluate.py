@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.fields import struct
+from podracer.io import signals
 from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
@@ -416,6 +418,22 @@ def test_a_compile_beside_the_initial_state_counts_with_all_its_seconds():
     ]
     assert waited["seconds"] == pytest.approx(sum(spent))
     assert first["time_step"] < 5.0
+
+
+def test_the_reports_of_a_chunk_share_its_time(monkeypatch):
+    clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
+    monkeypatch.setattr(signals, "time", clock)
+    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
+    clock.perf_counter = lambda: 13.0
+    reports = [
+        Progress(update, 8, {}, compile_seconds=3.0 * (update == 1), num_left=3 - update)
+        for update in (1, 2)
+    ]
+    lines = [recorder.record(progress, times) for progress in reports]
+    assert [line["time_step"] for line in lines] == [5.0, 5.0]
+    assert [line["seconds"] for line in lines] == [8.0, 13.0]
+    assert [line["frames_per_second"] for line in lines] == [1.6, 1.6]
+    assert recorder.chunk_seconds == 25.0  # chunks have five updates
 
 
 def test_a_mean_over_pods_leaves_out_those_that_met_a_fault():

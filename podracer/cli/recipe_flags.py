@@ -25,7 +25,8 @@ from podracer.recipes import Size
 RUN_FLAGS = (
     "frames", "seed", "run_dir", "arch", "devices", "environment", "evaluations",
     "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
-    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds", "size", "torso",
+    "target_return", "max_seconds", "save_seconds", "records", "keep_best", "stall_seconds", "size",
+    "torso",
 )  # fmt: skip
 _TORSO = (
     "Layers of the network before its outputs: fully connected ones (mlp) or convolutions (cnn, "

@@ -91,6 +91,7 @@ class Progress:
     state: TrainState | None = None  # at boundaries only, see `anakin`
     pods: dict[str, np.ndarray] | None = None  # in a population, metrics of each pod `[P]`
     collected: int | None = None  # steps in the actors' trajectories since the driver began
+    num_left: int = 1  # reports from here to the end of the chunk, which share its time
 
 
 class HasNumEnvs(Protocol):

@@ -225,20 +225,20 @@ def population(
     `NonFiniteError` when all pods have failed.
     """
 
-    def to_progress(updates: int, values: Any) -> Progress:
+    def to_reports(updates: int, values: Any) -> Iterator[Progress]:
         progress = _to_progress(updates, values, blueprint.spec, state.learner.shared)
-        if not isinstance(exchange, Selection):
-            return progress
-        if not is_due(exchange.every, updates - int(values["updates"][0])):
-            return progress
-        return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
+        start = updates - int(values["updates"][0])
+        if isinstance(exchange, Selection) and is_due(exchange.every, start):
+            pods = {**(progress.pods or {}), **values["selection"]}
+            progress = dataclasses.replace(progress, pods=pods)
+        yield progress
 
     yield from anakin.run_chunks(
         compile or (lambda: lower_chunk(blueprint, pods, env, mesh, config, state, exchange)()),
         state,
         mesh,
         config,
-        to_progress,
+        to_reports,
         num_updates=num_updates,
         request=request,
         boundary=boundary,

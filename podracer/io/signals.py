@@ -313,7 +313,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._mark = time.perf_counter()
-        self._stages = dict.fromkeys(("time_compile", "time_evaluate", "time_save"), 0.0)
+        self._stages = {"time_compile": 0.0, "time_evaluate": 0.0, "time_save": 0.0}
         self._ended = dict.fromkeys(self._stages, self._mark)
 
     def add(self, stage: str) -> None:
@@ -330,10 +330,14 @@ class Stopwatch:
         """Return the seconds since the last lap, or since the start."""
         return time.perf_counter() - self._mark + sum(self._stages.values())
 
-    def lap(self) -> dict[str, float]:
-        """Return the seconds of each stage since the last lap, and start a new lap."""
-        time_now = time.perf_counter()
-        seconds = {"time_step": time_now - self._mark, **self._stages}
-        self._mark = time_now
+    def lap(self, compile_seconds: float = 0.0, parts: int = 1) -> dict[str, float]:
+        """Return the seconds of each stage since the last lap, and start a new lap.
+
+        The driver's time, without the seconds for which it waited for its program, is cut into
+        equal parts, and all but the first are left to the next laps.
+        """
+        step = (time.perf_counter() - self._mark - compile_seconds) / parts
+        seconds = {"time_step": step, **self._stages}
+        self._mark += compile_seconds + step
         self._stages = dict.fromkeys(self._stages, 0.0)
         return seconds

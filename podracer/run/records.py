@@ -32,12 +32,13 @@ class Recorder:
         self.totals = Totals()
         self.best: Best | None = None
         self._equal: Best | None = None  # the newest evaluation, if it equals the best
-        self.chunk_seconds = 0.0  # the driver's for the last record
+        self.chunk_seconds = 0.0  # the driver's for a chunk, by the last record
         self._env, self._keeps_best = env, experiment.keep_best
         # Each pod of a population has its own.
         self._agent = None if experiment.pods else over_run(experiment.agent, experiment.num_steps)
         self._changes: dict[str, float] = {}  # numbers that were changed while the run trained
         self._steps_per_update = experiment.driver.steps_per_update
+        self._updates_per_chunk = experiment.run_driver.updates_per_chunk
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # environments' faults so far
         self._clock, self._cpu = time.perf_counter(), time.process_time()
@@ -62,12 +63,13 @@ class Recorder:
         The program took `compile_seconds` to compile, of which the driver waited for the last ones
         alone: until then the initial state was made.
         """
-        lap = times.lap()
         waited = progress.compile_seconds
+        lap = times.lap(waited, progress.num_left)
         compiling = max(waited, compile_seconds) if waited else 0.0
-        stepping = lap["time_step"] = max(lap["time_step"] - waited, 1e-9)
-        self.chunk_seconds = stepping
-        frames_per_update = progress.frames / max(1, progress.updates - self.totals.updates)
+        stepping = lap["time_step"] = max(lap["time_step"], 1e-9)
+        num_updates = max(1, progress.updates - self.totals.updates)
+        self.chunk_seconds = stepping * self._updates_per_chunk / num_updates
+        frames_per_update = progress.frames / num_updates
         self.totals.updates = progress.updates
         self.totals.frames += progress.frames
         lap["time_compile"] += compiling
@@ -84,7 +86,7 @@ class Recorder:
             **progress.metrics,
             **self._accounts(progress),
             **lap,
-            **self._usage(),
+            **(self._usage() if progress.num_left == 1 else {}),
         }
 
     def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:

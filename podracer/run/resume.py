@@ -30,6 +30,7 @@ FREE_ON_RESUME = {
     "target_return",
     "max_seconds",
     "save_seconds",
+    "records",
     "keep_best",
     "stall_seconds",
 }

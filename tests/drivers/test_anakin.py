@@ -259,8 +259,8 @@ class BadGradient:
         return dataclasses.replace(good, learn=Fused(good.learn.loss, apply_gradients))
 
 
-def collect(agent, env, devices, num_updates=100):
-    agent, env, mesh, config, state = anakin_setup(agent, env, devices)
+def collect(agent, env, devices, num_updates=100, **config):
+    agent, env, mesh, config, state = anakin_setup(agent, env, devices, **config)
     seen = []
 
     def consume():
@@ -269,7 +269,7 @@ def collect(agent, env, devices, num_updates=100):
         ):
             assert all(
                 np.isfinite(x).all()
-                for x in jax.tree.leaves(progress.state.learner.shared)
+                for x in jax.tree.leaves(progress.state and progress.state.learner.shared)
                 if jnp.issubdtype(x.dtype, jnp.floating)
             )
             seen.append(progress.updates)
@@ -296,11 +296,12 @@ def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
 
 @pytest.mark.figure(9)
 @variants("devices", [4], [1])
-def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
-    message, seen = collect(BadGradient(), "catch", devices)
+@pytest.mark.parametrize(("by_update", "reported"), [(False, [5]), (True, [*range(1, 8)])])
+def test_a_bad_gradient_stops_the_run_in_the_same_update(devices, by_update, reported):
+    message, seen = collect(BadGradient(), "catch", devices, by_update=by_update)
     assert "update 8" in message
     assert "gradient" in message
-    assert seen == [5]
+    assert seen == reported
 
 
 class NeverFirst(CartPole):
