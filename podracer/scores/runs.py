@@ -309,17 +309,20 @@ def pods_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def pod_records(
     config: Mapping[str, Any], series: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the records that have a number for each pod of a configuration."""
+    """Return the records that have a number for each pod, or a list of numbers by the agent."""
     count = len(pods_in(config))
 
-    def is_row(values: Any) -> bool:
-        is_list = isinstance(values, list) and len(values) == count
-        return is_list and not any(isinstance(value, list) for value in values)
+    def is_row(name: str, values: Any) -> bool:
+        if not isinstance(values, list) or len(values) != count:
+            return False
+        if group(name) == "learn":  # a metric may have several numbers
+            values = [x for value in values for x in (value if isinstance(value, list) else [])]
+        return not any(isinstance(value, list) for value in values)
 
     return [
         record
         for record in series
-        if "updates" in record and all(is_row(v) for k, v in record.items() if k != "updates")
+        if "updates" in record and all(is_row(k, v) for k, v in record.items() if k != "updates")
     ]
 
 

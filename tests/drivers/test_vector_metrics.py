@@ -95,4 +95,4 @@ def test_a_run_writes_lists_and_its_report_draws_each_number(pods, tmp_path):
     assert len(runs) == max(1, pods)
     for run in runs:
         parts = [run.series(f"action_share[{i}]", "updates")[1] for i in range(3)]
-        np.testing.assert_allclose(np.sum(parts, axis=0), 1, rtol=1e-5)
+        np.testing.assert_allclose(np.sum(parts, axis=0), [1, 1], rtol=1e-5)
