@@ -138,6 +138,15 @@ def test_a_file_decides_no_import(tmp_path):
         make(f"data:{path}")
 
 
+@pytest.mark.parametrize("name", ["partial:{},hide=0", "model:{}", "lifetimes:model:{}"])
+def test_no_other_environment_is_made_of_a_data_set(name, tmp_path):
+    """Its recorded actions would be lost, and an agent would learn from its own in their place."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(dataset().encode())
+    with pytest.raises(ConfigError, match="nobody acts in data:.*npz, so that no other environ"):
+        make(name.format(f"data:{path}"))
+
+
 # --- replay ---------------------------------------------------------------------------------------
 
 
