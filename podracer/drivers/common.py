@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,7 @@ from podracer.devices.host_memory import host_leaves, pin, without_host_memory, 
 from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.devices.reductions import Axis, num_shards
-from podracer.environment import Environment
+from podracer.environment import Environment, HasActions
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
 from podracer.fields import struct
 from podracer.means import Mean
@@ -108,11 +109,17 @@ def init_state(
     Without an environment its `actor` is (): acting then begins with a reset.
     """
     shapes = abstract_state(blueprint, env, mesh, config)
+
+    def make(data: PyTree, key: jax.Array) -> TrainState:
+        replaying = dataclasses.replace(blueprint, environment=data)
+        return without_host_memory(make_initial_state(replaying, env, config, key))
+
     program = jax.jit(
-        lambda key: without_host_memory(make_initial_state(blueprint, env, config, key)),
-        out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes)),
+        make, out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes))
     )
-    return zeros_in_host_memory(program(key), shapes)
+    # A data set is an argument, not to compile it into the program.
+    data = place_agent(blueprint.environment, mesh) if isinstance(env, HasActions) else None
+    return zeros_in_host_memory(program(data, key), shapes)
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:
@@ -173,6 +180,8 @@ def make_initial_state(
 ) -> TrainState:
     """Return the state before the first update, for tracing; `init_state` also shards it."""
     agent = blueprint.build()
+    if isinstance(env, HasActions):
+        env = eqx.combine(blueprint.environment, env)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
     reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]

@@ -216,7 +216,7 @@ def test_names_of_hyperparameters():
     ):
         with_hyperparameters(DQN(), {"learning_rat": 1.0})
     with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
-        stack_agents(DQN(), [pod(0, n_step=3.0)])
+        with_hyperparameters(DQN(), {"n_step": 3.0})
 
 
 # --- as a run -------------------------------------------------------------------------------------
