@@ -92,6 +92,7 @@ class Progress:
     state: TrainState | None = None  # at boundaries only, see `anakin`
     pods: dict[str, np.ndarray] | None = None  # in a population, metrics of each pod `[P]`
     collected: int | None = None  # steps in the actors' trajectories since the driver began
+    not_finite: Sequence[str] = ()  # names of the agent's metrics with a number that is not finite
 
 
 class HasNumEnvs(Protocol):
@@ -415,7 +416,13 @@ def to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree
         "episode_length": float(values["episode_length"]) / episodes if episodes else None,
         **{name: _value(mean) for name, mean in values["mean"].items()},
     }
-    return Progress(updates, int(values["frames"]), metrics, request=int(values["request"]))
+    return Progress(
+        updates,
+        int(values["frames"]),
+        metrics,
+        request=int(values["request"]),
+        not_finite=not_finite(values["mean"]),
+    )
 
 
 def _value(mean: Any) -> Any:
@@ -426,6 +433,20 @@ def _value(mean: Any) -> Any:
         share = np.asarray(mean.share)
         return mean.total / np.where(share > 0, share, np.nan) if share.any() else None
     return float(mean.total) / float(mean.share) if mean.share else None
+
+
+def not_finite(means: Mapping[str, Any], rows: Any = ...) -> list[str]:
+    """Return the names of metrics with a number in these rows that is not finite.
+
+    A `Mean` in which nothing counts has none.
+    """
+
+    def is_finite(mean: Any) -> bool:
+        if isinstance(mean, Mean):
+            mean = np.where(np.asarray(mean.share) == 0, 0.0, mean.total)
+        return bool(np.isfinite(np.asarray(mean)[rows]).all())
+
+    return [name for name, mean in means.items() if not is_finite(mean)]
 
 
 def _raise_fault(bits: int, update: int, leaves: Sequence[str]) -> NoReturn:

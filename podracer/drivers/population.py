@@ -413,6 +413,7 @@ def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTre
         {"pods_failed": float(failed.sum()), **means},
         request=int(values["request"].max()),
         pods={**pods, "frames": values["frames"]},
+        not_finite=driver.not_finite(values["mean"], ~failed),
     )
 
 
