@@ -17,14 +17,22 @@ from walk import BOX, WALK, Walk, built, network
 
 import podracer
 from podracer.agents.a2c import A2C
+from podracer.agents.cloning import Cloning
 from podracer.checks import check_environment
+from podracer.config.experiment import Experiment
 from podracer.dataset import Dataset
+from podracer.devices.mesh import DATA, POD, make_mesh
+from podracer.drivers import population
+from podracer.drivers.anakin import AnakinConfig, lower_chunk
+from podracer.drivers.common import init_state
+from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.data import replay
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.run.episodes import record_episodes
+from podracer.run.setup import build
 
 END = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0, 1], bool)  # lengths 3, 2, 1, 4
 CUT = np.array([0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)  # of the second and of the last one
@@ -138,6 +146,15 @@ def test_a_file_decides_no_import(tmp_path):
         make(f"data:{path}")
 
 
+@pytest.mark.parametrize("name", ["partial:{},hide=0", "model:{}", "lifetimes:model:{}"])
+def test_no_other_environment_is_made_of_a_data_set(name, tmp_path):
+    """Its recorded actions would be lost, and an agent would learn from its own in their place."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(dataset().encode())
+    with pytest.raises(ConfigError, match=r"nobody acts in data:.*npz, so that no other environ"):
+        make(name.format(f"data:{path}"))
+
+
 # --- replay ---------------------------------------------------------------------------------------
 
 
@@ -218,6 +235,47 @@ def test_without_an_environment_the_spaces_are_those_of_the_numbers():
         replay(dataset()).for_evaluation()
     spec = replay(dataset(action=np.stack([np.arange(10.0), -np.arange(10.0)], axis=1))).spec
     assert spec.action == podracer.Continuous((0.0, -9.0), (9.0, 0.0))
+
+
+@pytest.fixture
+def few_constants():
+    """Make constants of more than 2,000 bytes in a program an error."""
+    name = "jax_captured_constants_warn_bytes"
+    limit = getattr(jax.config, name)
+    jax.config.update(name, 2_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    jax.config.update(name, limit)
+
+
+@pytest.mark.parametrize("num_pods", [0, 2])
+def test_a_data_set_is_compiled_into_no_program(num_pods, few_constants):
+    """It is an argument, which pods share."""
+    data = Dataset(
+        observation=np.ones((400, 2)),
+        action=np.arange(400) % 3,
+        reward=np.ones(400),
+        terminal=np.arange(400) == 399,
+        timeout=np.zeros(400, bool),
+    )
+    pods = tuple(Pod(seed) for seed in range(num_pods))
+    experiment = Experiment(
+        environment=replay(data), agent=Cloning(network=network()), driver=AnakinConfig(2, 2, 1),
+        frames=4, pods=pods,
+    )  # fmt: skip
+    blueprint, env = build(experiment)
+    mesh = make_mesh(jax.devices()[:1], POD if pods else DATA)
+    if pods:
+        assert population.stack_agents(blueprint, pods).environment.rows.reward.shape == (400,)
+        parts = blueprint, pods, env, mesh, experiment.driver
+        states = population.init_states(*parts)
+        population.lower_chunk(*parts, states)
+    else:
+        parts = blueprint, env, mesh, experiment.driver
+        states = init_state(*parts, jax.random.key(0))
+        lower_chunk(*parts, states)
+    assert states.actor.timestep.observation.shape == ((num_pods, 2, 2) if pods else (2, 2))
 
 
 # --- recording ------------------------------------------------------------------------------------

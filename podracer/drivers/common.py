@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,7 @@ from podracer.devices.host_memory import host_leaves, pin, without_host_memory, 
 from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.devices.reductions import Axis, num_shards
-from podracer.environment import Environment
+from podracer.environment import Environment, HasActions
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
 from podracer.fields import struct
 from podracer.means import Mean
@@ -92,6 +93,7 @@ class Progress:
     pods: dict[str, np.ndarray] | None = None  # in a population, metrics of each pod `[P]`
     collected: int | None = None  # steps in the actors' trajectories since the driver began
     num_left: int = 1  # reports from here to the end of the chunk, which share its time
+    not_finite: Sequence[str] = ()  # names of the agent's metrics with a number that is not finite
 
 
 class HasNumEnvs(Protocol):
@@ -109,11 +111,17 @@ def init_state(
     Without an environment its `actor` is (): acting then begins with a reset.
     """
     shapes = abstract_state(blueprint, env, mesh, config)
+
+    def make(data: PyTree, key: jax.Array) -> TrainState:
+        replaying = dataclasses.replace(blueprint, environment=data)
+        return without_host_memory(make_initial_state(replaying, env, config, key))
+
     program = jax.jit(
-        lambda key: without_host_memory(make_initial_state(blueprint, env, config, key)),
-        out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes)),
+        make, out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes))
     )
-    return zeros_in_host_memory(program(key), shapes)
+    # A data set is an argument, not to compile it into the program.
+    data = place_agent(blueprint.environment, mesh) if isinstance(env, HasActions) else None
+    return zeros_in_host_memory(program(data, key), shapes)
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:
@@ -174,6 +182,8 @@ def make_initial_state(
 ) -> TrainState:
     """Return the state before the first update, for tracing; `init_state` also shards it."""
     agent = blueprint.build()
+    if isinstance(env, HasActions):
+        env = eqx.combine(blueprint.environment, env)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
     reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]
@@ -407,7 +417,13 @@ def to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree
         "episode_length": float(values["episode_length"]) / episodes if episodes else None,
         **{name: _value(mean) for name, mean in values["mean"].items()},
     }
-    return Progress(updates, int(values["frames"]), metrics, request=int(values["request"]))
+    return Progress(
+        updates,
+        int(values["frames"]),
+        metrics,
+        request=int(values["request"]),
+        not_finite=not_finite(values["mean"]),
+    )
 
 
 def _value(mean: Any) -> Any:
@@ -418,6 +434,20 @@ def _value(mean: Any) -> Any:
         share = np.asarray(mean.share)
         return mean.total / np.where(share > 0, share, np.nan) if share.any() else None
     return float(mean.total) / float(mean.share) if mean.share else None
+
+
+def not_finite(means: Mapping[str, Any], rows: Any = ...) -> list[str]:
+    """Return the names of metrics with a number in these rows that is not finite.
+
+    A `Mean` in which nothing counts has none.
+    """
+
+    def is_finite(mean: Any) -> bool:
+        if isinstance(mean, Mean):
+            mean = np.where(np.asarray(mean.share) == 0, 0.0, mean.total)
+        return bool(np.isfinite(np.asarray(mean)[rows]).all())
+
+    return [name for name, mean in means.items() if not is_finite(mean)]
 
 
 def _raise_fault(bits: int, update: int, leaves: Sequence[str]) -> NoReturn:

@@ -24,7 +24,7 @@ from jaxtyping import Shaped
 from podracer.agent import Blueprint
 from podracer.devices.host_memory import host_leaves
 from podracer.devices.memory import check_program_memory
-from podracer.devices.mesh import POD, Device, make_mesh
+from podracer.devices.mesh import POD, REPLICATED, Device, make_mesh, shardings
 from podracer.devices.reductions import platform_of
 from podracer.drivers import anakin
 from podracer.drivers import common as driver
@@ -100,17 +100,29 @@ def hyperparameters(agent: Any) -> dict[str, float]:
     }
 
 
-def stack_agents(blueprint: Blueprint, pods: Sequence[Pod]) -> Any:
-    """Return one agent with the pods' hyperparameters as leaves f32 `[P]`, and their data."""
-    agents = [
-        with_hyperparameters(blueprint, {h.name: h.value for h in pod.hyperparameters})
+def stack_agents(blueprint: Blueprint, pods: Sequence[Pod]) -> Blueprint:
+    """Return one blueprint with the pods' hyperparameters as leaves f32 `[P]`.
+
+    They share all else, such as a data set.
+    """
+    settings = [
+        with_hyperparameters(blueprint.settings, {h.name: h.value for h in pod.hyperparameters})
         for pod in pods
     ]
 
     def stack(*leaves: Any) -> np.ndarray:
         return np.asarray(leaves, getattr(leaves[0], "dtype", np.float32))
 
-    return jax.tree.map(stack, *agents)
+    def as_array(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, jnp.result_type(leaf))
+
+    context, environment = jax.tree.map(as_array, (blueprint.context, blueprint.environment))
+    return Blueprint(jax.tree.map(stack, *settings), blueprint.spec, context, environment)
+
+
+def agent_specs(agents: Blueprint) -> Any:
+    """Return the partition specs of `stack_agents`, as the beginning of its tree."""
+    return Blueprint(PODS, agents.spec, context=REPLICATED, environment=REPLICATED)  # type: ignore
 
 
 def run_keys(pods: Sequence[Pod]) -> jax.Array:
@@ -178,16 +190,17 @@ def make_initial_states(
     agents: Any,
     keys: jax.Array,
 ) -> TrainState:
-    """Return the initial states of all pods, stacked: `agents` and `keys` have a row for each."""
+    """Return the initial states of all pods, stacked: settings and `keys` have a row for each."""
     # One after another on a CPU, where batched QR decompositions (orthogonal weights) of a network
     # that is not built in could deadlock, see `networks.layers.orthogonal`. An accelerator would
     # wait for thousands of small ones.
     at_once = keys.shape[0] if platform_of(mesh) != "cpu" else None
-    states = jax.lax.map(
-        lambda pod: driver.make_initial_state(pod[0], env, config, pod[1]),
-        (agents, keys),
-        batch_size=at_once,
-    )
+
+    def make(pod: tuple[Any, jax.Array]) -> TrainState:
+        blueprint = dataclasses.replace(agents, settings=pod[0])
+        return driver.make_initial_state(blueprint, env, config, pod[1])
+
+    states = jax.lax.map(make, (agents.settings, keys), batch_size=at_once)
     if not isinstance(exchange, Selection):
         return states
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
@@ -255,7 +268,8 @@ def lower_chunk(
     exchange: Exchange | None = None,
 ) -> Callable[[], anakin.Program]:
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
-    agents = jax.device_put(stack_agents(blueprint, pods), NamedSharding(mesh, PODS))
+    agents = stack_agents(blueprint, pods)
+    agents = jax.device_put(agents, shardings(mesh, agent_specs(agents)))
     program = make_chunk(env, mesh, config, exchange)
     lowered = program.lower(agents, states, abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
@@ -272,16 +286,14 @@ def make_chunk(
     def pods(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Metrics]:
         agents = current_agents(agents, states)
 
-        def chunk(pod: tuple[Blueprint, TrainState]) -> tuple[TrainState, Metrics]:
-            blueprint, state = pod
-            return anakin.chunk(blueprint, env, config, None, state, request)
+        def chunk(pod: tuple[Any, TrainState]) -> tuple[TrainState, Metrics]:
+            blueprint = dataclasses.replace(agents, settings=pod[0])
+            return anakin.chunk(blueprint, env, config, None, pod[1], request)
 
         batch_size = _pods_per_batch(mesh, config, states.update.shape[0])
-        return _run_batches(chunk, agents, states, batch_size)
+        return _run_batches(chunk, agents.settings, states, batch_size)
 
-    program = jax.shard_map(
-        pods, mesh=mesh, in_specs=(PODS, PODS, PODS), out_specs=(PODS, PODS), check_vma=False
-    )
+    program = _over_pods(pods, mesh, out_specs=(PODS, PODS))
     if isinstance(exchange, Selection):
         program = with_selection(program, exchange, mesh)
     elif isinstance(exchange, Averaging):
@@ -289,9 +301,22 @@ def make_chunk(
     return jax.jit(program, donate_argnums=1, out_shardings=NamedSharding(mesh, PODS))
 
 
+def _over_pods(function: Callable[..., Any], mesh: Mesh, out_specs: Any) -> Callable[..., Any]:
+    """Return a function of stacked agents and of trees `[P, ...]`, on each device of its pods."""
+
+    def program(agents: Blueprint, *trees: Any) -> Any:
+        in_specs = (agent_specs(agents), *[PODS] * len(trees))
+        sharded = jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+        return sharded(agents, *trees)
+
+    return program
+
+
 def _run_batches(
-    chunk: Callable[[tuple[Blueprint, TrainState]], tuple[TrainState, Metrics]],
-    agents: Any,
+    chunk: Callable[[tuple[Any, TrainState]], tuple[TrainState, Metrics]],
+    settings: Any,
     states: TrainState,
     batch_size: int,
 ) -> tuple[TrainState, Metrics]:
@@ -303,7 +328,7 @@ def _run_batches(
     """
     num_batches = states.update.shape[0] // batch_size
     axes = (num_batches,) if batch_size == 1 else (num_batches, batch_size)
-    split = jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), (agents, states))
+    split = jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), (settings, states))
     run = chunk if batch_size == 1 else jax.vmap(chunk)
 
     def body(states: TrainState, batch: jax.Array) -> tuple[TrainState, Metrics]:
@@ -350,14 +375,17 @@ def make_evaluator(
     rule.check(env.spec)
     agents = stack_agents(blueprint, pods)
 
-    def evaluate_pod(blueprint: Blueprint, state: TrainState) -> Episodes:
-        agent = current_agents(blueprint, state).build()
-        params, update = agent.actor_params(state.learner), jnp.uint32(0) if fixed else state.update
-        return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
+    def evaluate(agents: Blueprint, states: TrainState) -> Episodes:
+        def evaluate_pod(settings: Any, state: TrainState) -> Episodes:
+            blueprint = dataclasses.replace(agents, settings=settings)
+            agent = current_agents(blueprint, state).build()
+            params = agent.actor_params(state.learner)
+            update = jnp.uint32(0) if fixed else state.update
+            return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
 
-    program = jax.shard_map(
-        jax.vmap(evaluate_pod), mesh=mesh, in_specs=(PODS, PODS), out_specs=PODS, check_vma=False
-    )
+        return jax.vmap(evaluate_pod)(agents.settings, states)
+
+    program = _over_pods(evaluate, mesh, out_specs=PODS)
     return ProgramEvaluator(jax.jit(program), lambda state: (agents, state))
 
 
@@ -385,6 +413,7 @@ def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTre
         {"pods_failed": float(failed.sum()), **means},
         request=int(values["request"].max()),
         pods={**pods, "frames": values["frames"]},
+        not_finite=driver.not_finite(values["mean"], ~failed),
     )
 
 

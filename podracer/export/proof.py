@@ -13,6 +13,7 @@ import numpy as np
 
 from podracer.agent import Agent, policy_params
 from podracer.environment import Environment, HostEnvironments, evaluation_environment
+from podracer.errors import ConfigError
 from podracer.export.decision import Arrays, Decision, named_leaves
 from podracer.ops.action_masks import action_mask
 from podracer.policy import add_start
@@ -68,8 +69,8 @@ def prove(
     The file has its own memory from the first step on. In a device environment observations are
     what the agent meets there; for other environments they are drawn from the specification.
     """
-    is_device = not isinstance(env, HostEnvironments)
-    inputs, actions, memories = _reference(decision, agent, env if is_device else None, state)
+    played = _playable(env)
+    inputs, actions, memories = _reference(decision, agent, played, state)
     scores = _scores(decision, inputs, memories)
     memory: dict[str, np.ndarray] = {
         name: np.repeat(x[None], ROWS, axis=0) for name, x in decision.initial_memory.items()
@@ -90,11 +91,20 @@ def prove(
         largest = max([largest, *(float(x.max()) for x in differences.values())])
     return Proof(
         STEPS * ROWS,
-        "environment" if is_device else "specification",
+        "specification" if played is None else "environment",
         different,
         largest,
         _microseconds(runner, {name: x[:1] for name, x in arrays.items()}),
     )
+
+
+def _playable(env: Environment | HostEnvironments) -> Environment | None:
+    """Return the device environment to play in; None where it is on the host, or unknown."""
+    try:
+        env = evaluation_environment(env)
+    except ConfigError:  # of a data set that names none
+        return None
+    return None if isinstance(env, HostEnvironments) else env
 
 
 def _difference(x: np.ndarray, expected: Any) -> np.ndarray:
@@ -136,16 +146,15 @@ def _reference(
         timesteps = draw_timesteps(agent.spec, np.random.default_rng(0))
         run = jax.jit(lambda: jax.lax.scan(step, carry, (timesteps, words))[1])
     else:
-        played = evaluation_environment(env)
 
         def play(actor: Any, words: jax.Array) -> tuple[Any, Any]:
             action, carry = act(actor.carry, actor.timestep, words)
             keys = jax.random.wrap_key_data(words, impl="threefry2x32")
             record = actor.timestep, action, carry
-            return step_environments(played, actor, action, carry, keys), record
+            return step_environments(env, actor, action, carry, keys), record
 
         def run() -> Any:
-            actor = init_actor(agent, played, jax.random.split(jax.random.key(0), ROWS))
+            actor = init_actor(agent, env, jax.random.split(jax.random.key(0), ROWS))
             actor = dataclasses.replace(actor, carry=carry)
             return jax.lax.scan(play, actor, words)[1]
 

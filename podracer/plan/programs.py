@@ -90,7 +90,8 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, target: 
     config: Any = experiment.run_driver
     mesh = population.population_mesh(target.devices, len(pods))
     states = population.abstract_states(blueprint, pods, env, mesh, config, exchange)
-    agents = with_shardings(population.stack_agents(blueprint, pods), mesh, population.PODS)
+    agents = population.stack_agents(blueprint, pods)
+    agents = with_shardings(agents, mesh, population.agent_specs(agents))
     chunk = population.make_chunk(env, mesh, config, exchange)
     steps = config.steps_per_update * len(pods)
     return _on_every_device(chunk, agents, states, mesh, steps, config.rollout_length)

@@ -35,10 +35,9 @@ def build_with(
     spec = check_spec(env)
     context = _context(settings, spec, experiment.driver.rollout_length)
     is_data_set = isinstance(env, HasActions)
-    # All arrays of a data set, not to compile it into the program; pods share it.
+    # All arrays of a data set, not to compile it into the program.
     is_number = eqx.is_array if is_data_set else eqx.is_inexact_array_like
-    numbers = None if is_data_set and experiment.pods else eqx.filter(env, is_number)
-    return Blueprint(settings, spec, context, numbers), env
+    return Blueprint(settings, spec, context, eqx.filter(env, is_number)), env
 
 
 def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Context:

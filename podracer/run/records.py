@@ -17,7 +17,6 @@ from podracer.drivers.common import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.io.signals import Stopwatch
-from podracer.io.sinks import group
 from podracer.run.resume import Best, Totals
 from podracer.schedules import current_values, over_run
 from podracer.scores.score import whole_return
@@ -179,15 +178,7 @@ class Recorder:
 
     def _warn_of_diagnostics(self, progress: Progress) -> None:
         """Name the agent's metrics that are not finite: the run goes on, see `Fault`."""
-        has_failed = np.isnan(progress.pods["episodes"]) if progress.pods else np.False_
-        for name, value in (progress.pods or progress.metrics).items():
-            if group(name) != "learn" or value is None:
-                continue
-            is_finite = np.isfinite(value)
-            if np.ndim(is_finite) > has_failed.ndim:  # a metric [n]
-                is_finite = is_finite.all(axis=-1)
-            if np.all(is_finite | has_failed):
-                continue
+        for name in progress.not_finite:
             text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
             self.warn(name, text + "null where it is not, and the run goes on.")
 

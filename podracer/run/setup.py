@@ -34,7 +34,12 @@ from podracer.drivers.common import (
     init_state,
 )
 from podracer.drivers.selection import Selection
-from podracer.environment import Environment, HasActions, HostEnvironments
+from podracer.environment import (
+    Environment,
+    HasActions,
+    HostEnvironments,
+    acting_environment,
+)
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.envs.host.shared import OneBatch, exists_once
@@ -311,11 +316,7 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
         experiment.of_pod(pod).check()
     anakin.check(blueprint, env, config, 1)
     check_policy(blueprint.build(), "train it alone, not in a population")
-    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
-        raise ConfigError(
-            "selection ranks pods by their training returns, which in self-play say nothing of "
-            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
-        )
+    _check_pods(experiment, env)
     mesh = population.population_mesh(devices, len(pods))
     parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
     abstract = population.abstract_states(*parts, exchange)
@@ -340,20 +341,43 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
     )
 
 
+def _check_pods(experiment: Experiment, env: Environment) -> None:
+    """Raise `ConfigError` where the returns of pods rank nothing, or none can be measured."""
+    is_replayed = isinstance(env, HasActions)
+    if isinstance(experiment.exchange, Selection) and (env.spec.takes_turns or is_replayed):
+        reason = "in self-play say nothing of strength"
+        remedy = "rank the pods with `podracer match RUN:0 RUN:1`"
+        if is_replayed:
+            reason, remedy = "are those of the data set", "rank the pods by their evaluations"
+        raise ConfigError(
+            f"selection ranks pods by their training returns, which {reason}: train without one, "
+            f"and {remedy}."
+        )
+    if experiment.evaluations and isinstance(acting_environment(env), HostEnvironments):
+        raise ConfigError(
+            f"pods are evaluated on the device, and {env.spec.name} runs on the host: take "
+            f"`evaluations=0`, or train {experiment.recipe} once for each `seed`."
+        )
+
+
 def _evaluator(
     experiment: Experiment, blueprint: Blueprint, env: Environment | HostEnvironments
 ) -> dict[str, Any]:
     """Return `evaluate` and `lower_evaluation` of a `Program`."""
-    if isinstance(env, HasActions) and not experiment.evaluations:
-        return {"evaluate": lambda state: None, "lower_evaluation": lambda state: lambda: None}
     agent = blueprint.build()
-    play = make_evaluator(
-        agent,
-        env,
-        experiment.evaluation_episodes,
-        policy=experiment.evaluation_policy,
-        epsilon=experiment.evaluation_epsilon,
-    )
+    try:
+        play = make_evaluator(
+            agent,
+            env,
+            experiment.evaluation_episodes,
+            policy=experiment.evaluation_policy,
+            epsilon=experiment.evaluation_epsilon,
+        )
+    except ConfigError:
+        if experiment.evaluations or not isinstance(env, HasActions):
+            raise
+        # A data set that names no environment.
+        return {"evaluate": lambda state: None, "lower_evaluation": lambda state: lambda: None}
 
     def arguments(state: TrainState) -> tuple[Any, ...]:
         update = 0 if experiment.fixed_evaluation else state.update

@@ -17,7 +17,13 @@ from podracer.io.edits import UNSEALED, Sealed
 from podracer.io.json_schema import anything, conforms
 from podracer.io.sinks import PARENT, group
 from podracer.io.text import redact_settings
-from podracer.scores.score import best_return, final_score, has_fault, whole_return
+from podracer.scores.score import (
+    NOT_EVALUATED,
+    best_return,
+    final_score,
+    has_fault,
+    whole_return,
+)
 from podracer.scores.statistics import final_mean
 
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
@@ -115,15 +121,26 @@ class RunRecords:
         return {**seconds, "other": max(0.0, (self.last("seconds") or 0.0) - sum(seconds.values()))}
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether a record has an evaluation."""
+        return any("evaluation_return" in record for record in self.records)
+
+    @property
     def final(self) -> tuple[float, str]:
-        """Final score, and why there is none, see `final_score`."""
+        """Final score, and why there is none, see `final_score`.
+
+        Returns of a data set, which the run replayed, are no score.
+        """
+        environment = self.config.get("environment")
+        is_replayed = isinstance(environment, dict) and environment.get("kind") == "DataEnvironment"
+        if is_replayed and not self.is_evaluated and not self.has_diverged:
+            return math.nan, NOT_EVALUATED
         return final_score(self.records, has_diverged=self.has_diverged)
 
     @property
     def final_evaluation(self) -> float:
         """Final score of a run that is evaluated, else NaN."""
-        is_evaluated = any("evaluation_return" in record for record in self.records)
-        return self.final[0] if is_evaluated else math.nan
+        return self.final[0] if self.is_evaluated else math.nan
 
     @property
     def final_return(self) -> float:
@@ -309,17 +326,20 @@ def pods_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def pod_records(
     config: Mapping[str, Any], series: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the records that have a number for each pod of a configuration."""
+    """Return the records that have a number for each pod, or a list of numbers by the agent."""
     count = len(pods_in(config))
 
-    def is_row(values: Any) -> bool:
-        is_list = isinstance(values, list) and len(values) == count
-        return is_list and not any(isinstance(value, list) for value in values)
+    def is_row(name: str, values: Any) -> bool:
+        if not isinstance(values, list) or len(values) != count:
+            return False
+        if group(name) == "learn":  # a metric may have several numbers
+            values = [x for value in values for x in (value if isinstance(value, list) else [])]
+        return not any(isinstance(value, list) for value in values)
 
     return [
         record
         for record in series
-        if "updates" in record and all(is_row(v) for k, v in record.items() if k != "updates")
+        if "updates" in record and all(is_row(k, v) for k, v in record.items() if k != "updates")
     ]
 
 

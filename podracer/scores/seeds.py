@@ -65,12 +65,12 @@ def score_of_runs(
     `other_configurations` are their runs: a seed that one of these has is missing here.
     """
     counted, repeated = count_seeds(members)
-    is_evaluation = any("evaluation_return" in record for run in counted for record in run.records)
+    is_evaluation = any(run.is_evaluated for run in counted)
     finals = {run.name: run.final for run in counted}
     if is_evaluation:  # a run without one has another measure
         finals = {
             run.name: finals[run.name]
-            if any("evaluation_return" in r for r in run.records) or run.has_diverged
+            if run.is_evaluated or run.has_diverged
             else (math.nan, NOT_EVALUATED)
             for run in counted
         }

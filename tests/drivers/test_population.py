@@ -25,7 +25,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import init_state, not_finite
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,
@@ -43,12 +43,15 @@ from podracer.errors import CheckpointError, ConfigError, NonFiniteError, Storag
 from podracer.io import jsonl
 from podracer.io.checkpoint import Restored, fingerprint
 from podracer.io.seal import seal_json
+from podracer.io.signals import Stopwatch
+from podracer.means import Mean
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.reports.run import write_report
 from podracer.run import sweep
 from podracer.run.loading import load_run
+from podracer.run.records import Recorder
 from podracer.run.setup import build
 from podracer.serve.service import load_model
 
@@ -207,6 +210,19 @@ def test_a_pod_that_diverges_harms_no_other():
         train(agent, [pod(0, learning_rate=1e38)], updates=20)
 
 
+def test_metrics_without_a_value_are_not_said_to_be_not_finite(caplog):
+    """Before a replay is warm nothing is learned."""
+    agent = DQN(network=SMALL, replay=Replay(1_600, batch_size=16, warmup=10_000))
+    _, (progress,) = train(agent, [pod(0), pod(1)], updates=5)
+    assert progress.pods is not None
+    assert np.isnan(progress.pods["loss"]).all()
+    Recorder(EXPERIMENT, make("catch")).record(progress, Stopwatch())
+    assert "not finite" not in caplog.text
+    loss = Mean(np.array([np.nan, 1.0]), np.ones(2))
+    assert not_finite({"loss": loss}) == ["loss"]
+    assert not_finite({"loss": loss}, np.array([False, True])) == []
+
+
 def test_names_of_hyperparameters():
     assert {"learning_rate", "discount"} <= set(hyperparameters(DQN()))
     changed = with_hyperparameters(DQN(dueling=True), {"discount": 0.5})
@@ -216,7 +232,7 @@ def test_names_of_hyperparameters():
     ):
         with_hyperparameters(DQN(), {"learning_rat": 1.0})
     with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
-        stack_agents(DQN(), [pod(0, n_step=3.0)])
+        with_hyperparameters(DQN(), {"n_step": 3.0})
 
 
 # --- as a run -------------------------------------------------------------------------------------

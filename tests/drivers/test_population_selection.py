@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from charts import figures
 from child import call, fingerprint, finish, start, wait_for_lines
+from hosts import Counters
 from runs import resumed_and_whole
 from standings import entry, stand
 from variants import variants
@@ -19,9 +20,11 @@ from variants import variants
 import podracer
 from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
+from podracer.agents.cloning import Cloning
 from podracer.cli.values import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
+from podracer.dataset import Dataset
 from podracer.drivers import selection
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import abstract_request
@@ -43,6 +46,7 @@ from podracer.drivers.selection import (
     mean_of_floats,
 )
 from podracer.envs import make
+from podracer.envs.data import replay
 from podracer.errors import ConfigError
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
@@ -329,10 +333,27 @@ class InTurns:
     reset, step = inner.reset, inner.step
 
 
+def replayed(source):
+    """One episode of zeros, said to come from another environment."""
+    data = Dataset(
+        observation=np.zeros((4, *source.spec.observation.shape), np.float32),
+        action=np.zeros(4, np.int32),
+        reward=np.ones(4),
+        terminal=np.arange(4) == 3,
+        timeout=np.zeros(4, bool),
+    )
+    return {"environment": replay(data, source), "agent": Cloning()}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"environment": InTurns()}, "in self-play say nothing of strength"),
+        (replayed(make("catch")), "training returns, which are those of the data set: train with"),
+        (
+            replayed(Counters()) | {"exchange": None},
+            "pods are evaluated on the device, and .* runs on the host: take `evaluations=0`",
+        ),
         ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
         ({"pods": ()}, "at least 2 pods, but there is 0"),
         ({"exchange": Selection(Truncation(), 0)}, "needs a period"),

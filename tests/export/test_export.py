@@ -14,13 +14,18 @@ import numpy as np
 import onnx
 import pytest
 from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
+from hosts import SPEC as COUNTERS
+from hosts import Counters
 from jax import lax
 from walk import BOX, WALK, Walk
 
+from podracer.agents.cloning import Cloning
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
+from podracer.dataset import Dataset
 from podracer.envs import make
+from podracer.envs.data import replay
 from podracer.errors import ConfigError, PodracerError
 from podracer.evaluate import make_evaluator
 from podracer.export import files
@@ -239,6 +244,24 @@ def test_operators_agree_for_more_numbers(seed):
     result = onnx_runner(to_onnx(decision, {}))(x)
     for name, expected in jax.device_get(jax.jit(decision)(x)).items():
         np.testing.assert_allclose(result[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("source", [Counters(), None])
+def test_a_clone_is_proven_where_its_data_set_leads_to_no_environment_in_jax(source):
+    data = Dataset(
+        observation=np.zeros((4, *COUNTERS.observation.shape), np.float32),
+        action=np.arange(4, dtype=np.int32) % 2,
+        reward=np.ones(4),
+        terminal=np.arange(4) == 3,
+        timeout=np.zeros(4, bool),
+    )
+    env = replay(data, source)
+    agent = Cloning(network=TorsoNetwork(MLP((8,)))).build(env.spec)
+    state = agent.init(jax.random.key(0), 1)
+    decision = make_decision(agent, state)
+    proof = prove(decision, jax.jit(decision), agent, env, state)
+    assert proof.holds
+    assert proof.source == "specification"
 
 
 def test_an_unknown_primitive_is_named():

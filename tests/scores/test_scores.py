@@ -464,6 +464,36 @@ def test_pods_under_a_selection_are_told_apart_by_their_place(tmp_path):
     )
 
 
+def test_pods_with_a_metric_of_several_numbers_have_records_and_scores():
+    pods = [{"seed": seed, "hyperparameters": []} for seed in range(2)]
+    run = RunRecords("run", {"experiment": {"agent": {}, "pods": pods}}, [], {})
+    sound = {"evaluation_return": [1.0, 2.0], "share": [[0.2, None], [0.5, 0.5]]}
+    nested = {"evaluation_return": [[1.0], [2.0]], "share": [[[0.2]], [[0.5]]]}
+    series = [
+        {"updates": 1, **sound},
+        {"updates": 2, **sound, "share": nested["share"]},
+        {"updates": 3, **sound, "evaluation_return": nested["evaluation_return"]},
+    ]
+    members = members_of(run, series)
+    assert [[record["updates"] for record in member.records] for member in members] == [[1], [1]]
+    assert [member.records[0]["share"] for member in members] == sound["share"]
+    assert [member.final for member in members] == [(1.0, ""), (2.0, "")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "records", "score"),
+    [
+        ("DataEnvironment", [{"updates": 1, "episode_return": 9.0}], "no evaluation"),
+        ("DataEnvironment", [{"updates": 1, "evaluation_return": 3.0}], ""),
+        ("Catch", [{"updates": 1, "episode_return": 9.0}], ""),
+        ("DataEnvironment", [{"updates": 1, "episodes": None}], "diverged"),
+    ],
+)
+def test_returns_of_a_data_set_are_no_score(kind, records, score):
+    run = RunRecords("run", {"environment": {"kind": kind}}, records, {})
+    assert run.final[1] == score
+
+
 def test_a_line_of_the_terminal_names_what_the_evaluation_leaves_out():
     base = {"updates": 3, "frames": 10, "evaluation_return": 7.0}
     assert line(base, 9).endswith("eval   7.00")
