@@ -50,6 +50,8 @@ class Rows:
     terminal: jax.Array  # bool, the action ends the episode
     last: jax.Array  # bool, the episode is cut here, and there is no action
     starts: jax.Array  # i32 [E], the first timesteps of the episodes
+    # f32 [N, n], of the actions; not in `config.json`, where runs of older versions lack it
+    distribution: jax.Array | None = dataclasses.field(default=None, metadata={"derived": True})
 
     def sample(self, key: jax.Array, count: int, length: int) -> Trajectory:
         """Return `count` sequences of `length` timesteps, `[length - 1, count, ...]`.
@@ -93,6 +95,10 @@ class Dataset:
     transition, whose value is unknown, is not learned from."""
     environment: str = ""
     """Name of the environment that they come from, if it has one."""
+    distribution: np.ndarray | None = None
+    """Distributions that the actions come from, f32 `[N, n]`, if recorded: logits, those of several
+    actions one after another, or means and then logarithms of scales of continuous actions, in
+    units where their bounds are -1 and 1."""
 
     def __post_init__(self) -> None:
         for name in ("terminal", "timeout"):
@@ -103,7 +109,7 @@ class Dataset:
                 "terminal and timeout of the data set must be bool[N] with N of at least 1."
             )
         object.__setattr__(self, "timeout", self.timeout & ~self.terminal)
-        for name in ("observation", "action", "reward", "final_observation"):
+        for name in ("observation", "action", "reward", "final_observation", "distribution"):
             array = jax.tree.map(_in_32_bits, getattr(self, name))
             object.__setattr__(self, name, array)
         _check_sizes(self)
@@ -153,7 +159,8 @@ class Dataset:
         ends = self.ends
         rows = np.repeat(selection, np.diff(ends, prepend=-1))
         finals = selection[self.timeout[ends]]
-        parts = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        columns = {name: getattr(self, name) for name in (*_COLUMNS, "distribution")}
+        parts = {name: x[rows] for name, x in columns.items() if x is not None}
         return dataclasses.replace(
             self,
             observation=jax.tree.map(lambda x: x[rows], self.observation),
@@ -184,8 +191,12 @@ class Dataset:
                 "observation is unknown: give final_observation."
             )
         reward = np.where(last, np.float32(0), with_final(self.reward))
+        distribution = self.distribution
+        if distribution is not None:
+            distribution = with_final(distribution)
         columns = (observation, with_final(self.action), reward, terminal, last)
-        return Rows(*jax.tree.map(jnp.asarray, (*columns, starts.astype(np.int32))))
+        columns = (*columns, starts.astype(np.int32), distribution)
+        return Rows(*jax.tree.map(jnp.asarray, columns))
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -227,6 +238,7 @@ class Dataset:
             observation=observation,
             final_observation=final,
             environment=str(arrays.get("environment", "")),
+            distribution=arrays.get("distribution"),
             **{column: arrays[column] for column in _COLUMNS},
         )
 
@@ -278,6 +290,8 @@ class Dataset:
         action = self.action
         if action.dtype.kind != "f":
             sizes = np.max(action, axis=0) + 1
+            if action.ndim == 1 and self.distribution is not None:
+                sizes = self.distribution.shape[-1]
             space = Discrete(int(sizes)) if action.ndim == 1 else MultiDiscrete(tuple(sizes))
         else:
             space = Continuous(tuple(action.min(axis=0)), tuple(action.max(axis=0)))
@@ -296,6 +310,10 @@ class Dataset:
             for path, leaf in specs.items():
                 _check_like(f"{name}{path}", leaves[path], leaf.shape, leaf.dtype, spec.name)
         _check_actions(self.action, spec)
+        if self.distribution is not None:
+            space = spec.action
+            size = 2 * space.size if isinstance(space, Continuous) else sum(space.components)
+            _check_like("distribution", self.distribution, (size,), np.float32, spec.name)
 
 
 def _in_32_bits(array: Any) -> np.ndarray:
@@ -310,7 +328,7 @@ def _in_32_bits(array: Any) -> np.ndarray:
 def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
     """Return all arrays by their names in a file."""
     arrays = {name: getattr(dataset, name) for name in _COLUMNS}
-    for field in ("observation", "final_observation"):
+    for field in ("observation", "final_observation", "distribution"):
         tree = getattr(dataset, field)
         leaves = {f".{k}": x for k, x in tree.items()} if isinstance(tree, dict) else {"": tree}
         arrays |= {field + name: x for name, x in leaves.items() if x is not None}

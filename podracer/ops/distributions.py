@@ -194,6 +194,13 @@ def policy(space: ActionSpace, outputs: Float[Array, "*b O"]) -> ActionDistribut
     return Normal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
 
 
+def parameters(distribution: ActionDistribution) -> jax.Array:
+    """Compute the inverse of `policy`, f32 `[*b, num_outputs]`."""
+    if isinstance(distribution, Normal):
+        return jnp.concatenate([distribution.mean, distribution.log_scale], axis=-1)
+    return distribution.logits
+
+
 def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
     """Return an action in the environment's units: clipped to [-1, 1], scaled to the bounds."""
     if not isinstance(space, Continuous):
