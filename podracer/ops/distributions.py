@@ -169,6 +169,11 @@ class SquashedNormal:
         slope = 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
         return jnp.tanh(raw), normal.log_prob(raw) - jnp.sum(slope, axis=-1)
 
+    def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
+        """Return the log-probability of actions inside of (-1, 1)."""
+        normal, slope = Normal(self.mean, self.log_scale), jnp.log1p(-(action**2))
+        return normal.log_prob(jnp.arctanh(action)) - jnp.sum(slope, axis=-1)
+
 
 ActionDistribution = Categorical | MultiCategorical | Normal
 

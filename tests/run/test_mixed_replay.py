@@ -13,6 +13,7 @@ import pytest
 
 import podracer
 from podracer.agents.dqn import DQN
+from podracer.agents.iql import IQL
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
@@ -76,6 +77,11 @@ def dqn(path):
     return DQN(network=NETWORK, replay=Replay(6_400, batch_size=32, warmup=STEPS, data=str(path)))
 
 
+def iql(path):
+    network = dataclasses.replace(NETWORK, shared=False)
+    return IQL(network=network, replay=Replay(6_400, batch_size=32, warmup=STEPS, data=str(path)))
+
+
 def fingerprint(run):
     return stored_fingerprint(run)[1]
 
@@ -110,7 +116,12 @@ def test_half_of_a_batch_comes_from_the_data_set(prioritized):
 
 
 @pytest.mark.parametrize(
-    ("agent", "data"), [(dqn, of_cartpole), pytest.param(sac, of_pendulum, marks=pytest.mark.slow)]
+    ("agent", "data"),
+    [
+        (dqn, of_cartpole),
+        pytest.param(sac, of_pendulum, marks=pytest.mark.slow),
+        pytest.param(iql, of_pendulum, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_with_a_data_set_in_its_replay_is_resumed_exactly(agent, data, tmp_path):
     path, data = tmp_path / "data.npz", data()
