@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError
@@ -24,9 +23,6 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscrete,
     PyTree,
-    Step,
-    TimeStep,
-    Trajectory,
 )
 
 _COLUMNS = ("action", "reward", "terminal", "timeout")
@@ -52,23 +48,6 @@ class Rows:
     starts: jax.Array  # i32 [E], the first timesteps of the episodes
     # f32 [N, n], of the actions; not in `config.json`, where runs of older versions lack it
     distribution: jax.Array | None = dataclasses.field(default=None, metadata={"derived": True})
-
-    def sample(self, key: jax.Array, count: int, length: int) -> Trajectory:
-        """Return `count` sequences of `length` timesteps, `[length - 1, count, ...]`.
-
-        Each timestep begins one with equal probability; behind an episode follows another one, and
-        behind the last episode the first.
-        """
-        starts = jax.random.randint(key, (count,), 0, len(self.last))
-        times = (starts[None] + jnp.arange(length)[:, None]) % len(self.last)  # [L, N]
-        ended = (self.terminal | self.last)[times - 1]
-        discount = 1.0 - self.terminal[times - 1].astype(jnp.float32)
-        observation = jax.tree.map(lambda x: x[times], self.observation)
-        reward, last = self.reward[times - 1], self.last[times]
-        timesteps = TimeStep(observation, reward, discount, ended, last)
-        steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), self.action[times[:-1]], ())
-        final = jax.tree.map(lambda x: x[-1], timesteps)
-        return Trajectory(steps, final, carry=(), final_carry=())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,7 +148,7 @@ class Dataset:
         )
 
     def rows(self) -> Rows:
-        """Return all timesteps as arrays of the device. Raises `ConfigError` if none is usable."""
+        """Return all timesteps as NumPy's arrays. Raises `ConfigError` if none is usable."""
         timeout, final = self.timeout, self.final_observation
         last, places = timeout, np.flatnonzero(timeout) + 1
         if final is not None:  # it follows the transition
@@ -194,9 +173,9 @@ class Dataset:
         distribution = self.distribution
         if distribution is not None:
             distribution = with_final(distribution)
-        columns = (observation, with_final(self.action), reward, terminal, last)
+        columns: Any = (observation, with_final(self.action), reward, terminal, last)
         columns = (*columns, starts.astype(np.int32), distribution)
-        return Rows(*jax.tree.map(jnp.asarray, columns))
+        return Rows(*columns)
 
     # --- files ------------------------------------------------------------------------------------
 

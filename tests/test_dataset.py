@@ -21,11 +21,13 @@ from podracer.agents.a2c import A2C
 from podracer.checks import check_environment
 from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
+from podracer.devices.host_memory import in_host_memory
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.data import replay
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
+from podracer.replay import sample_rows
 from podracer.run.episodes import record_episodes
 
 END = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0, 1], bool)  # lengths 3, 2, 1, 4
@@ -207,8 +209,12 @@ def test_samples_have_the_transitions_of_the_data_set_and_no_others(has_finals):
     episode, and a time-out's final observation has no action of its own."""
     changes = {"action": np.arange(10)} | ({} if has_finals else {"final_observation": None})
     data = dataset(**changes)
-    rows = data.rows()
-    sample = jax.device_get(jax.jit(lambda key: rows.sample(key, 3_000, 3))(jax.random.key(0)))
+    rows, spec = jax.tree.map(jnp.asarray, data.rows()), WALK.spec
+    draw = jax.jit(lambda rows, key: sample_rows(rows, key, 3_000, 3, spec))
+    sample = jax.device_get(draw(rows, jax.random.key(0)))
+    on_host = dataclasses.replace(rows, observation=in_host_memory(data.rows().observation))
+    other = jax.device_get(draw(on_host, jax.random.key(0)))
+    jax.tree.map(np.testing.assert_array_equal, other, sample)
     timesteps, actions = jax.device_get(sample.timesteps()), sample.steps.action
     assert timesteps.reward.shape == (3, 3_000)
     counts = np.zeros(10, int)

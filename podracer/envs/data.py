@@ -101,7 +101,10 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     spec = dataset.spec if environment is None else environment.spec
     dataset.check(spec)
     return DataEnvironment(
-        digest=dataset.digest, rows=dataset.rows(), environment=environment, spec=spec
+        digest=dataset.digest,
+        rows=jax.tree.map(jnp.asarray, dataset.rows()),
+        environment=environment,
+        spec=spec,
     )
 
 

@@ -87,6 +87,11 @@ class MixesData:
         """Path of the data set, None if there is none."""
         return None if self.replay is None else self.replay.data
 
+    @property
+    def has_data_on_host(self) -> bool:
+        """Whether the observations of the data set are in host memory, as the replay's."""
+        return self.replay is not None and self.replay.storage == "host"
+
     def read(self, content: bytes) -> Dataset:
         """Return the data set in the content of the file."""
         return Dataset.load(io.BytesIO(content), self.data_file or "")
