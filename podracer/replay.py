@@ -60,8 +60,8 @@ class Replay:
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
     storage: Literal["device", "host"] = "device"
-    """Memory that holds the observations: the device's, or the host's (pinned where there is an
-    accelerator), from which only samples go to the device."""
+    """Memory that holds the observations, of a data set, too: the device's, or the host's (pinned
+    where there is an accelerator), from which only samples go to the device."""
     data: str | None = None
     """Path of a data set, an .npz file: half of every batch comes from it (RLPD, Ball et al. 2023,
     arXiv 2302.02948). None takes all from the replay."""

@@ -6,7 +6,7 @@ the distributions of a teacher it minimizes the divergence from them instead: di
 and optimizer are PPO's and A2C's, so that these can start from its weights; the value is not
 learned.
 Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavioural Cloning"; Rusu
-et al. 2016, "Policy Distillation", equation 3 (arXiv 1511.06295).
+et al. 2016, "Policy Distillation" (arXiv 1511.06295).
 """
 
 from __future__ import annotations
