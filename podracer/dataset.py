@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError
@@ -24,9 +23,6 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscrete,
     PyTree,
-    Step,
-    TimeStep,
-    Trajectory,
 )
 
 _COLUMNS = ("action", "reward", "terminal", "timeout")
@@ -50,23 +46,8 @@ class Rows:
     terminal: jax.Array  # bool, the action ends the episode
     last: jax.Array  # bool, the episode is cut here, and there is no action
     starts: jax.Array  # i32 [E], the first timesteps of the episodes
-
-    def sample(self, key: jax.Array, count: int, length: int) -> Trajectory:
-        """Return `count` sequences of `length` timesteps, `[length - 1, count, ...]`.
-
-        Each timestep begins one with equal probability; behind an episode follows another one, and
-        behind the last episode the first.
-        """
-        starts = jax.random.randint(key, (count,), 0, len(self.last))
-        times = (starts[None] + jnp.arange(length)[:, None]) % len(self.last)  # [L, N]
-        ended = (self.terminal | self.last)[times - 1]
-        discount = 1.0 - self.terminal[times - 1].astype(jnp.float32)
-        observation = jax.tree.map(lambda x: x[times], self.observation)
-        reward, last = self.reward[times - 1], self.last[times]
-        timesteps = TimeStep(observation, reward, discount, ended, last)
-        steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), self.action[times[:-1]], ())
-        final = jax.tree.map(lambda x: x[-1], timesteps)
-        return Trajectory(steps, final, carry=(), final_carry=())
+    # f32 [N, n], of the actions; not in `config.json`, where runs of older versions lack it
+    distribution: jax.Array | None = dataclasses.field(default=None, metadata={"derived": True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,6 +74,10 @@ class Dataset:
     transition, whose value is unknown, is not learned from."""
     environment: str = ""
     """Name of the environment that they come from, if it has one."""
+    distribution: np.ndarray | None = None
+    """Distributions that the actions come from, f32 `[N, n]`, if recorded: logits, those of several
+    actions one after another, or means and then logarithms of scales of continuous actions, in
+    units where their bounds are -1 and 1."""
 
     def __post_init__(self) -> None:
         for name in ("terminal", "timeout"):
@@ -103,7 +88,7 @@ class Dataset:
                 "terminal and timeout of the data set must be bool[N] with N of at least 1."
             )
         object.__setattr__(self, "timeout", self.timeout & ~self.terminal)
-        for name in ("observation", "action", "reward", "final_observation"):
+        for name in ("observation", "action", "reward", "final_observation", "distribution"):
             array = jax.tree.map(_in_32_bits, getattr(self, name))
             object.__setattr__(self, name, array)
         _check_sizes(self)
@@ -153,7 +138,8 @@ class Dataset:
         ends = self.ends
         rows = np.repeat(selection, np.diff(ends, prepend=-1))
         finals = selection[self.timeout[ends]]
-        parts = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        columns = {name: getattr(self, name) for name in (*_COLUMNS, "distribution")}
+        parts = {name: x[rows] for name, x in columns.items() if x is not None}
         return dataclasses.replace(
             self,
             observation=jax.tree.map(lambda x: x[rows], self.observation),
@@ -162,7 +148,7 @@ class Dataset:
         )
 
     def rows(self) -> Rows:
-        """Return all timesteps as arrays of the device. Raises `ConfigError` if none is usable."""
+        """Return all timesteps as NumPy's arrays. Raises `ConfigError` if none is usable."""
         timeout, final = self.timeout, self.final_observation
         last, places = timeout, np.flatnonzero(timeout) + 1
         if final is not None:  # it follows the transition
@@ -184,8 +170,12 @@ class Dataset:
                 "observation is unknown: give final_observation."
             )
         reward = np.where(last, np.float32(0), with_final(self.reward))
-        columns = (observation, with_final(self.action), reward, terminal, last)
-        return Rows(*jax.tree.map(jnp.asarray, (*columns, starts.astype(np.int32))))
+        distribution = self.distribution
+        if distribution is not None:
+            distribution = with_final(distribution)
+        columns: Any = (observation, with_final(self.action), reward, terminal, last)
+        columns = (*columns, starts.astype(np.int32), distribution)
+        return Rows(*columns)
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -227,6 +217,7 @@ class Dataset:
             observation=observation,
             final_observation=final,
             environment=str(arrays.get("environment", "")),
+            distribution=arrays.get("distribution"),
             **{column: arrays[column] for column in _COLUMNS},
         )
 
@@ -278,6 +269,8 @@ class Dataset:
         action = self.action
         if action.dtype.kind != "f":
             sizes = np.max(action, axis=0) + 1
+            if action.ndim == 1 and self.distribution is not None:
+                sizes = self.distribution.shape[-1]
             space = Discrete(int(sizes)) if action.ndim == 1 else MultiDiscrete(tuple(sizes))
         else:
             space = Continuous(tuple(action.min(axis=0)), tuple(action.max(axis=0)))
@@ -296,6 +289,10 @@ class Dataset:
             for path, leaf in specs.items():
                 _check_like(f"{name}{path}", leaves[path], leaf.shape, leaf.dtype, spec.name)
         _check_actions(self.action, spec)
+        if self.distribution is not None:
+            space = spec.action
+            size = 2 * space.size if isinstance(space, Continuous) else sum(space.components)
+            _check_like("distribution", self.distribution, (size,), np.float32, spec.name)
 
 
 def _in_32_bits(array: Any) -> np.ndarray:
@@ -310,7 +307,7 @@ def _in_32_bits(array: Any) -> np.ndarray:
 def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
     """Return all arrays by their names in a file."""
     arrays = {name: getattr(dataset, name) for name in _COLUMNS}
-    for field in ("observation", "final_observation"):
+    for field in ("observation", "final_observation", "distribution"):
         tree = getattr(dataset, field)
         leaves = {f".{k}": x for k, x in tree.items()} if isinstance(tree, dict) else {"": tree}
         arrays |= {field + name: x for name, x in leaves.items() if x is not None}

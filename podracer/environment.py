@@ -149,6 +149,15 @@ class HasActions(Environment, HasEvaluation, Protocol):
 
 
 @runtime_checkable
+class HasDistributions(HasActions, Protocol):
+    """An environment that replays a data set, which may have the distributions of its actions."""
+
+    def recorded_distribution(self, state: EnvState) -> jax.Array | None:
+        """Return the parameters of the distribution of the action in a state, None without any."""
+        ...
+
+
+@runtime_checkable
 class HasFrameSkip(Protocol):
     """A factory of host environments whose steps repeat each action."""
 

@@ -60,8 +60,8 @@ class Replay:
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
     storage: Literal["device", "host"] = "device"
-    """Memory that holds the observations: the device's, or the host's (pinned where there is an
-    accelerator), from which only samples go to the device."""
+    """Memory that holds the observations, of a data set, too: the device's, or the host's (pinned
+    where there is an accelerator), from which only samples go to the device."""
     data: str | None = None
     """Path of a data set, an .npz file: half of every batch comes from it (RLPD, Ball et al. 2023,
     arXiv 2302.02948). None takes all from the replay."""
@@ -118,7 +118,7 @@ class Buffer:
         if self.config.data is not None and self.data is None:
             raise ConfigError(
                 "the agent cannot mix the data set of `agent.replay.data` into its batches: take "
-                "SAC, TD3, DDPG, QT-Opt or DQN with a network that has no memory."
+                "SAC, TD3, DDPG, QT-Opt, IQL or DQN with a network that has no memory."
             )
 
     def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:
@@ -251,7 +251,7 @@ class Buffer:
             weights = jnp.minimum(weights / largest, 1.0)
         if self.data is not None:
             data_key = jax.random.fold_in(key, 1)
-            recorded = self.data.sample(data_key, num_recorded, self.length)
+            recorded = sample_rows(self.data, data_key, num_recorded, self.length, self.spec)
             steps = _concatenate(trajectory.steps, recorded.steps, axis=1)
             trajectory = Trajectory(
                 steps, _concatenate(trajectory.final, recorded.final), carry=(), final_carry=()
@@ -407,6 +407,30 @@ class Buffer:
 
         readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
         return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
+
+
+def sample_rows(
+    rows: Rows, key: Array, count: int, length: int, spec: EnvironmentSpec
+) -> Trajectory:
+    """Return `count` sequences of `length` timesteps of a data set, `[length - 1, count, ...]`.
+
+    Each timestep begins one with equal probability; behind an episode follows another one, and
+    behind the last episode the first. Observations in host memory are `[1, N, ...]`.
+    """
+    starts = jax.random.randint(key, (count,), 0, len(rows.last))
+    times = (starts[None] + jnp.arange(length)[:, None]) % len(rows.last)  # [L, N]
+    ended = (rows.terminal | rows.last)[times - 1]
+    discount = 1.0 - rows.terminal[times - 1].astype(jnp.float32)
+    observation = rows.observation
+    if isinstance(observation, HostMemory):
+        window = partial(read_windows, rows=jnp.zeros_like(starts), starts=starts, length=length)
+        windows = jax.tree.map(window, observation.arrays)
+        observation = jax.tree.map(from_stored, windows, spec.observation)
+    else:
+        observation = jax.tree.map(lambda x: x[times], observation)
+    timesteps = TimeStep(observation, rows.reward[times - 1], discount, ended, rows.last[times])
+    steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), rows.action[times[:-1]], ())
+    return Trajectory(steps, jax.tree.map(lambda x: x[-1], timesteps), carry=(), final_carry=())
 
 
 def _with_observation(steps: Step, observation: PyTree) -> Step:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent, with_last_action
 from podracer.devices.kernels import scan
-from podracer.environment import Environment, HasActions
+from podracer.environment import Environment, HasActions, HasDistributions
 from podracer.fields import struct, unchecked
 from podracer.ops.sums import compensated_sum
 from podracer.types import Carry, EnvState, Params, PyTree, Step, TimeStep, Trajectory
@@ -150,7 +150,10 @@ def interact(
     if isinstance(env, HasActions):
         action = jax.vmap(env.recorded_action)(actor.env_state)
         carry = with_last_action(carry, action)
-    step = Step(actor.timestep, action, extras)
+    distribution = None
+    if isinstance(env, HasDistributions) and agent.actions == "recorded":
+        distribution = jax.vmap(env.recorded_distribution)(actor.env_state)
+    step = Step(actor.timestep, action, extras, distribution)
     with jax.named_scope("environment"):
         env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
     return ActorState(env_state, timestep, carry, actor.episodes), step

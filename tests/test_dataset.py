@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts import Counters
+from off_policy import agent_and_env
 from walk import BOX, WALK, Walk, built, network
 
 import podracer
@@ -20,7 +21,9 @@ from podracer.agents.a2c import A2C
 from podracer.agents.cloning import Cloning
 from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
+from podracer.devices.host_memory import in_host_memory
 from podracer.devices.mesh import DATA, POD, make_mesh
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig, lower_chunk
@@ -31,6 +34,7 @@ from podracer.envs import make
 from podracer.envs.data import replay
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
+from podracer.replay import sample_rows
 from podracer.run.episodes import record_episodes
 from podracer.run.setup import build
 
@@ -65,6 +69,7 @@ def nan_in(array):
         ({"timeout": np.zeros(10, bool), "final_observation": None}, "last transition .* ends no"),
         ({"terminal": np.zeros((0,), bool)}, r"must be bool\[N\]"),
         ({"reward": np.ones((10, 1))}, r"reward is \[N\]"),
+        ({"distribution": np.ones((9, 3))}, r"distribution .* must lead with its 10 transitions"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes, message):
@@ -79,6 +84,8 @@ def test_arrays_that_do_not_fit_are_refused(changes, message):
         ({"action": np.ones(10)}, None, r"action of the data set is float32\[\], but .* int32"),
         ({"observation": np.ones((10, 3))}, None, r"float32\[3\], but that of walk is float32\[2"),
         ({"observation": {"a": np.ones((10, 2))}}, None, r"is \['a'\], not an array as walk's"),
+        ({"distribution": np.ones((10, 2))}, None, r"distribution of .*\[2\], .* of walk .*\[3\]"),
+        ({"distribution": np.ones(10)}, None, r"distribution of .*\[\], .* of walk .*\[3\]"),
         ({"action": np.full((10, 2), 1.5)}, BOX, r"action 0 .* lie in \[-1.0, 0.0\] to \[1.0, 2"),
     ],
 )
@@ -88,7 +95,7 @@ def test_transitions_of_another_environment_are_refused(changes, space, message)
 
 
 def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
-    data = dataset()
+    data = dataset(distribution=np.stack([np.arange(10)] * 3, axis=1))
     assert data.returns.tolist() == [6.0, 9.0, 6.0, 34.0]
     parts = data.split(0.5, seed=1)
     assert sorted(np.concatenate([part.returns for part in parts])) == [6.0, 6.0, 9.0, 34.0]
@@ -97,6 +104,7 @@ def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
     for part in parts:
         expected = [finals[x] for x in part.returns if x in finals]
         assert part.final_observation[:, 0].tolist() == expected
+        assert (part.distribution[:, 0] == part.observation[:, 0]).all()
     with pytest.raises(ConfigError, match="leaves one part without any"):
         data.split(1.0)
 
@@ -109,6 +117,22 @@ def test_a_file_holds_the_data_set(tmp_path):
     assert loaded.digest == data.digest != dataset().digest
     assert loaded.environment == "walk"
     assert loaded.observation.keys() == pairs.keys()
+    assert loaded.distribution is None
+
+    logits = np.random.default_rng(0).normal(size=(10, 3))
+    taught = dataclasses.replace(data, distribution=logits)
+    (tmp_path / "taught.npz").write_bytes(taught.encode())
+    loaded = Dataset.load(tmp_path / "taught.npz")
+    assert loaded.digest == taught.digest != data.digest
+    assert np.array_equal(loaded.distribution, logits.astype(np.float32))
+
+
+def test_a_data_set_without_distributions_is_that_of_older_versions():
+    """So runs that began with one are resumed."""
+    env = replay(dataset())
+    assert env.digest == ("b74ac356916e060d2d121c315616ce4e3524ce145fbc9ba4e137fbfac828ce6d")
+    names = {"kind", "observation", "action", "reward", "terminal", "last", "starts"}
+    assert to_json(env)["rows"].keys() == names
 
 
 def test_a_file_of_d4rl_has_the_same_transitions(tmp_path):
@@ -161,11 +185,8 @@ def test_no_other_environment_is_made_of_a_data_set(name, tmp_path):
 @pytest.mark.parametrize("has_finals", [True, False])
 def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     """The action is a data set's, so its transitions are found by it."""
-    data = (
-        dataset(action=np.arange(10))
-        if has_finals
-        else dataset(action=np.arange(10), final_observation=None)
-    )
+    changes = {} if has_finals else {"final_observation": None}
+    data = dataset(action=np.arange(10), distribution=np.eye(10), **changes)
     env = replay(data)
     check_environment(env)
     step = jax.jit(jax.vmap(env.step))
@@ -173,6 +194,7 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     counts = np.zeros(10, int)
     for t in range(200):
         action = jax.vmap(env.recorded_action)(state)
+        assert (jax.vmap(env.recorded_distribution)(state).argmax(axis=1) == action).all()
         keys = jax.random.split(jax.random.fold_in(jax.random.key(1), t), 64)
         state, after = jax.device_get(step(keys, state, action))
         for b in np.flatnonzero(~before.last):
@@ -204,8 +226,12 @@ def test_samples_have_the_transitions_of_the_data_set_and_no_others(has_finals):
     episode, and a time-out's final observation has no action of its own."""
     changes = {"action": np.arange(10)} | ({} if has_finals else {"final_observation": None})
     data = dataset(**changes)
-    rows = data.rows()
-    sample = jax.device_get(jax.jit(lambda key: rows.sample(key, 3_000, 3))(jax.random.key(0)))
+    rows, spec = jax.tree.map(jnp.asarray, data.rows()), WALK.spec
+    draw = jax.jit(lambda rows, key: sample_rows(rows, key, 3_000, 3, spec))
+    sample = jax.device_get(draw(rows, jax.random.key(0)))
+    on_host = dataclasses.replace(rows, observation=in_host_memory(data.rows().observation))
+    other = jax.device_get(draw(on_host, jax.random.key(0)))
+    jax.tree.map(np.testing.assert_array_equal, other, sample)
     timesteps, actions = jax.device_get(sample.timesteps()), sample.steps.action
     assert timesteps.reward.shape == (3, 3_000)
     counts = np.zeros(10, int)
@@ -233,6 +259,7 @@ def test_without_an_environment_the_spaces_are_those_of_the_numbers():
     assert (spec.action, spec.observation.shape) == (podracer.Discrete(3), (2,))
     with pytest.raises(ConfigError, match="names no environment to evaluate in"):
         replay(dataset()).for_evaluation()
+    assert replay(dataset(distribution=np.ones((10, 5)))).spec.action == podracer.Discrete(5)
     spec = replay(dataset(action=np.stack([np.arange(10.0), -np.arange(10.0)], axis=1))).spec
     assert spec.action == podracer.Continuous((0.0, -9.0), (9.0, 0.0))
 
@@ -288,8 +315,9 @@ def test_recorded_episodes_are_those_of_the_environment(policy):
     state = agent.init(jax.random.key(0), 1)
     params = agent.actor_params(state)
     data = record_episodes(
-        agent, WALK, params, jax.random.key(5), episodes=40, rule=ActingRule(policy), name="walk"
-    )
+        agent, WALK, params, jax.random.key(5), episodes=40, rule=ActingRule(policy), name="walk",
+        with_distributions=True,
+    )  # fmt: skip
     data.check(WALK.spec)
     starts = np.concatenate([[0], data.ends[:-1] + 1])
     lengths = data.ends - starts + 1
@@ -302,11 +330,24 @@ def test_recorded_episodes_are_those_of_the_environment(policy):
     known = ~data.terminal
     np.testing.assert_allclose(data.reward[known], following[known, 0] + 0.5, rtol=1e-5)
     assert (abs(data.reward[data.terminal] - 0.5) > 1.5).all()
+    distribution, _ = agent.distribution(
+        params, (), jax.vmap(podracer.restart)(jnp.asarray(data.observation))
+    )
+    np.testing.assert_allclose(data.distribution, distribution.logits, rtol=1e-4, atol=1e-6)
     if policy == "greedy":
-        distribution, _ = agent.distribution(
-            params, (), jax.vmap(podracer.restart)(jnp.asarray(data.observation))
-        )
         assert (np.asarray(distribution.mode()) == data.action).all()
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_who_has_no_distribution_that_a_file_holds_is_refused(name):
+    """Values of DQN, and a Gaussian of SAC that tanh squashes."""
+    agent, env = agent_and_env(name)
+    params = agent.actor_params(agent.init(jax.random.key(0), 4))
+    with pytest.raises(ConfigError, match="no distribution of logits or of a Gaussian"):
+        record_episodes(
+            agent, env, params, jax.random.key(5), episodes=4, rule=ActingRule(),
+            with_distributions=True,
+        )  # fmt: skip
 
 
 def test_episodes_of_the_host_are_recorded():

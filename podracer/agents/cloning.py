@@ -1,14 +1,18 @@
 """Behavior cloning: the policy of an actor-critic, fitted to the actions of a data set.
 
 It maximizes the likelihood of the actions, for any network and any actions: of recurrent networks
-over whole rollouts, from the state that the episode before them has led to. Network and optimizer
-are PPO's and A2C's, so that these can start from its weights; the value is not learned.
-Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavioural Cloning".
+over whole rollouts, from the state that the episode before them has led to. Where the data set has
+the distributions of a teacher it minimizes the divergence from them instead: distillation. Network
+and optimizer are PPO's and A2C's, so that these can start from its weights; the value is not
+learned.
+Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavioural Cloning"; Rusu
+et al. 2016, "Policy Distillation" (arXiv 1511.06295).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,15 +65,23 @@ class _Cloning:
     def loss(
         self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
     ) -> tuple[Mean, Metrics]:
-        """Return -E[log π(a|s)] over the valid actions, see `Fused.loss`."""
+        """Return -E[log π(a|s)], or E[KL(teacher || π)], of the valid steps, see `Fused.loss`.
+
+        Metrics compare the policy's modes with the actions, or with the teacher's modes.
+        """
         policy, _ = self.model.unroll(params, trajectory, reuse)
         action, valid = trajectory.steps.action, trajectory.valid()
         if isinstance(self.model.space, Continuous):
             action = from_bounds(self.model.space, action)
+        loss = -policy.log_prob(action)
+        if trajectory.steps.distribution is not None:
+            teacher: Any = self.model.policy(trajectory.steps.distribution)
+            loss, action = teacher.divergence(policy), teacher.mode()
+        if isinstance(self.model.space, Continuous):
             error = jnp.sum((policy.mode() - action) ** 2, axis=-1)
             fit = {"squared_error": mean_of(error, valid)}
         else:
             matches = (policy.mode() == action).reshape(*valid.shape, -1).all(axis=-1)
             fit = {"accuracy": mean_of(matches, valid)}
-        total = mean_of(-policy.log_prob(action), valid)
+        total = mean_of(loss, valid)
         return total, {"loss": total, "entropy": mean_of(policy.entropy(), valid), **fit}

@@ -1,7 +1,8 @@
 """IQL: implicit Q-learning from a data set, without values of actions that it does not have.
 
 The value is an expectile of the critics' values of recorded actions, near the best one. The policy
-is fitted to the recorded actions, each weighted by the exponential of its advantage.
+is fitted to the recorded actions, each weighted by the exponential of its advantage. With a replay
+it goes on in an environment, from its own actions (section 5.3).
 Source: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv
 2110.06169). Three things differ from the authors' code. One step minimizes all three losses at the
 same parameters. No tanh squashes the mean of the policy. All parts have one learning rate.
@@ -27,17 +28,28 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
     count_frames,
 )
-from podracer.agents.common.settings import GaussianSettings, LearnerSettings
+from podracer.agents.common.settings import GaussianSettings, LearnerSettings, MixesData
 from podracer.agents.continuous import models
 from podracer.agents.continuous.learning import Parts
 from podracer.agents.continuous.models import CriticNetworks
 from podracer.devices.reductions import global_grad
+from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.distributions import from_bounds
+from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
-from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
 
 
 @struct
@@ -48,7 +60,7 @@ class IQLState(CountedState):
 
 
 @struct
-class IQL(LearnerSettings, GaussianSettings):
+class IQL(MixesData, LearnerSettings, GaussianSettings):
     """Implicit Q-learning for continuous actions."""
 
     learning_rate: Schedule = bounded(3e-4)
@@ -62,6 +74,9 @@ class IQL(LearnerSettings, GaussianSettings):
     """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
     num_critics: int = static(default=2, low=1)
     """Number of critics; targets use the smallest of their values."""
+    replay: Replay | None = static(default=None)
+    """Uniform replay buffer, to learn in an environment; None learns from each transition of a data
+    set as it comes."""
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((256, 256)), shared=False))
@@ -75,15 +90,21 @@ class IQL(LearnerSettings, GaussianSettings):
         )
         model = ActorCritic(off_policy.require_feed_forward(network), spec.action)
         optimizer = ScheduledOptimizer(self.optimizer.build(), self.learning_rate)
-        agent = _IQL(self, model, critics, optimizer)
+        buffer = None
+        if self.replay is not None:
+            if self.replay.prioritized:
+                raise ConfigError("IQL samples uniformly: take `agent.replay.prioritized=False`.")
+            buffer = Buffer(self.replay, spec, 2, data=context.data)
+        agent = _IQL(self, model, critics, optimizer, buffer)
         return Agent(
             spec=spec,
             init=agent.init,
-            act=model.act,
+            act=agent.act,
             learn=agent.learn,
             actor_params=lambda state: state.shared.params.actor,
             distribution=model.distribution,
-            actions="recorded",
+            warmup=0 if self.replay is None else self.replay.warmup,
+            actions="recorded" if self.replay is None else "any",
         )
 
 
@@ -93,29 +114,53 @@ class _IQL:
     model: ActorCritic
     critics: CriticNetworks
     optimizer: ScheduledOptimizer
+    buffer: Buffer | None
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         model_key, critics_key = jax.random.split(key)
         critics = self.critics.init_critics(critics_key, self.settings.num_critics)
         state = self.optimizer.init(Parts(self.model.network.init(model_key), critics))
         target_params = jax.tree.map(jnp.copy, critics)
-        return LearnerState(IQLState(**vars(state), target_params=target_params))
+        local = () if self.buffer is None else self.buffer.init(num_envs)
+        return LearnerState(IQLState(**vars(state), target_params=target_params), local)
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        """Sample actions of the policy, or take its modes."""
+        action, _, carry = self.model.act(params, carry, timestep, keys, explore)
+        return action, (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Take a step on the losses of all transitions, then move the target critics."""
-        learner: IQLState = state.shared
+        """Update by all transitions of the rollout, or by samples of the replay that it joins."""
+        if self.buffer is None:
+            learner, metrics = self.update(state.shared, self.transition(trajectory), axis)
+            learner = count_frames(learner, schedules.count_frames(trajectory, axis))
+            return LearnerState(learner), metrics
+
+        def learn_sample(
+            learner: IQLState, sample: Sample, key: jax.Array
+        ) -> tuple[IQLState, Metrics, jax.Array]:
+            # Each sample is a rollout of one transition.
+            learner, metrics = self.update(learner, self.transition(sample.trajectory), axis)
+            return learner, metrics, sample.weights
+
+        return off_policy.learn_from_replay(self.buffer, learn_sample, state, trajectory, key, axis)
+
+    def update(
+        self, learner: IQLState, transition: Transition, axis: str | None
+    ) -> tuple[IQLState, Metrics]:
+        """Take a step on the losses, then move the target critics."""
         grads, metrics = global_grad(
-            self.loss, learner.params, learner.target_params, self.transition(trajectory), axis=axis
+            self.loss, learner.params, learner.target_params, transition, axis=axis
         )
         learner, norm = self.optimizer.step(learner, grads, self.optimizer.rate(learner.frames))
         target_params = optax.incremental_update(
             learner.params.critics, learner.target_params, self.settings.target_update_rate
         )
-        learner = dataclasses.replace(learner, target_params=target_params)
-        learner = count_frames(learner, schedules.count_frames(trajectory, axis))
-        return LearnerState(learner), {**metrics, **norm}
+        return dataclasses.replace(learner, target_params=target_params), {**metrics, **norm}
 
     def transition(self, trajectory: Trajectory) -> Transition:
         """Return all transitions of a rollout, `[T B, ...]`, with actions in [-1, 1]."""

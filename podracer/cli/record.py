@@ -19,6 +19,9 @@ class RecordOptions(EpisodeOptions):
     """Path of the .npz file. By default data.npz in the run."""
     episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""
+    distribution: bool = False
+    """Also record the distributions that the policy draws its actions from, the soft targets of a
+    student."""
 
 
 def record(options: RecordOptions) -> int:
@@ -45,6 +48,7 @@ def record(options: RecordOptions) -> int:
         episodes=options.episodes,
         rule=ActingRule(**acting),
         name=environment if isinstance(environment, str) else "",
+        with_distributions=options.distribution,
     )
     write_bytes(path, dataset.encode())
     returns = dataset.returns

@@ -30,9 +30,9 @@ _TILE = (8, 128)  # words of 32 bits that a TPU keeps together
 @unchecked
 @struct
 class HostMemory:
-    """Arrays in host memory, a part of a state that starts as zeros.
+    """Arrays in host memory: a part of a state that starts as zeros, or a data set.
 
-    Drivers place them there, and pass them from update to update without a copy.
+    Drivers place them there, and pass a state's from update to update without a copy.
     """
 
     arrays: PyTree  # [B, C, ...]
@@ -103,8 +103,13 @@ def _to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device)
 
 
-def to_stored(x: Shaped[Array, "X Y ..."], *, on_host: bool = True) -> Shaped[Array, "X Y ..."]:
-    """Return arrays in the form in which a ring keeps them: on a TPU as whole tiles of words.
+def in_host_memory(tree: PyTree) -> HostMemory:
+    """Return NumPy's arrays `[C, ...]` as a ring `[1, C, ...]`, for a program's arguments."""
+    return HostMemory(jax.tree.map(lambda x: to_stored(x[None]), tree))
+
+
+def to_stored(x: Any, *, on_host: bool = True) -> Any:
+    """Return an array `[X, Y, ...]` in the form of a ring: on a TPU as whole tiles of words.
 
     A TPU copies between both memories only what lies there in one piece, so a ring of another form
     would go through the device as a whole. A ring on the device would be copied to a form with
@@ -115,8 +120,11 @@ def to_stored(x: Shaped[Array, "X Y ..."], *, on_host: bool = True) -> Shaped[Ar
     if not is_for_tpu() or (not on_host and 4 * math.prod(x.shape[2:]) < 3 * tile):
         return x
     x = x.astype(jnp.uint8) if x.dtype == bool else x
-    flat = x.reshape(*lead, -1)
-    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[-1] % tile)))
+    flat, is_numpy = x.reshape(*lead, -1), isinstance(x, np.ndarray)
+    pad = np.pad if is_numpy else jnp.pad
+    flat = pad(flat, ((0, 0), (0, 0), (0, -flat.shape[-1] % tile)))
+    if is_numpy:
+        return flat.view(np.uint32).reshape(*lead, -1, _TILE[1])
     flat = flat.reshape(*lead, -1, parts) if parts > 1 else flat
     return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(*lead, -1, _TILE[1])
 

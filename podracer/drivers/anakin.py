@@ -197,6 +197,7 @@ def chunk(
 ) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
+    blueprint = keep_on_host(blueprint)
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(_update, agent, env=env, config=config, axis=axis))  # is traced once
 

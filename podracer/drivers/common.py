@@ -130,12 +130,15 @@ def place_agent(agent: Any, mesh: Mesh) -> Any:
     As constants of the program, other values would be compiled again (docs/decisions/0038).
     """
 
-    def place(leaf: Any) -> jax.Array:
+    def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
         value = np.asarray(leaf, jnp.result_type(leaf))
-        sharding = NamedSharding(mesh, REPLICATED)
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
-    return jax.tree.map(place, agent)
+    return jax.tree.map(place, agent, _agent_shardings(agent, mesh))
+
+
+def _agent_shardings(agent: Any, mesh: Mesh) -> Any:
+    return pin(jax.tree.map(lambda _: NamedSharding(mesh, REPLICATED), agent))
 
 
 def with_agent(program: partial[Any], agent: Any, mesh: Mesh) -> partial[Any]:
@@ -145,9 +148,12 @@ def with_agent(program: partial[Any], agent: Any, mesh: Mesh) -> partial[Any]:
 
 def abstract_agent(agent: Any, mesh: Mesh) -> Any:
     """Return shape, dtype and sharding of every leaf of `place_agent`."""
-    sharding = NamedSharding(mesh, REPLICATED)
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=sharding), agent
+        lambda x, sharding: jax.ShapeDtypeStruct(
+            np.shape(x), jnp.result_type(x), sharding=sharding
+        ),
+        agent,
+        _agent_shardings(agent, mesh),
     )
 
 

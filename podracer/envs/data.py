@@ -65,6 +65,10 @@ class DataEnvironment:
         """Return the action that the data set has for a timestep."""
         return self.rows.action[state]
 
+    def recorded_distribution(self, state: jax.Array) -> jax.Array | None:
+        """Return the parameters of the distribution that this action comes from, if recorded."""
+        return None if self.rows.distribution is None else self.rows.distribution[state]
+
     def _timestep(
         self, row: jax.Array, reward: jax.Array, discount: jax.Array, first: jax.Array
     ) -> TimeStep:
@@ -97,7 +101,10 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     spec = dataset.spec if environment is None else environment.spec
     dataset.check(spec)
     return DataEnvironment(
-        digest=dataset.digest, rows=dataset.rows(), environment=environment, spec=spec
+        digest=dataset.digest,
+        rows=jax.tree.map(jnp.asarray, dataset.rows()),
+        environment=environment,
+        spec=spec,
     )
 
 

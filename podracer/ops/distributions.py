@@ -169,6 +169,11 @@ class SquashedNormal:
         slope = 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
         return jnp.tanh(raw), normal.log_prob(raw) - jnp.sum(slope, axis=-1)
 
+    def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
+        """Return the log-probability of actions inside of (-1, 1)."""
+        normal, slope = Normal(self.mean, self.log_scale), jnp.log1p(-(action**2))
+        return normal.log_prob(jnp.arctanh(action)) - jnp.sum(slope, axis=-1)
+
 
 ActionDistribution = Categorical | MultiCategorical | Normal
 
@@ -192,6 +197,13 @@ def policy(space: ActionSpace, outputs: Float[Array, "*b O"]) -> ActionDistribut
         return MultiCategorical(outputs, space.num_actions)
     mean, log_scale = jnp.split(outputs, 2, axis=-1)
     return Normal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
+
+
+def parameters(distribution: ActionDistribution) -> jax.Array:
+    """Compute the inverse of `policy`, f32 `[*b, num_outputs]`."""
+    if isinstance(distribution, Normal):
+        return jnp.concatenate([distribution.mean, distribution.log_scale], axis=-1)
+    return distribution.logits
 
 
 def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:

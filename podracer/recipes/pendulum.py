@@ -78,6 +78,14 @@ def pendulum_iql() -> Experiment:
     )
 
 
+def pendulum_iql_online() -> Experiment:
+    """IQL on Pendulum itself, to go on from data: `weights="RUN"` of `pendulum_iql`."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=IQL(discount=0.97, replay=REPLAY, network=TorsoNetwork(MLP((64, 64)), shared=False)),
+    )
+
+
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
     return dataclasses.replace(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 
 from podracer.agent import Blueprint, Context, ReadsFile
+from podracer.agents.common.settings import MixesData
 from podracer.checks import check_fields, check_jax_settings, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
+from podracer.devices.host_memory import in_host_memory, is_host_memory
 from podracer.environment import Environment, HasActions, HostEnvironments
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
@@ -47,7 +52,13 @@ def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Conte
     if not isinstance(data, Dataset):
         return Context(rollout_length, data)
     data.check(spec)
-    return Context(rollout_length, data.rows(), data.digest)
+    rows = data.rows()
+    if isinstance(settings, MixesData) and settings.has_data_on_host:
+        rows = dataclasses.replace(rows, observation=in_host_memory(rows.observation))
+    rows = jax.tree.map(
+        lambda x: x if is_host_memory(x) else jnp.asarray(x), rows, is_leaf=is_host_memory
+    )
+    return Context(rollout_length, rows, data.digest)
 
 
 def _content(settings: Any, name: str) -> bytes:

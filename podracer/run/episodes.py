@@ -19,7 +19,9 @@ from podracer.environment import (
     evaluation_environment,
 )
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.errors import ConfigError
 from podracer.evaluate import MAX_STEPS, ActingRule, host_steps
+from podracer.ops.distributions import SquashedNormal, parameters
 from podracer.types import Params, TimeStep
 
 
@@ -34,20 +36,26 @@ def record_episodes(
     rule: ActingRule,
     name: str = "",
     max_steps: int = MAX_STEPS,
+    with_distributions: bool = False,
 ) -> Dataset:
     """Return the transitions of whole episodes, each in an environment of its own.
 
     They are played as evaluations are, in `for_evaluation()`, where `params` act as the rule has
     it. `name` is the environment's. An episode of `max_steps` is cut there, as by a time-out.
+    `with_distributions` also records the policy's distributions, `Dataset.distribution`; it raises
+    `ConfigError` for a policy that has none of logits or of a Gaussian.
     """
     env = evaluation_environment(acting_environment(env))
     rule.check(env.spec)
     host = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
-    observations: list[Any] = []
+    # Observations, and parameters of distributions.
+    inputs: list[tuple[Any, Any]] = []
     act_compiled = jax.jit(partial(rule.act, agent))
+    describe = jax.jit(partial(_distribution, agent)) if with_distributions else lambda *_: None
 
     def act(params: Params, carry: Any, timestep: TimeStep, *args: Any) -> Any:
-        observations.append(jax.tree.map(np.array, timestep.observation))
+        distribution = describe(params, carry, timestep)
+        inputs.append(jax.tree.map(np.array, (timestep.observation, distribution)))
         return act_compiled(params, carry, timestep, *args)
 
     columns: list[tuple[np.ndarray, ...]] = []  # action, reward, terminal, timeout, counts
@@ -72,8 +80,10 @@ def record_episodes(
     )  # [B, T, ...]
     counts &= np.arange(counts.shape[1]) >= begins[:, None]
     cut = timeout.any(axis=1)
+    observation, distribution = jax.tree.map(lambda *x: np.stack(x, axis=1)[counts], *inputs)
     return Dataset(
-        observation=jax.tree.map(lambda *x: np.stack(x, axis=1)[counts], *observations),
+        observation=observation,
+        distribution=distribution,
         action=action[counts],
         reward=reward[counts],
         terminal=terminal[counts],
@@ -81,6 +91,19 @@ def record_episodes(
         final_observation=jax.tree.map(lambda x: x[cut], final) if cut.any() else None,
         environment=name,
     )
+
+
+def _distribution(agent: Agent, params: Params, carry: Any, timestep: TimeStep) -> jax.Array:
+    """Return the parameters `[B, n]` of the distributions of actions."""
+    distribution = None
+    if agent.distribution is not None:
+        distribution, _ = agent.distribution(params, carry, timestep)
+    if distribution is None or isinstance(distribution, SquashedNormal):
+        raise ConfigError(
+            f"{agent.name} chooses actions by no distribution of logits or of a Gaussian: record "
+            "the actions alone."
+        )
+    return parameters(distribution)
 
 
 def _put(old: Any, new: Any, rows: np.ndarray) -> Any:

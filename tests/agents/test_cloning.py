@@ -21,7 +21,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.distributions import from_bounds
+from podracer.ops.distributions import from_bounds, num_outputs, parameters
 
 SEVERAL = podracer.auto_reset(Walk(podracer.MultiDiscrete((2, 3))))
 
@@ -48,6 +48,55 @@ def test_the_gradient_is_that_of_the_likelihood_of_each_action(env, memory):
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), expected)
     close(metrics["loss"], negative_log_likelihood(state.shared.params))
+
+
+def divergence(xp, space, teacher, student):
+    """KL of teachers from students `[B, n]`, from their parameters, as textbooks have it."""
+    if isinstance(space, podracer.Continuous):
+        (mean, log_std), (other_mean, other_log_std) = (
+            xp.split(x, 2, axis=-1) for x in (teacher, student)
+        )
+        ratio = (xp.exp(2 * log_std) + (mean - other_mean) ** 2) / (2 * xp.exp(2 * other_log_std))
+        return xp.sum(other_log_std - log_std + ratio - 0.5, axis=-1)
+    total, start = 0.0, 0
+    for size in space.components:
+        p, q = (xp.exp(x[..., start : start + size]) for x in (teacher, student))
+        p, q = (x / xp.sum(x, axis=-1, keepdims=True) for x in (p, q))
+        total, start = total + xp.sum(p * xp.log(p / q), axis=-1), start + size
+    return total
+
+
+@pytest.mark.parametrize(
+    ("env", "memory"), [(WALK, "gru"), (CONTINUOUS, "none"), slow(SEVERAL, "none")]
+)
+def test_with_a_teacher_the_gradient_is_that_of_the_divergence_from_it(env, memory):
+    """Slowly: one timestep after another, the loss in NumPy and float64."""
+    agent = built(Cloning(network=network(memory), max_gradient_norm=1e9), env)
+    state, trajectory = begin(agent, env)
+    valid, space = trajectory.valid(), env.spec.action
+    shape = (*valid.shape, num_outputs(space))
+    teacher = jax.random.uniform(jax.random.key(7), shape, minval=-1.5, maxval=1.5)
+    steps = dataclasses.replace(trajectory.steps, distribution=teacher)
+    trajectory = dataclasses.replace(trajectory, steps=steps)
+
+    def students(params):
+        outputs, carry = [], trajectory.carry
+        for t in range(len(valid)):
+            timestep = jax.tree.map(lambda x, t=t: x[t], trajectory.steps.timestep)
+            policy, carry = agent.distribution(params, carry, timestep)
+            outputs.append(parameters(policy))
+        return jnp.stack(outputs)
+
+    def loss(params):
+        divergences = divergence(jnp, space, teacher, students(params))
+        return jnp.sum(divergences * valid) / valid.sum()
+
+    new_state, metrics = learn(agent, state, trajectory)
+    close(gradient(new_state), jax.grad(loss)(state.shared.params))
+    arrays = (np.asarray(x, np.float64) for x in (teacher, students(state.shared.params)))
+    expected = divergence(np, space, *arrays)[np.asarray(valid)].mean()
+    close(metrics["loss"], expected, rtol=1e-5)
+    assert expected > 0.1
 
 
 def test_metrics_tell_how_well_several_actions_are_matched():
@@ -163,6 +212,25 @@ def test_ppo_goes_on_from_a_clone(data_file, tmp_path):
     )
     ppo = podracer.train(experiment, weights=tmp_path / "clone", run_dir=tmp_path / "ppo")
     close(*(jax.device_get(x.state.shared.params) for x in (ppo, clone)), atol=0)
+
+
+def test_a_small_student_learns_from_the_distributions_of_its_teacher(tmp_path):
+    """The actions of its lessons are random, the teacher's are in the distributions alone."""
+    lessons, exam = teacher(), teacher(seed=1)
+    logits = 5 * np.eye(2, dtype=np.float32)[lessons.action]
+    noise = np.random.default_rng(0).integers(0, 2, len(logits))
+    lessons = dataclasses.replace(lessons, action=noise, distribution=logits)
+    (tmp_path / "lessons.npz").write_bytes(lessons.encode())
+    result = podracer.train(
+        "cartpole_cloning",
+        agent=Cloning(network=TorsoNetwork(MLP((16,), "tanh"), shared=False), learning_rate=1e-2),
+        environment=f"data:{tmp_path / 'lessons.npz'}",
+        frames=256_000,
+        evaluations=0,
+        run_dir=tmp_path / "student",
+    )
+    assert result.metrics["accuracy"] > 0.95
+    assert podracer.load_policy(tmp_path / "student").agreement(exam) > 0.95
 
 
 @pytest.mark.slow

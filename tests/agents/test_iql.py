@@ -12,6 +12,7 @@ from on_policy import CONTINUOUS
 from walk import BOX, WALK, B, begin, built, close, gradient, learn, methods_of
 
 import podracer
+from podracer.agents.common.off_policy import n_step_transition
 from podracer.agents.ddpg import td3_bc
 from podracer.agents.iql import IQL
 from podracer.checks import check_agent
@@ -126,6 +127,42 @@ def test_it_keeps_the_contract_and_refuses_what_it_cannot_learn():
         built(
             dataclasses.replace(SETTINGS, network=TorsoNetwork(MLP((8,)), memory="gru")), CONTINUOUS
         )
+
+
+def test_with_a_replay_it_goes_on_in_an_environment_from_what_it_has_learned():
+    """Its learner is the same, and samples are the replay's transitions: actions in [-1, 1],
+    bootstraps of the discount, no time-out."""
+    online = dataclasses.replace(SETTINGS, replay=Replay(B * 40, batch_size=32, warmup=0))
+    check_agent(podracer.Blueprint(online, CONTINUOUS.spec), num_envs=B)
+    agents = [built(settings, CONTINUOUS) for settings in (SETTINGS, online)]
+    shapes = [jax.eval_shape(partial(x.init, num_envs=B), jax.random.key(0)) for x in agents]
+    assert shapes[0].shared == shapes[1].shared
+    assert [agent.actions for agent in agents] == ["recorded", "any"]
+
+    agent, parts = agents[1], methods_of(agents[1])
+    state, trajectory = begin(agent, CONTINUOUS)
+
+    @jax.jit
+    def draw(replay):
+        sample = parts.buffer.sample(
+            parts.buffer.add(replay, trajectory.steps), jax.random.key(1), 32
+        )
+        return parts.transition(sample.trajectory), n_step_transition(sample, 0.9)
+
+    transition, expected = draw(state.local)
+    expected = dataclasses.replace(expected, action=from_bounds(BOX, expected.action))
+    assert not expected.mask.all()
+    valid = np.asarray(expected.mask) > 0
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x[valid], y[valid]), transition, expected
+    )
+    assert np.array_equal(transition.mask, expected.mask)
+    new_state, metrics = learn(agent, state, trajectory)
+    assert int(new_state.shared.frames) == int(trajectory.valid().sum())
+    assert np.isfinite(metrics["policy_loss"])
+    prioritized = dataclasses.replace(online.replay, prioritized=True)
+    with pytest.raises(ConfigError, match="IQL samples uniformly"):
+        built(dataclasses.replace(online, replay=prioritized), CONTINUOUS)
 
 
 def swings(episodes: int = 16) -> Dataset:

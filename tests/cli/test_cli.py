@@ -73,12 +73,14 @@ def test_play_draws_the_board(run, tmp_path, capsys):
 
 def test_recorded_episodes_train_a_clone(run, tmp_path, capsys):
     file, clone = tmp_path / "data.npz", tmp_path / "clone"
-    code, out, error = call_here(capsys, "record", run, "--out", file, "--episodes", 50)
+    flags = ("--out", file, "--episodes", 50, "--distribution")
+    code, out, error = call_here(capsys, "record", run, *flags)
     assert code == 0, error
     assert f"{file}: 50 episodes, 450 transitions, greedy, mean return 1" in out
     data = Dataset.load(file)
     assert data.environment == "catch"
     assert (np.diff(data.ends, prepend=-1) == 9).all()  # the ball falls as many rows
+    assert (data.distribution.argmax(axis=1) == data.action).all()
     code, out, error = call_here(
         capsys, "train", "cartpole_cloning", "--environment", f"data:{file}", "--run-dir", clone,
         "--frames", 100_000, "--evaluations", 1,

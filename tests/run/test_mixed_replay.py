@@ -13,6 +13,7 @@ import pytest
 
 import podracer
 from podracer.agents.dqn import DQN
+from podracer.agents.iql import IQL
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
@@ -23,7 +24,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.replay import Buffer, Replay
+from podracer.replay import Buffer, Replay, sample_rows
 
 NETWORK = TorsoNetwork(MLP((8,)))
 STEPS = 16 * 4
@@ -76,6 +77,11 @@ def dqn(path):
     return DQN(network=NETWORK, replay=Replay(6_400, batch_size=32, warmup=STEPS, data=str(path)))
 
 
+def iql(path):
+    network = dataclasses.replace(NETWORK, shared=False)
+    return IQL(network=network, replay=Replay(6_400, batch_size=32, warmup=STEPS, data=str(path)))
+
+
 def fingerprint(run):
     return stored_fingerprint(run)[1]
 
@@ -83,12 +89,13 @@ def fingerprint(run):
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_half_of_a_batch_comes_from_the_data_set(prioritized):
     """Its rewards are all 7, with full weight, and no priority of the replay is theirs."""
-    rows = of_cartpole().rows()
+    rows = jax.tree.map(jnp.asarray, of_cartpole().rows())
     data = dataclasses.replace(rows, reward=jnp.where(rows.last, rows.reward, 7.0))
     spec = podracer.make("cartpole").spec
+    recorded = sample_rows(rows, jax.random.key(1), 6, 9, spec)
     buffer = Buffer(Replay(6 * 40, prioritized=prioritized), spec, 2, data=data)
     alone = dataclasses.replace(buffer, data=None)
-    replay = buffer.add(buffer.init(6), rows.sample(jax.random.key(1), 6, 9).steps)
+    replay = buffer.add(buffer.init(6), recorded.steps)
     sample = buffer.sample(replay, jax.random.key(0), 33)
     rewards = np.asarray(sample.trajectory.final.reward)
     assert not (rewards[:17] == 7.0).any()
@@ -110,7 +117,12 @@ def test_half_of_a_batch_comes_from_the_data_set(prioritized):
 
 
 @pytest.mark.parametrize(
-    ("agent", "data"), [(dqn, of_cartpole), pytest.param(sac, of_pendulum, marks=pytest.mark.slow)]
+    ("agent", "data"),
+    [
+        (dqn, of_cartpole),
+        pytest.param(sac, of_pendulum, marks=pytest.mark.slow),
+        pytest.param(iql, of_pendulum, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_with_a_data_set_in_its_replay_is_resumed_exactly(agent, data, tmp_path):
     path, data = tmp_path / "data.npz", data()
@@ -154,8 +166,14 @@ def test_both_drivers_and_a_population_learn_from_the_same_halves(tmp_path):
     path.write_bytes(of_cartpole().encode())
     anakin = experiment(dqn(path), "cartpole")
     lockstep = SebulbaConfig(16, 4, 2, policy_lag=0, threads_per_actor=1)
+    on_host = dqn(path)
+    on_host = dataclasses.replace(
+        on_host, replay=dataclasses.replace(on_host.replay, storage="host")
+    )
     runs = {
         "anakin": anakin,
+        "host": experiment(on_host, "cartpole"),
+        "sebulba with host": experiment(on_host, "cartpole", driver=lockstep),
         "sebulba": experiment(dqn(path), "cartpole", driver=lockstep),
         "two": experiment(dqn(path), "cartpole", devices=2),
     }
@@ -163,7 +181,8 @@ def test_both_drivers_and_a_population_learn_from_the_same_halves(tmp_path):
         name: jax.device_get(podracer.train(run).state.shared.params) for name, run in runs.items()
     }
     leaves = {name: jax.tree.leaves(params) for name, params in learned.items()}
-    assert all(map(np.array_equal, leaves["anakin"], leaves["sebulba"]))
+    for name in ("host", "sebulba with host", "sebulba"):
+        assert all(map(np.array_equal, leaves["anakin"], leaves[name])), name
     assert not all(map(np.array_equal, leaves["anakin"], leaves["two"]))  # shards draw apart
 
     pods = tuple(Pod(seed) for seed in (0, 1))

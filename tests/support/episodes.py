@@ -47,7 +47,7 @@ def play(env: Any, steps: int, num: int, policy: Any = None, seed: int = 0) -> A
     return jax.device_get(jax.jit(run)(jax.random.key(seed)))
 
 
-def teacher(num_envs: int = 16, length: int = 200) -> Dataset:
+def teacher(num_envs: int = 16, length: int = 200, seed: int = 0) -> Dataset:
     """Episodes of a rule of thumb: push towards the side that the pole falls to."""
     env = podracer.make("cartpole")
 
@@ -57,7 +57,7 @@ def teacher(num_envs: int = 16, length: int = 200) -> Dataset:
         state, after = jax.vmap(env.step)(jax.random.split(key, num_envs), state, action)
         return (state, after), (timestep.observation, action, after.reward, after.discount == 0)
 
-    start = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), num_envs))
+    start = jax.vmap(env.reset)(jax.random.split(jax.random.key(seed), num_envs))
     (_, final), columns = jax.lax.scan(step, start, jax.random.split(jax.random.key(1), length))
     # An episode of each row, cut after so many steps.
     columns = [np.asarray(x).swapaxes(0, 1) for x in columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.dataset import Dataset
@@ -79,16 +80,21 @@ class EpochSettings:
 class MixesData:
     """Settings of agents with a replay, into whose batches a data set may be mixed."""
 
-    replay: Replay
+    replay: Any  # a `Replay`, or None
 
     @property
     def data_file(self) -> str | None:
         """Path of the data set, None if there is none."""
-        return self.replay.data
+        return None if self.replay is None else self.replay.data
+
+    @property
+    def has_data_on_host(self) -> bool:
+        """Whether the observations of the data set are in host memory, as the replay's."""
+        return self.replay is not None and self.replay.storage == "host"
 
     def read(self, content: bytes) -> Dataset:
         """Return the data set in the content of the file."""
-        return Dataset.load(io.BytesIO(content), self.replay.data or "")
+        return Dataset.load(io.BytesIO(content), self.data_file or "")
 
 
 @struct

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
+from podracer.devices.host_memory import keep_on_host
 from podracer.devices.mesh import DATA, HOST, REPLICATED
 from podracer.devices.ordering import in_order
 from podracer.drivers.common import (
@@ -96,7 +97,7 @@ def update_of_learner(
 
     Gradients are averaged over `axis`; faults and metrics are those over `all_axes`.
     """
-    agent = blueprint.build()
+    agent = keep_on_host(blueprint).build()
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
     learn = partial(_learn, agent, axis, all_axes)
     if num_parts == 1:  # without a scan, which would copy a replay
