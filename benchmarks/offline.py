@@ -239,7 +239,7 @@ def _runs(
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing."""
-    rows = _read(options.out)
+    rows = read(options.out)
     for name, quality in itertools.product(options.tasks, options.data):
         if quality not in TASKS[name].frames:
             continue
@@ -270,7 +270,7 @@ def table(path: Path) -> None:
     """Print a table for each task, with a row for each data set and method."""
     libraries = ["podracer", *PEERS]
     groups: Any = defaultdict(lambda: defaultdict(dict))
-    for row in _read(path):
+    for row in read(path):
         key = row["task"], row["scale"], row["data"], row["method"]
         groups[key][row["library"]][row["seed"]] = row
     heads = ["task", "data", "transitions", "behavior", "method", "frames", *libraries, "seeds"]
@@ -292,7 +292,7 @@ def table(path: Path) -> None:
         )
 
 
-def _read(path: Path) -> list[Row]:
+def read(path: Path) -> list[Row]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [{"library": "podracer", **json.loads(line)} for line in lines]
 

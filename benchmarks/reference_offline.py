@@ -1,9 +1,9 @@
 """Runs of d3rlpy (tested with 2.8.1) and imitation (1.0.1) for `offline.py`, on its data sets.
 
 Networks, batch sizes, learning rates, the optimizer's epsilon and the number of updates are those
-of podracer's agents, and every seed plays as many greedy episodes. What the libraries do not have
-stays different: d3rlpy clones continuous actions by their squared error, squashes the mean of IQL's
-policy by a tanh and leaves out the last transition before a time-out; imitation clips no gradients.
+of podracer's agents, all transitions are equally likely in a batch, and every seed plays as many
+greedy episodes. What the libraries do not have stays different: d3rlpy clones continuous actions by
+their squared error and squashes the mean of IQL's policy by a tanh; imitation clips no gradients.
 Torch has one thread.
 """
 
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -40,7 +42,8 @@ def d3rlpy(method: str, data: Arrays, env: gymnasium.Env, settings: Any, seed: i
         low, high = env.action_space.low, env.action_space.high
         shared["action_scaler"] = preprocessing.MinMaxActionScaler(low, high)
     if settings["normalize_observations"]:
-        shared["observation_scaler"] = preprocessing.StandardObservationScaler()
+        moments = data["observation"].mean(axis=0), data["observation"].std(axis=0)
+        shared["observation_scaler"] = preprocessing.StandardObservationScaler(*moments)
     single = {
         "learning_rate": settings["learning_rate"],
         "optim_factory": optimizer,
@@ -68,25 +71,38 @@ def d3rlpy(method: str, data: Arrays, env: gymnasium.Env, settings: Any, seed: i
             config = algos.TD3PlusBCConfig(**shared, **double, gamma=settings["discount"])
         case _:
             raise SystemExit(f"d3rlpy has no {method} here")
-    ends = {name: data[name].astype(np.float32) for name in ("terminal", "timeout")}
-    rows = d3rlpy.dataset.MDPDataset(
-        data["observation"], data["action"], data["reward"], ends["terminal"], ends["timeout"]
-    )
-    agent = config.create()
-    agent.fit(
-        rows,
-        n_steps=settings["updates"],
-        n_steps_per_epoch=settings["updates"],
-        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
-        show_progress=False,
-    )
+    agent, rng = config.create(), np.random.default_rng(seed)
+    agent.build_with_env(env)
+    columns = transitions(data)
+    for _ in range(settings["updates"]):
+        rows = rng.integers(len(data["reward"]), size=settings["batch_size"])
+        batch = {name: column[rows] for name, column in columns.items()}
+        agent.update(d3rlpy.dataset.TransitionMiniBatch(**batch, transitions=[]))
     return agent.predict
+
+
+def transitions(data: Arrays) -> Arrays:
+    """Return the columns of d3rlpy's batches, f32 `[N, ...]`; no agent reads the next actions."""
+    size = len(data["reward"])
+    following = np.roll(data["observation"], -1, axis=0)
+    if data["timeout"].any():
+        following[data["timeout"]] = data["final_observation"]
+    columns = {
+        "observations": data["observation"],
+        "actions": data["action"].reshape(size, -1),
+        "rewards": data["reward"][:, None],
+        "next_observations": following,
+        "next_actions": data["action"].reshape(size, -1),
+        "terminals": data["terminal"][:, None],
+        "intervals": np.ones((size, 1)),
+    }
+    return {name: column.astype(np.float32) for name, column in columns.items()}
 
 
 def imitation(method: str, data: Arrays, env: gymnasium.Env, settings: Any, seed: int) -> Policy:
     """Return the greedy policy of imitation's behavior cloning, whose network is SB3's."""
     from imitation.algorithms.bc import BC
-    from imitation.data.types import TransitionsMinimal
+    from imitation.data.types import Transitions
     from stable_baselines3.common.policies import ActorCriticPolicy
     from stable_baselines3.common.utils import set_random_seed
 
@@ -105,8 +121,12 @@ def imitation(method: str, data: Arrays, env: gymnasium.Env, settings: Any, seed
         action_space=spaces[1],
         rng=np.random.default_rng(seed),
         policy=policy,
-        demonstrations=TransitionsMinimal(
-            data["observation"], data["action"], np.array([{}] * len(data["action"]))
+        demonstrations=Transitions(
+            data["observation"],
+            data["action"],
+            np.array([{}] * len(data["action"])),
+            data["observation"],  # of the next timestep, unused
+            data["terminal"],
         ),
         batch_size=settings["batch_size"],
         optimizer_kwargs={"lr": rate, "eps": settings["epsilon"]},
@@ -141,6 +161,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, required=True, help="of an evaluation")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     options = parser.parse_args()
+    sys.path.remove(str(Path(__file__).parent))  # `imitation.py` there hides the library
     torch.set_num_threads(1)
     name = options.environment.removeprefix("gymnasium:")
     make = partial(gymnasium.make, NAMES.get(name, name))
