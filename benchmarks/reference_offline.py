@@ -161,7 +161,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, required=True, help="of an evaluation")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     options = parser.parse_args()
-    sys.path.remove(str(Path(__file__).parent))  # `imitation.py` there hides the library
+    folder = Path(__file__).parent  # its `imitation.py` hides the library
+    sys.path = [path for path in sys.path if Path(path).resolve() != folder.resolve()]
     torch.set_num_threads(1)
     name = options.environment.removeprefix("gymnasium:")
     make = partial(gymnasium.make, NAMES.get(name, name))
