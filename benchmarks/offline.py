@@ -1,36 +1,49 @@
 """Learning from data: returns of behavior, of what is learned from it, and of going on online.
 
-Data are episodes of PPO's sampled actions: before training (`random`), early (`medium`) and late
-(`expert`). Each method trains the seeds as one program. What `--out` has of a method, its data and
-its frames is not measured again, so a run that was cut goes on. `--table` prints the means of a
-file's last evaluations, greedy, with the smallest and the largest seed.
+Data are episodes of sampled actions of PPO, on HalfCheetah of CrossQ: before training (`random`),
+early (`medium`) and late (`expert`). Each method trains the seeds as one program, where the
+environment of its evaluations is one. What `--out` has of a method, its data and its frames is not
+measured again, so a run that was cut goes on. `--table` prints the means of a file's last
+evaluations, greedy, with the smallest and the largest seed.
+
+    python benchmarks/offline.py
+    python benchmarks/offline.py --python d3rlpy=PYTHON imitation=PYTHON
+
+The second command also measures other libraries on the same files, each in a Python that has it:
+`reference_offline.py`. HalfCheetah needs `pip install gymnasium[mujoco]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from harness import append
+from references import lines_of, pairs_of
 
 import podracer
 from podracer import recipes
 from podracer.agent import policy_params
 from podracer.config.experiment import Experiment
 from podracer.drivers.population import Pod
+from podracer.environment import HostEnvironments
 from podracer.evaluate import ActingRule
+from podracer.networks import MLP, TorsoNetwork
 from podracer.run.episodes import record_episodes
 
 OUT = Path(__file__).parent / "results" / "offline.jsonl"
 EPISODES = 128  # of an evaluation
+PEERS = {"d3rlpy": {"cloning", "DQN", "IQL", "TD3+BC"}, "imitation": {"cloning"}}  # their methods
 Row = dict[str, Any]
 
 
@@ -42,6 +55,11 @@ class Task:
     frames: dict[str, int]
     episodes: dict[str, int]
     methods: dict[str, Method]
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment."""
+        return recipes.find(self.behavior).environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +74,7 @@ class Method:
 
 
 NORMALIZED = {"normalize_observations": True}
+LARGE = {"network": TorsoNetwork(MLP((256, 256)), shared=False)}
 TASKS = {
     "cartpole": Task(
         "cartpole_ppo",
@@ -86,6 +105,16 @@ TASKS = {
             ),
         },
     ),
+    "halfcheetah": Task(
+        "halfcheetah_crossq",
+        {"random": 0, "medium": 44_800},
+        {"random": 50, "medium": 50},
+        {
+            "cloning": Method("cartpole_cloning", 5_120_000, agent=LARGE),
+            "IQL": Method("pendulum_iql", 5_120_000, agent=LARGE | {"discount": 0.99}),
+            "TD3+BC": Method("pendulum_td3_bc", 1_280_000, agent=LARGE | {"discount": 0.99}),
+        },
+    ),
 }
 
 
@@ -101,9 +130,9 @@ def behavior(name: str, quality: str, seed: int, work: Path) -> Path:
     if frames := task.frames[quality]:
         state = podracer.train(experiment, frames=frames, devices=1).state
     else:
-        agent = experiment.agent.build(podracer.make(name).spec)
+        agent = experiment.agent.build(podracer.make(task.environment).spec)
         state = agent.init(jax.random.key(seed), 1)
-    env = podracer.make(name)
+    env = podracer.make(task.environment)
     agent = experiment.agent.build(env.spec)
     data = record_episodes(
         agent,
@@ -112,7 +141,7 @@ def behavior(name: str, quality: str, seed: int, work: Path) -> Path:
         jax.random.key(seed),
         episodes=task.episodes[quality],
         rule=ActingRule("sampled"),
-        name=name,
+        name=task.environment,
     )
     work.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode())
@@ -121,32 +150,68 @@ def behavior(name: str, quality: str, seed: int, work: Path) -> Path:
 
 def measure(
     name: str, quality: str, label: str, options: argparse.Namespace, file: Path
-) -> list[Row]:
-    """Train all seeds of a method on a data set; return a row for each."""
-    method, run_of = TASKS[name].methods[label], _runs(name, quality, options)
-    frames, seeds = int(method.frames * options.scale), options.seeds
+) -> Iterator[Row]:
+    """Train all seeds of a method on a data set; yield a row for each."""
+    task = TASKS[name]
+    method, run_of = task.methods[label], _runs(name, quality, options)
+    frames = int(method.frames * options.scale)
     experiment = recipes.find(method.recipe)
     agent = dataclasses.replace(experiment.agent, **method.agent)
     if method.place == "replay":
         agent = dataclasses.replace(agent, replay=dataclasses.replace(agent.replay, data=str(file)))
-    place = f"data:{file}" if method.place == "data" else name
-    is_cut = run_of(label).exists()
-    result = podracer.train(
-        _plain(experiment, place),
-        agent=agent,
-        pods=tuple(map(Pod, seeds)),
-        frames=frames * len(seeds),
-        devices=1,
-        run_dir=run_of(label),
-        resume=is_cut,
-        weights=run_of(method.start) if method.start and not is_cut else None,
-    )
-    assert result.evaluation is not None
-    returns = result.evaluation.returns.mean(axis=-1)
-    return [
-        {"frames": frames, "seed": seed, "return": float(value)}
-        for seed, value in zip(seeds, returns, strict=True)
-    ]
+    place = f"data:{file}" if method.place == "data" else task.environment
+    is_host = isinstance(podracer.make(task.environment), HostEnvironments)
+    for seeds in [[seed] for seed in options.seeds] if is_host else [options.seeds]:
+        run, start = run_of(label, seeds), run_of(method.start, seeds)
+        result = podracer.train(
+            _plain(experiment, place),
+            agent=agent,
+            seed=seeds[0],
+            pods=() if is_host else tuple(map(Pod, seeds)),
+            frames=frames * len(seeds),
+            devices=1,
+            run_dir=run,
+            resume=run.exists(),
+            weights=start if method.start and not run.exists() else None,
+        )
+        assert result.evaluation is not None
+        returns = np.atleast_1d(result.evaluation.returns.mean(axis=-1))
+        for seed, value in zip(seeds, returns, strict=True):
+            yield {"frames": frames, "seed": seed, "return": float(value)}
+
+
+def measure_peer(
+    library: str, name: str, label: str, options: argparse.Namespace, file: Path
+) -> Iterator[Row]:
+    """Train another library's agent on a data set; yield a row for each seed."""
+    task = TASKS[name]
+    frames = int(task.methods[label].frames * options.scale)
+    settings = json.dumps(settings_of(task.methods[label], frames))
+    command = [options.python[library], str(Path(__file__).parent / "reference_offline.py")]
+    command += ["--library", library, "--environment", task.environment, "--method", label]
+    command += ["--data", str(file), "--settings", settings, "--episodes", str(EPISODES)]
+    for row in lines_of([*command, "--seeds", *map(str, options.seeds)], math.inf):
+        yield {"frames": frames, **row}
+
+
+def settings_of(method: Method, frames: int) -> dict[str, Any]:
+    """Return the settings of a method that other libraries also have."""
+    experiment = recipes.find(method.recipe)
+    agent = dataclasses.replace(experiment.agent, **method.agent)
+    replay, torso = getattr(agent, "replay", None), agent.network.torso
+    rollout = experiment.driver.num_envs * experiment.driver.rollout_length
+    return {
+        "hidden": torso.hidden,
+        "activation": torso.activation,
+        "batch_size": replay.batch_size if replay else rollout,
+        "updates": frames // rollout * (replay.updates_per_rollout if replay else 1),
+        "learning_rate": agent.learning_rate,
+        "epsilon": agent.optimizer.epsilon,
+        "discount": agent.discount,
+        "max_gradient_norm": getattr(agent, "max_gradient_norm", None),
+        "target_update_period": getattr(agent, "target_update_period", None),
+        "normalize_observations": getattr(agent, "normalize_observations", False),
+    }
 
 
 def _plain(experiment: Experiment, environment: str) -> Experiment:
@@ -159,63 +224,77 @@ def _plain(experiment: Experiment, environment: str) -> Experiment:
     )
 
 
-def _runs(name: str, quality: str, options: argparse.Namespace) -> Callable[[str], Path]:
-    """Return a function of a method that returns the directory of its run."""
-    seeds = "-".join(map(str, options.seeds))
+def _runs(
+    name: str, quality: str, options: argparse.Namespace
+) -> Callable[[str, Sequence[int]], Path]:
+    """Return a function of a method and its seeds that returns the directory of its run."""
 
-    def directory(label: str) -> Path:
+    def directory(label: str, seeds: Sequence[int]) -> Path:
         words = re.sub(r"[^A-Za-z0-9]+", "-", label)
-        return options.work / f"{name}-{quality}-{words}-{options.scale:g}-{seeds}"
+        numbers = "-".join(map(str, seeds))
+        return options.work / f"{name}-{quality}-{words}-{options.scale:g}-{numbers}"
 
     return directory
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing."""
-    rows = _read(options.out)
-    for name in options.tasks:
-        for quality in options.data:
-            file = behavior(name, quality, options.behavior_seed, options.work)
-            data = podracer.Dataset.load(file)
-            about = {"task": name, "data": quality, "digest": data.digest}
-            about |= {"transitions": len(data.reward), "behavior": float(data.returns.mean())}
-            for label in options.methods or TASKS[name].methods:
-                if label not in TASKS[name].methods:
-                    continue
-                key = {"task": name, "data": quality, "method": label, "scale": options.scale}
-                finished = {row["seed"] for row in rows if key.items() <= row.items()}
-                if finished >= set(options.seeds):
-                    continue
+    rows = read(options.out)
+    for name, quality in itertools.product(options.tasks, options.data):
+        if quality not in TASKS[name].frames:
+            continue
+        file = behavior(name, quality, options.behavior_seed, options.work)
+        data = podracer.Dataset.load(file)
+        about = {"task": name, "data": quality, "digest": data.digest}
+        about |= {"transitions": len(data.reward), "behavior": float(data.returns.mean())}
+        for label, library in itertools.product(
+            options.methods or TASKS[name].methods, ["podracer", *options.python]
+        ):
+            if label not in TASKS[name].methods or label not in PEERS.get(library, {label}):
+                continue
+            key = {"task": name, "data": quality, "method": label, "scale": options.scale}
+            key["library"] = library
+            finished = {row["seed"] for row in rows if key.items() <= row.items()}
+            if finished >= set(options.seeds):
+                continue
+            if library == "podracer":
                 measured = measure(name, quality, label, options, file)
-                for row in measured:
-                    append(options.out, {**key, **about, **row})
-                values = ", ".join(f"{row['return']:.1f}" for row in measured)
-                print(f"{name} {quality} {label}: {values}", flush=True)
+            else:
+                measured = measure_peer(library, name, label, options, file)
+            for row in measured:
+                append(options.out, {**key, **about, **row})
+                print(f"{name} {quality} {label} {library}: {row['return']:.1f}", flush=True)
 
 
 def table(path: Path) -> None:
     """Print a table for each task, with a row for each data set and method."""
-    groups: Any = defaultdict(dict)
-    for row in _read(path):
+    libraries = ["podracer", *PEERS]
+    groups: Any = defaultdict(lambda: defaultdict(dict))
+    for row in read(path):
         key = row["task"], row["scale"], row["data"], row["method"]
-        groups[key][row["seed"]] = row
-    print("| task | data | transitions | behavior | method | frames | return | seeds |")
-    print("|---|---|---|---|---|---|---|---|")
+        groups[key][row["library"]][row["seed"]] = row
+    heads = ["task", "data", "transitions", "behavior", "method", "frames", *libraries, "seeds"]
+    print(f"| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|")
     order = [(name, x, y) for name, t in TASKS.items() for x in t.frames for y in t.methods]
     places = {place: i for i, place in enumerate(order)}
     for key in sorted(groups, key=lambda key: (key[1], places[key[0], key[2], key[3]])):
-        (task, _, data, method), seeds = key, groups[key]
-        values = np.array([row["return"] for row in seeds.values()])
-        row = next(iter(seeds.values()))
+        (task, _, data, method), found = key, groups[key]
+        row = next(iter(found["podracer"].values()))
+        scores = {name: [row["return"] for row in found[name].values()] for name in libraries}
+        cells = " | ".join(
+            f"{np.mean(x):.0f} [{min(x):.0f}, {max(x):.0f}]" if x else "" for x in scores.values()
+        )
+        seeds = "/".join(str(len(x)) for x in scores.values() if x)
         print(
             f"| {task} | {data} | {row['transitions']:,} | {row['behavior']:.0f} | {method} | "
-            f"{row['frames']:,} | {values.mean():.0f} [{values.min():.0f}, {values.max():.0f}] | "
-            f"{len(values)} |"
+            f"{row['frames']:,} | {cells} | {seeds} |"
         )
 
 
-def _read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def read(path: Path) -> list[Row]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [{"library": "podracer", **json.loads(line)} for line in lines]
 
 
 def main() -> None:
@@ -229,7 +308,9 @@ def main() -> None:
     made.add_argument("--work", type=Path, default=Path("runs/offline"), help="data sets and runs")
     made.add_argument("--out", type=Path, default=OUT)
     made.add_argument("--table", action="store_true")
+    made.add_argument("--python", nargs="+", default=[], metavar="LIBRARY=PATH")
     options = made.parse_args()
+    options.python = pairs_of(options.python)
     if not options.table:
         run(options)
     table(options.out)

@@ -1,0 +1,115 @@
+"""Draw `docs/images/from-data.png` of the results of `offline.py` and `imitation.py`.
+
+python benchmarks/data_pictures.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import imitation
+import numpy as np
+import offline
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from pictures import IMAGES
+
+from podracer.scores.statistics import bootstrap_interval, interquartile_mean
+
+COLORS = {
+    "cloning": "#2a6f97",
+    "DQN": "#e07a1f",
+    "IQL": "#c1121f",
+    "TD3+BC": "#5f8f3e",
+    "avril": "#8e5aa8",
+}
+MARKERS = {"podracer": "o", "d3rlpy": "s", "imitation": "^"}
+
+
+def draw_data_sets(axes: Axes, task: str, rows: list[offline.Row]) -> None:
+    """Draw the mean return of each method and library on each data set, and its range of seeds."""
+    rows = [row for row in rows if row["task"] == task and "online" not in row["method"]]
+    measured = {(row["method"], row["library"]) for row in rows}
+    contenders = [(x, y) for x in COLORS for y in MARKERS if (x, y) in measured]
+    qualities = [x for x in offline.TASKS[task].frames if any(row["data"] == x for row in rows)]
+    for place, quality in enumerate(qualities):
+        found = [row for row in rows if row["data"] == quality]
+        behavior = [found[0]["behavior"]] * 2
+        label = "behavior" if place == 0 else None
+        axes.plot([place - 0.4, place + 0.4], behavior, color="black", lw=1, ls="--", label=label)
+        for i, (method, library) in enumerate(contenders):
+            key = {"method": method, "library": library}
+            values = {row["seed"]: row["return"] for row in found if key.items() <= row.items()}
+            if values:
+                x = place + 0.7 * ((i + 0.5) / len(contenders) - 0.5)
+                draw_interval(axes, x, list(values.values()), method, library)
+    for method, library in contenders:
+        axes.plot([], [], MARKERS[library], color=COLORS[method], label=f"{method}, {library}")
+    axes.set_xticks(range(len(qualities)), qualities)
+    axes.set_title(f"{task}: by data set", fontsize=10)
+
+
+def draw_interval(axes: Axes, x: float, values: list[float], method: str, library: str) -> None:
+    """Draw a mean with the smallest and the largest value."""
+    axes.plot([x, x], [min(values), max(values)], color=COLORS[method], lw=1.5, alpha=0.7)
+    fill = COLORS[method] if library == "podracer" else "white"
+    axes.plot(
+        x, np.mean(values), MARKERS[library], color=COLORS[method], markersize=5,
+        markerfacecolor=fill,
+    )  # fmt: skip
+
+
+def draw_demonstrations(axes: Axes, task: str, rows: list[dict[str, Any]]) -> None:
+    """Draw interquartile means over seeds by the number of demonstrations, with intervals."""
+    rows = [row for row in rows if row["task"] == task]
+    counts = sorted({row["demonstrations"] for row in rows})
+    expert = float(np.mean([row["expert_return"] for row in rows]))
+    axes.axhline(expert, color="black", lw=1, ls="--", label="expert")
+    for i, learner in enumerate(imitation.LEARNERS):
+        middles, lows, highs = [], [], []
+        for count in counts:
+            key = {"learner": learner, "demonstrations": count}
+            found = {r["seed"]: r["evaluation_return"] for r in rows if key.items() <= r.items()}
+            values = np.array(list(found.values()))
+            low, high = bootstrap_interval(values)
+            middles.append(interquartile_mean(values))
+            lows.append(low)
+            highs.append(high)
+        places = np.arange(len(counts)) + 0.1 * (i - 0.5)
+        color, errors = COLORS[learner], np.abs(np.array([lows, highs]) - middles)
+        label = "AVRIL" if learner == "avril" else learner
+        axes.errorbar(places, middles, errors, fmt="o-", ms=4, lw=1, color=color, label=label)
+    axes.set_xticks(range(len(counts)), counts)
+    axes.set_title(f"{task}: by demonstrations", fontsize=10)
+
+
+def main() -> None:
+    offline_rows = offline.read(offline.OUT)
+    imitation_rows = imitation.records(imitation.RESULTS)
+    tasks = [x for x in offline.TASKS if any(row["task"] == x for row in offline_rows)]
+    demonstrated = [x for x in imitation.TASKS if any(r["task"] == x for r in imitation_rows)]
+    columns = max(len(tasks), len(demonstrated))
+    figure = Figure((4 * columns, 7.6), layout="constrained")
+    panels = figure.subplots(2, columns, squeeze=False, height_ratios=(1.3, 1))
+    for axes in panels.ravel():
+        axes.set_visible(False)
+    for axes, task in zip(panels[0], tasks, strict=False):
+        draw_data_sets(axes, task, offline_rows)
+        style(axes)
+    for axes, task in zip(panels[1], demonstrated, strict=False):
+        draw_demonstrations(axes, task, imitation_rows)
+        style(axes)
+    FigureCanvasAgg(figure).print_png(IMAGES / "from-data.png", metadata={"Software": None})
+
+
+def style(axes: Axes) -> None:
+    axes.set_visible(True)
+    axes.set_ylabel("return", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=7, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+
+
+if __name__ == "__main__":
+    main()
