@@ -52,6 +52,7 @@ from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 PEERS = str(Path(__file__).with_name("peers.py"))
 SOLVED, EPISODES = 475.0, 128
+EVALUATIONS = 50  # over the whole run, so that the time to a solution is exact enough
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _convolutional(
 def solve(seed: int, limit: int) -> dict[str, Any]:
     """Seconds and steps of the recipe `cartpole_ppo` until an evaluation is at 475, through the
     same driver as every run."""
-    experiment = replace(recipes.find("cartpole_ppo"), seed=seed)
+    experiment = replace(recipes.find("cartpole_ppo"), seed=seed, evaluations=EVALUATIONS)
     blueprint, env = build(experiment)
     agent, mesh = blueprint.build(), make_mesh(find_devices(1))
     state = init_state(blueprint, env, mesh, experiment.run_driver, jax.random.key(seed))
@@ -266,7 +267,7 @@ def solve_elsewhere(python: str, seed: int, settings: dict[str, Any]) -> dict[st
 
 
 def time_to_solve(options: argparse.Namespace) -> None:
-    recipe = recipes.find("cartpole_ppo")
+    recipe = replace(recipes.find("cartpole_ppo"), evaluations=EVALUATIONS)
     every = min(recipe.evaluation_updates) * recipe.driver.steps_per_update
     equal = {
         "--envs": recipe.driver.num_envs,

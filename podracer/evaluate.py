@@ -95,13 +95,19 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ProgramEvaluator:
-    """Evaluator whose episodes are one program, which can be compiled before its first call."""
+    """Evaluator whose program can be compiled before the first call.
+
+    The program plays the episodes. Where environments are on the host, it chooses their actions.
+    """
 
     program: jax.stages.Wrapped
     arguments: Callable[..., tuple[Any, ...]]  # the program's, from the evaluator's
+    play: Evaluator | None = None  # on the host
 
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
         """Play the episodes."""
+        if self.play is not None:
+            return self.play(*args, **kwargs)
         return to_evaluation(self.program(*self.arguments(*args, **kwargs)))
 
     def lower(self, *args: Any) -> Callable[[], object]:
@@ -165,7 +171,7 @@ def make_evaluator(
     policy: PolicyKind = "greedy",
     epsilon: float = 0.0,
     max_steps: int = MAX_STEPS,
-) -> Evaluator:
+) -> ProgramEvaluator:
     """Return a function `(actor_params, run_key, update=0) -> Evaluation`, compiled once.
 
     The episodes depend on the run's key and on the number of the update, so that the evaluations of
@@ -318,7 +324,7 @@ def _hash(hashes: Any, action: Any) -> Any:
 
 def _host_evaluator(
     agent: Agent, env: HostEnvironments, rule: ActingRule, episodes: int, max_steps: int
-) -> Evaluator:
+) -> ProgramEvaluator:
     act = jax.jit(partial(rule.act, agent))
     logged = set[str]()  # kinds of faults, over all evaluations of a run
     rows = env.num_envs if isinstance(env, OneBatch) else episodes
@@ -346,7 +352,36 @@ def _host_evaluator(
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
-    return evaluate
+    def arguments(
+        params: Params, run_key: jax.Array, update: int | jax.Array = 0
+    ) -> tuple[Any, ...]:
+        params, key, _ = _acting_inputs(params, run_key, update)
+        zeros, false = np.zeros(rows, np.float32), np.zeros(rows, bool)
+        observation = jax.tree.map(
+            lambda x: np.zeros((rows, *x.shape), x.dtype),
+            evaluation_environment(env).spec.observation,
+        )
+        timestep: Any = TimeStep(observation, zeros, zeros, false, false)
+        return (
+            params,
+            agent.carry(rows),
+            timestep,
+            key,
+            np.arange(rows, dtype=np.uint32),
+            np.uint32(1),
+        )
+
+    return ProgramEvaluator(act, arguments, evaluate)
+
+
+def _acting_inputs(
+    params: Params, run_key: jax.Array, update: int | jax.Array
+) -> tuple[Params, jax.Array, jax.Array]:
+    """Return parameters, an evaluation's key and its environments' seed, on one local device."""
+    replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
+    params, data, update_on_device = on_one_device(replicated)
+    key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
+    return params, key, jax.random.bits(key)
 
 
 def host_steps(
@@ -366,12 +401,10 @@ def host_steps(
     """
     num_envs = len(is_over)
     environments = on_host(evaluation_environment(env))
-    replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
-    params, data, update_on_device = on_one_device(replicated)
-    key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
+    params, key, seed = _acting_inputs(params, run_key, update)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
     with contextlib.closing(_call(partial(environments.make, num_envs, num_cores()))) as batch:
-        timestep = _call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
+        timestep = _call(partial(batch.reset, int(seed), indices, 0))
         for t in itertools.count(1):
             if isinstance(batch, DescribesFaults):
                 log_first_faults(_PLACE, batch.first_faults, logged)

@@ -19,6 +19,7 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import Progress
 from podracer.drivers.population import Pod
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.evaluate import Evaluation, make_evaluator
@@ -280,8 +281,13 @@ EXPERIMENT = Experiment(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"devices": 2, "fixed_evaluation": True}, {"pods": (Pod(0), Pod(1))}],
-    ids=["one", "two", "sweep"],
+    [
+        {},
+        {"devices": 2, "fixed_evaluation": True},
+        {"pods": (Pod(0), Pod(1))},
+        {"environment": Counters(), "driver": SebulbaConfig(4, 2, 5, threads_per_actor=1)},
+    ],
+    ids=["one", "two", "sweep", "host"],
 )
 def test_an_evaluation_is_compiled_before_it_is_due(changes):
     """Beside the program's compile and the first chunks; a state of later updates is no other."""

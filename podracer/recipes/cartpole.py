@@ -49,7 +49,6 @@ def cartpole_ppo() -> Experiment:
         agent=PPO(learning_rate=1e-3),
         driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
         frames=512_000,
-        evaluations=50,
         evaluation_episodes=128,
         target_return=475.0,
     )
@@ -63,7 +62,7 @@ def cartpole_impala() -> Experiment:
         agent=Impala(**V_TRACE),
         driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
         frames=1_536_000,
-        evaluation_episodes=128,
+        evaluation_episodes=64,
         target_return=475.0,
     )
 
@@ -107,8 +106,8 @@ def cartpole_sebulba() -> Experiment:
             num_envs=32, rollout_length=32, updates_per_chunk=10, threads_per_actor=1
         ),
         frames=512_000,
-        evaluations=50,
-        evaluation_episodes=32,
+        evaluations=3,
+        evaluation_episodes=16,
         target_return=475.0,
     )
 
@@ -162,7 +161,6 @@ def cartpole_rainbow() -> Experiment:
     agent={"learning_rate": Linear(1e-3, 0.0), "epsilon": Linear(1.0, 0.2, frames=1_300_000)},
     driver={"num_envs": 1024},
     frames=6_553_600,
-    evaluations=10,
 )
 def cartpole_pqn() -> Experiment:
     """PQN on CartPole."""
@@ -178,7 +176,6 @@ def cartpole_pqn() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
         frames=512_000,
-        evaluations=50,
         evaluation_episodes=128,
         target_return=475.0,
     )
@@ -201,7 +198,8 @@ def cartpole_muzero() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
         frames=256_000,
-        evaluation_episodes=64,
+        evaluations=5,
+        evaluation_episodes=16,
         target_return=475.0,
     )
 
@@ -217,6 +215,7 @@ def cartpole_alphazero() -> Experiment:
         agent=AlphaZero(learning_rate=Linear(1e-3, 0.0)),
         driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=20),
         frames=128_000,
-        evaluation_episodes=64,
+        evaluations=5,
+        evaluation_episodes=16,
         target_return=475.0,
     )

@@ -142,5 +142,5 @@ def catch_alphazero() -> Experiment:
         agent=AlphaZero(),
         driver=AnakinConfig(num_envs=32, rollout_length=9, updates_per_chunk=20),
         frames=64_000,
-        evaluation_episodes=64,
+        evaluation_episodes=32,
     )

@@ -44,7 +44,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
-from podracer.evaluate import ActingRule, Evaluation, ProgramEvaluator, make_evaluator
+from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.io.signals import COMPILER
 from podracer.run.blueprint import build_with
 from podracer.run.budget import Budget
@@ -383,17 +383,15 @@ def _evaluator(
         update = 0 if experiment.fixed_evaluation else state.update
         return policy_params(agent, state.learner), state.key, update
 
-    def lower(state: TrainState) -> Callable[[], object]:
-        if isinstance(play, ProgramEvaluator):
-            return play.lower(*arguments(state))
-        return lambda: None
-
     def evaluate(state: TrainState) -> Evaluation | None:
         if isinstance(env, OneBatch) and not env.can_be_lent:
             return None
         return play(*arguments(state))
 
-    return {"evaluate": evaluate, "lower_evaluation": lower}
+    return {
+        "evaluate": evaluate,
+        "lower_evaluation": lambda state: play.lower(*arguments(state)),
+    }
 
 
 class CompileInThread(Generic[T]):
