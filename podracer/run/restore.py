@@ -36,7 +36,7 @@ class LoadedRun:
     env: Environment | HostEnvironments
     state: TrainState  # `actor` is (), and `learner.local` where it was not asked for
     pod: int | None  # the member of a population whose agent and state these are
-    metadata: Mapping[str, Any]  # of the checkpoint
+    metadata: Mapping[str, Any]  # the checkpoint's
 
     @functools.cached_property
     def agent(self) -> Agent:
