@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 
 import podracer
 from podracer import recipes
+from podracer.devices.mesh import make_mesh
+from podracer.drivers.common import place_agent, with_agent
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
@@ -212,5 +215,10 @@ def test_a_data_set_cannot_change_and_is_not_copied(tmp_path):
     blueprint, env = build(experiment)
     new = changed_blueprint(experiment, blueprint, env, {"agent": {"learning_rate": 1e-4}})
     assert new.environment is blueprint.environment
+    mesh = make_mesh(jax.devices()[:1])
+    (placed,) = (program := partial(abs, place_agent(blueprint, mesh))).args
+    (again,) = with_agent(program, new, mesh).args
+    assert again.environment.rows.reward is placed.environment.rows.reward
+    assert float(again.settings.learning_rate) == pytest.approx(1e-4)
     with pytest.raises(ConfigError, match="control cannot change a data set"):
         changed_blueprint(experiment, blueprint, env, {"environment": {"source": "catch"}})
