@@ -170,6 +170,14 @@ def test_what_cannot_change_is_refused_in_a_sentence(change, message):
         changed_blueprint(EXPERIMENT, blueprint, env, merged({}, change))
 
 
+def test_a_part_in_the_place_of_a_number_that_changed_is_refused():
+    parts = (EXPERIMENT, *build(EXPERIMENT))
+    earlier = {"agent": {"learning_rate": 1e-4}}
+    changes = merged(earlier, {"agent": {"learning_rate": {"start": 1e-4}}})
+    with pytest.raises(ConfigError, match="learning_rate"):
+        changed_blueprint(*parts, changes)
+
+
 def test_numbers_of_a_wrapped_environment_can_change():
     experiment = dataclasses.replace(EXPERIMENT, environment=podracer.auto_reset(Bowl()))
     changes = {"environment": {"inner": {"center": 2, "slopes": jnp.asarray([1.0, 2.0])}}}
