@@ -181,6 +181,6 @@ class _AVRIL:
             "divergence_loss": mean_of(divergence, mask),
             "constraint_loss": mean_of(constraint_loss, mask),
             "accuracy": mean_of(matches, mask),
-            "reward_mean": mean_of(reward.mean[..., 0], mask),
-            "reward_std": mean_of(jnp.exp(reward.log_scale[..., 0]), mask),
+            "posterior_mean": mean_of(reward.mean[..., 0], mask),
+            "posterior_std": mean_of(jnp.exp(reward.log_scale[..., 0]), mask),
         }

@@ -142,8 +142,15 @@ def _agent_shardings(agent: Any, mesh: Mesh) -> Any:
 
 
 def with_agent(program: partial[Any], agent: Any, mesh: Mesh) -> partial[Any]:
-    """Return a driver's program with other leaves of its agent, which compiles nothing."""
-    return partial(program.func, place_agent(agent, mesh))
+    """Return a driver's program with other leaves of its agent, which compiles nothing.
+
+    Arrays of JAX, such as a data set's, have not changed: they stay on the devices.
+    """
+
+    def place(old: jax.Array, new: Any) -> jax.Array:
+        return old if isinstance(new, jax.Array) else place_agent(new, mesh)
+
+    return partial(program.func, jax.tree.map(place, *program.args, agent))
 
 
 def abstract_agent(agent: Any, mesh: Mesh) -> Any:

@@ -95,7 +95,8 @@ def export_policy(
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
     metadata = describe(decision, env.spec)
-    metadata |= origin_of(directory, experiment, int(run.state.update), run.pod)
+    frames = run.metadata["totals"]["frames"] // max(1, len(experiment.pods))
+    metadata |= origin_of(directory, experiment, int(run.state.update), frames, run.pod)
     is_jax = format == "stablehlo"
     data = to_stablehlo(decision) if is_jax else to_onnx(decision, metadata)
     runner = stablehlo_runner(data) if is_jax else onnx_runner(data)
@@ -136,7 +137,7 @@ def describe(decision: Decision, spec: EnvironmentSpec) -> dict[str, Any]:
 
 
 def origin_of(
-    directory: Path, experiment: Experiment, update: int, pod: int | None
+    directory: Path, experiment: Experiment, update: int, frames: int, pod: int | None
 ) -> dict[str, Any]:
     """Return where a policy came from, as plain JSON."""
     environment = experiment.environment
@@ -147,7 +148,7 @@ def origin_of(
         "agent": type(experiment.agent).__name__,
         "environment": environment if isinstance(environment, str) else type(environment).__name__,
         "updates": update,
-        "frames": update * experiment.driver.steps_per_update,
+        "frames": frames,
         **({} if pod is None else {"pod": pod}),
         "podracer": podracer.__version__,
         "jax": jax.__version__,

@@ -102,7 +102,7 @@ def _playable(env: Environment | HostEnvironments) -> Environment | None:
     """Return the device environment to play in; None where it is on the host, or unknown."""
     try:
         env = evaluation_environment(env)
-    except ConfigError:  # of a data set that names none
+    except ConfigError:  # a data set that names none
         return None
     return None if isinstance(env, HostEnvironments) else env
 

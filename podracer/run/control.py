@@ -115,7 +115,8 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(old)
     for name, value in new.items():
         if isinstance(value, Mapping):
-            values[name] = _merged(values.get(name, {}), value)
+            part = values.get(name)
+            values[name] = _merged(part if isinstance(part, Mapping) else {}, value)
         else:
             is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
             values[name] = np.asarray(value).tolist() if is_array else value

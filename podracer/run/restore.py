@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class LoadedRun:
     env: Environment | HostEnvironments
     state: TrainState  # `actor` is (), and `learner.local` where it was not asked for
     pod: int | None  # the member of a population whose agent and state these are
+    metadata: Mapping[str, Any]  # the checkpoint's
 
     @functools.cached_property
     def agent(self) -> Agent:
@@ -62,7 +63,8 @@ def restore_run(
         if pod is not None:
             raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
         abstract = abstract_state(agent, None, make_mesh(device), experiment.run_driver)
-        return LoadedRun(agent, env, _restore(directory, abstract, checkpoint, local).state, None)
+        restored = _restore(directory, abstract, checkpoint, local)
+        return LoadedRun(agent, env, restored.state, None, restored.metadata)
     mesh = population.population_mesh(device, len(experiment.pods))
     abstract = population.abstract_states(
         agent, experiment.pods, None, mesh, experiment.run_driver, experiment.exchange
@@ -76,7 +78,7 @@ def restore_run(
     if isinstance(state, SelectionState):
         values = {name: float(value) for name, value in state.hyperparameters.items()}
         agent = population.with_hyperparameters(agent, values)
-    return LoadedRun(agent, env, state, pod)
+    return LoadedRun(agent, env, state, pod, restored.metadata)
 
 
 def _restore(directory: Path, abstract: TrainState, checkpoint: Choice, local: bool) -> Restored:

@@ -87,7 +87,7 @@ def test_an_error_that_quotes_a_secret_is_written_without_it(tmp_path):
 
 def test_what_others_read_of_settings_has_no_secret(tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, environment=NAME)
-    about = json.dumps(origin_of(tmp_path, experiment, 1, None))
+    about = json.dumps(origin_of(tmp_path, experiment, 1, 64, None))
     settings = {"environment": NAME, "options": [["api_key", SECRET], ["size", 3]], "token": None}
     for shown in (about, json.dumps(redact_settings(settings))):
         assert SECRET not in shown

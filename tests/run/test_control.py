@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 
 import podracer
 from podracer import recipes
+from podracer.devices.mesh import make_mesh
+from podracer.drivers.common import place_agent, with_agent
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
@@ -167,6 +170,14 @@ def test_what_cannot_change_is_refused_in_a_sentence(change, message):
         changed_blueprint(EXPERIMENT, blueprint, env, merged({}, change))
 
 
+def test_a_part_in_the_place_of_a_number_that_changed_is_refused():
+    parts = (EXPERIMENT, *build(EXPERIMENT))
+    earlier = {"agent": {"learning_rate": 1e-4}}
+    changes = merged(earlier, {"agent": {"learning_rate": {"start": 1e-4}}})
+    with pytest.raises(ConfigError, match="learning_rate"):
+        changed_blueprint(*parts, changes)
+
+
 def test_numbers_of_a_wrapped_environment_can_change():
     experiment = dataclasses.replace(EXPERIMENT, environment=podracer.auto_reset(Bowl()))
     changes = {"environment": {"inner": {"center": 2, "slopes": jnp.asarray([1.0, 2.0])}}}
@@ -212,5 +223,10 @@ def test_a_data_set_cannot_change_and_is_not_copied(tmp_path):
     blueprint, env = build(experiment)
     new = changed_blueprint(experiment, blueprint, env, {"agent": {"learning_rate": 1e-4}})
     assert new.environment is blueprint.environment
+    mesh = make_mesh(jax.devices()[:1])
+    (placed,) = (program := partial(abs, place_agent(blueprint, mesh))).args
+    (again,) = with_agent(program, new, mesh).args
+    assert again.environment.rows.reward is placed.environment.rows.reward
+    assert float(again.settings.learning_rate) == pytest.approx(1e-4)
     with pytest.raises(ConfigError, match="control cannot change a data set"):
         changed_blueprint(experiment, blueprint, env, {"environment": {"source": "catch"}})

@@ -160,6 +160,16 @@ def test_what_cannot_be_mixed_is_refused(tmp_path):
         podracer.train(experiment(r2d2, "cartpole"))
 
 
+def test_a_device_that_cannot_take_half_of_its_share_from_the_data_set_is_refused(tmp_path):
+    """With one sample each, no device would ever take one from there."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(of_cartpole().encode())
+    agent = dqn(path)
+    agent = dataclasses.replace(agent, replay=dataclasses.replace(agent.replay, batch_size=2))
+    with pytest.raises(ConfigError, match=r"is 2, 1 for each of 2 devices, .* multiple of 4\."):
+        podracer.train(experiment(agent, "cartpole", devices=2), run_dir=tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_both_drivers_and_a_population_learn_from_the_same_halves(tmp_path):
     path = tmp_path / "data.npz"

@@ -72,6 +72,12 @@ def learn_from_replay(
     """
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     check_divisible("replay.batch_size", config.batch_size, shards)
+    share = config.batch_size // shards
+    if buffer.data is not None and shards > 1 and share % 2:
+        raise ConfigError(
+            f"replay.batch_size is {config.batch_size}, {share} for each of {shards} devices, and "
+            f"a data set cannot be half of that: take a multiple of {2 * shards}."
+        )
     replay = buffer.add(state.local, trajectory.steps, carry)
 
     def step(loop: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:
@@ -79,7 +85,7 @@ def learn_from_replay(
         shared = unpack(packed, state.shared)
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
-        sample = buffer.sample(current, sample_key, config.batch_size // shards, frames, axis)
+        sample = buffer.sample(current, sample_key, share, frames, axis)
         shared, metrics, new_priorities = update(shared, sample, update_key)
         metrics = {name: as_mean(metric) for name, metric in metrics.items()}
         priorities = buffer.update_priorities(priorities, sample, new_priorities)
