@@ -73,7 +73,7 @@ from podracer.types import (
 
 SQUASHED_SCALE_BOUNDS = (-10.0, 2.0)  # SimBaV2's
 # Recorded actions are clipped to it: at a bound the policy's density has no logarithm.
-LARGEST_CLONED_ACTION = 0.999
+LARGEST_CLONED_ACTION = 0.99
 
 
 class Actor(NamedTuple):
