@@ -73,7 +73,7 @@ from podracer.types import (
 
 SQUASHED_SCALE_BOUNDS = (-10.0, 2.0)  # SimBaV2's
 # Recorded actions are clipped to it: at a bound the policy's density has no logarithm.
-LARGEST_CLONED_ACTION = 0.999
+LARGEST_CLONED_ACTION = 0.99
 
 
 class Actor(NamedTuple):
@@ -247,8 +247,9 @@ class _SAC:
     ) -> tuple[Mean, tuple[Metrics, Actor]]:
         """Sum the losses of policy and temperature, equations 9 and 18.
 
-        With `cloning_alpha` the policy's is -log π(a|s) + λ (alpha log π(a'|s) - Q(s, a')), where a
-        is the batch's action, a' the policy's, and λ as in TD3+BC; the temperature has none.
+        With `cloning_alpha` the policy's is -log π(a|s) + λ (T log π(a'|s) - Q(s, a')), where a is
+        the batch's action, a' the policy's, and T the temperature, which has no loss then; λ is
+        that number over the mean |Q| of the whole batch, as in TD3+BC.
         """
         obs, mask = transition.timestep.observation, transition.mask
         keys = jax.random.split(key, mask.shape)
