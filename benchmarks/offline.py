@@ -75,6 +75,7 @@ class Method:
 
 NORMALIZED = {"normalize_observations": True}
 LARGE = {"network": TorsoNetwork(MLP((256, 256)), shared=False)}
+CHEETAH = LARGE | {"discount": 0.99, "learning_rate": 1e-3}
 TASKS = {
     "cartpole": Task(
         "cartpole_ppo",
@@ -110,9 +111,9 @@ TASKS = {
         {"random": 0, "medium": 44_800},
         {"random": 50, "medium": 50},
         {
-            "cloning": Method("cartpole_cloning", 5_120_000, agent=LARGE),
-            "IQL": Method("pendulum_iql", 5_120_000, agent=LARGE | {"discount": 0.99}),
-            "TD3+BC": Method("pendulum_td3_bc", 1_280_000, agent=LARGE | {"discount": 0.99}),
+            "cloning": Method("cartpole_cloning", 1_024_000, agent=LARGE),
+            "IQL": Method("pendulum_iql", 512_000, agent=CHEETAH),
+            "TD3+BC": Method("pendulum_td3_bc", 128_000, agent=CHEETAH),
         },
     ),
 }
