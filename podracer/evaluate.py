@@ -356,20 +356,13 @@ def _host_evaluator(
         params: Params, run_key: jax.Array, update: int | jax.Array = 0
     ) -> tuple[Any, ...]:
         params, key, _ = _acting_inputs(params, run_key, update)
-        zeros, false = np.zeros(rows, np.float32), np.zeros(rows, bool)
-        observation = jax.tree.map(
-            lambda x: np.zeros((rows, *x.shape), x.dtype),
-            evaluation_environment(env).spec.observation,
-        )
-        timestep: Any = TimeStep(observation, zeros, zeros, false, false)
-        return (
-            params,
-            agent.carry(rows),
-            timestep,
-            key,
-            np.arange(rows, dtype=np.uint32),
-            np.uint32(1),
-        )
+        zeros: Any = np.zeros(rows, np.float32)
+        false: Any = np.zeros(rows, bool)
+        spec = evaluation_environment(env).spec
+        observation = jax.tree.map(lambda x: np.zeros((rows, *x.shape), x.dtype), spec.observation)
+        timestep = TimeStep(observation, zeros, zeros, false, false)
+        indices = np.arange(rows, dtype=np.uint32)
+        return params, agent.carry(rows), timestep, key, indices, np.uint32(1)
 
     return ProgramEvaluator(act, arguments, evaluate)
 

@@ -639,10 +639,14 @@ def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
 @pytest.mark.figure(5)
 @pytest.mark.slow
 def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
-    def fail(*args):
-        raise Injected("evaluator")
+    class Failing:
+        def lower(self, *args):
+            return lambda: None
 
-    monkeypatch.setattr(setup, "make_evaluator", lambda *args, **acting: fail)
+        def __call__(self, *args):
+            raise Injected("evaluator")
+
+    monkeypatch.setattr(setup, "make_evaluator", lambda *args, **acting: Failing())
     _, error, crash = trained(tmp_path)
     assert type(error) is Injected
     assert (crash["code"], crash["component"]) == (70, "evaluator")
