@@ -93,7 +93,8 @@ def draw_demonstrations(axes: Axes, task: str, rows: list[dict[str, Any]]) -> No
 def main() -> None:
     offline_rows = offline.read(offline.OUT)
     imitation_rows = imitation.records(imitation.RESULTS)
-    tasks = [x for x in offline.TASKS if any(row["task"] == x for row in offline_rows)]
+    qualities = {(row["task"], row["data"]) for row in offline_rows}
+    tasks = [x for x in offline.TASKS if sum(task == x for task, _ in qualities) > 1]
     demonstrated = [x for x in imitation.TASKS if any(r["task"] == x for r in imitation_rows)]
     columns = max(len(tasks), len(demonstrated))
     figure = Figure((4 * columns, 7.6), layout="constrained")
