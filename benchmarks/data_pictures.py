@@ -45,7 +45,7 @@ def draw_data_sets(axes: Axes, task: str, rows: list[offline.Row]) -> None:
                 x = place + 0.7 * ((i + 0.5) / len(contenders) - 0.5)
                 draw_interval(axes, x, list(values.values()), method, library)
     for method, library in contenders:
-        axes.plot([], [], MARKERS[library], color=COLORS[method], label=f"{method}, {library}")
+        mark(axes, [], [], method, library, label=f"{method}, {library}")
     axes.set_xticks(range(len(qualities)), qualities)
     axes.set_title(f"{task}: by data set", fontsize=10)
 
@@ -53,11 +53,17 @@ def draw_data_sets(axes: Axes, task: str, rows: list[offline.Row]) -> None:
 def draw_interval(axes: Axes, x: float, values: list[float], method: str, library: str) -> None:
     """Draw a mean with the smallest and the largest value."""
     axes.plot([x, x], [min(values), max(values)], color=COLORS[method], lw=1.5, alpha=0.7)
-    fill = COLORS[method] if library == "podracer" else "white"
-    axes.plot(
-        x, np.mean(values), MARKERS[library], color=COLORS[method], markersize=5,
-        markerfacecolor=fill,
-    )  # fmt: skip
+    mark(axes, [x], [float(np.mean(values))], method, library)
+
+
+def mark(
+    axes: Axes, x: list[float], y: list[float], method: str, library: str, label: str | None = None
+) -> None:
+    """Draw the marker of a method in a library, filled for podracer."""
+    color = COLORS[method]
+    fill = color if library == "podracer" else "white"
+    marker = MARKERS[library]
+    axes.plot(x, y, marker, color=color, markersize=5, markerfacecolor=fill, label=label)
 
 
 def draw_demonstrations(axes: Axes, task: str, rows: list[dict[str, Any]]) -> None:
@@ -87,7 +93,8 @@ def draw_demonstrations(axes: Axes, task: str, rows: list[dict[str, Any]]) -> No
 def main() -> None:
     offline_rows = offline.read(offline.OUT)
     imitation_rows = imitation.records(imitation.RESULTS)
-    tasks = [x for x in offline.TASKS if any(row["task"] == x for row in offline_rows)]
+    qualities = {(row["task"], row["data"]) for row in offline_rows}
+    tasks = [x for x in offline.TASKS if sum(task == x for task, _ in qualities) > 1]
     demonstrated = [x for x in imitation.TASKS if any(r["task"] == x for r in imitation_rows)]
     columns = max(len(tasks), len(demonstrated))
     figure = Figure((4 * columns, 7.6), layout="constrained")
