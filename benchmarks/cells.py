@@ -36,7 +36,7 @@ LATER_FIELDS = (
     ("batch_norm", False), ("policy_period", 1), ("squashed_scale", False),
     ("critic_network", None), ("scaled_return_max", None), ("memory_layers", 2),
     ("memory_heads", 4), ("memory_window", 64), ("batch_norm_targets", False),
-    ("cloning_alpha", None), ("data", None), ("replay", None),
+    ("cloning_alpha", None), ("data", None), ("replay", None), ("records", "chunk"),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
