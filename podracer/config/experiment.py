@@ -42,8 +42,9 @@ class Experiment:
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""
     frames: int = bounded(dataclasses.MISSING, low=1, high=2**62)
-    """Number of frames to train for, at least: the run ends with the update in which it reaches
-    them. A frame is a step of an environment; one that only resets it does not count."""
+    """Number of frames to train for, at least, of each pod in a population: the run ends with the
+    update in which it reaches them. A frame is a step of an environment; one that only resets it
+    does not count."""
     seed: int = bounded(0, high=2**32 - 1)
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], NO_FLAG] = ()

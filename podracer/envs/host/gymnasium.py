@@ -204,6 +204,7 @@ class FaultLog:
         self._name, self._setup, self._shared = name, setup, shared
         self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
         self._num_steps, self._named_rows = 0, set[int]()
+        self._slow_row: int | None = None  # in the last comparison
 
     def check(self) -> str | None:
         """Update the counts; return why the batch cannot go on where there are too many."""
@@ -240,7 +241,7 @@ class FaultLog:
     def count_step(self) -> None:
         """Count a step of the batch, and log an environment that is much slower than others, once.
 
-        Speeds are compared after many steps.
+        Speeds are compared after many steps, and twice: the machine may have been busy elsewhere.
         """
         self._num_steps += 1
         if self._num_steps % COMPARED_STEPS:
@@ -248,7 +249,8 @@ class FaultLog:
         seconds = self._shared.step_seconds / COMPARED_STEPS
         row, usual = int(seconds.argmax()), float(np.median(seconds))
         is_slow = seconds[row] > max(_STRAGGLER_FACTOR * usual, _STRAGGLER_SECONDS)
-        if is_slow and row not in self._named_rows:
+        was_slow, self._slow_row = row == self._slow_row, row if is_slow else None
+        if is_slow and was_slow and row not in self._named_rows:
             self._named_rows.add(row)
             _LOG.warning(
                 "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
