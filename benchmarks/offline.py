@@ -169,7 +169,7 @@ def measure(
             agent=agent,
             seed=seeds[0],
             pods=() if is_host else tuple(map(Pod, seeds)),
-            frames=frames * len(seeds),
+            frames=frames,  # of each pod
             devices=1,
             run_dir=run,
             resume=run.exists(),
