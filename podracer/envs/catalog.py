@@ -96,7 +96,7 @@ def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -
 
 
 def _make_inner(name: str, **options: Any) -> Any:
-    """Make an environment within another one, whose agents act there."""
+    """Make the environment that an adapter wraps. Raises `ConfigError` for a data set."""
     if name.startswith("data:"):
         raise ConfigError(
             f"nobody acts in {name}, so that no other environment can be made of it: record a data "
