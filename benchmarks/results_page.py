@@ -34,6 +34,7 @@ LIBRARIES = {
     "podracer": "podracer", published.LIBRARY: "published",
 }  # fmt: skip
 LIBRARY_COLORS = dict(zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False))
+COMPILED = records.SUITE.parent / "compiled.jsonl"
 FLAT = 0.3  # of the largest value: a range below it shows zero, too
 
 HEAD = """\
@@ -91,8 +92,8 @@ def write(source: Path, root: Path = records.ROOT) -> None:
     (root / "docs" / "images").mkdir(parents=True, exist_ok=True)
     families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
     sections = [text for family in families for text in section(family, groups, root)]
-    again = measured_again(rows, groups)
-    page = "\n".join([HEAD, *summary(groups), *sections, *again, *unmeasured(groups)])
+    rest = (*measured_again(rows, groups), *spent(groups), *unmeasured(groups))
+    page = "\n".join([HEAD, *summary(groups), *sections, *rest])
     (root / "docs" / "results.md").write_text(page.rstrip() + "\n")
 
 
@@ -114,29 +115,78 @@ def measured_again(rows: Sequence[records.Row], groups: Groups) -> Iterator[str]
         yield from ("", "| task | agent | seeds | before | now |", "|---" * 5 + "|", *lines, "")
 
 
+def spent(groups: Groups) -> Iterator[str]:
+    """Yield the lines about the frames and the processor hours of all measured seeds."""
+    lines = []
+    for family in dict.fromkeys(cell.family for cell in cells.CELLS):
+        names = {name for cell in cells.CELLS if cell.family == family for name in names_of(cell)}
+        rows = [row for name in names for row in groups.get(name, ())]
+        ours = [row for row in rows if row["library"] == "podracer"]
+        others = [row for row in rows if row["library"] not in ("podracer", published.LIBRARY)]
+        if ours:
+            lines.append(f"| {family} | {effort(ours)} | {effort(others)} |")
+    if lines:
+        yield from ("## What was spent", "")
+        yield "All seeds of the tables above, with start, compilation and evaluations. Hours of"
+        yield "seeds that ran beside other work are upper bounds."
+        head = "| | seeds | frames | CPU hours | other libraries' seeds | frames | CPU hours |"
+        yield from ("", head, "|---" * 7 + "|", *lines, "")
+
+
+def effort(rows: Sequence[records.Row]) -> str:
+    """Return the columns with the number of seeds, their frames and their processor hours."""
+    frames = sum(row["frames"] for row in rows)
+    hours = sum(row["cpu_seconds"] for row in rows) / 3600
+    return f"{len(rows)} | {compact(frames)} | {hours:.1f}" if rows else "| |"
+
+
+def names_of(cell: Cell) -> list[str]:
+    """Return the names of a cell and of its references in other libraries."""
+    ours = {other.name for other in cells.CELLS}
+    return [cell.name, *(name for name in cell.reference_names if name not in ours)]
+
+
 def unmeasured(groups: Groups) -> Iterator[str]:
     """Yield the lines about cells and references that lack seeds, and how long these would take."""
     references = {reference.name: reference for reference in cells.REFERENCES}
-    planned: dict[str, tuple[int, float]] = {}
+    planned: dict[str, tuple[int, float, float | None]] = {}
     for cell in cells.CELLS:
-        planned[cell.name] = cell.seeds, cell.cpu_minutes
+        planned[cell.name] = cell.seeds, cell.cpu_minutes, least_seconds(cell)
         for name in cell.reference_names:
             if name in references:
-                planned[name] = cell.seeds, references[name].cpu_minutes
+                planned[name] = cell.seeds, references[name].cpu_minutes, None
     tasks: dict[str, list[str]] = {}
-    for name, (seeds, minutes) in planned.items():
-        measured = len(groups.get(name, ()))
-        if measured < seeds:
-            hours = minutes * (1 - measured / seeds) / 60
-            about = f"{title(name)} | {measured} of {seeds} | {hours:.1f}"
+    for name, (seeds, minutes, least) in planned.items():
+        lacking = seeds - len(groups.get(name, ()))
+        if lacking > 0:
+            hours = minutes * lacking / seeds / 60
+            bound = "" if least is None else f"{least:.2g}"
+            about = f"{title(name)} | {seeds - lacking} of {seeds} | {hours:.1f} | {bound}"
             tasks.setdefault(about, []).append(name.split("/")[0])
     if tasks:
         yield from ("## Not measured", "")
         yield "These are in the table of `cells.py`, but were not run, or not with all seeds. Hours"
-        yield "count one task."
-        yield from ("", "| agent | seeds | hours | tasks |", "|---|---|---|---|")
+        yield "count all lacking seeds of one task on one core here, and are estimated. The seconds"
+        yield "are the least that a seed alone takes on an H100, by the kernels and FLOPs of the"
+        yield "recipe's program, [compiled for it](compiled.md); a host environment adds its"
+        yield "own."
+        head = "| agent | seeds | CPU hours | H100 seconds of a seed, at least | tasks |"
+        yield from ("", head, "|---" * 5 + "|")
         yield from (f"| {about} | {', '.join(names)} |" for about, names in tasks.items())
         yield ""
+
+
+def least_seconds(cell: Cell) -> float | None:
+    """Return the seconds below which no H100 trains a seed of a cell, None if not compiled."""
+    recipe = cell.command.split()[0]
+    compiled = [row for row in records.read(COMPILED) if row["recipe"] == recipe]
+    bounds = [
+        row["update_seconds_at_least"] / row["steps_per_update"]
+        for row in compiled
+        if row["target"] == "h100" and row.get("update_seconds_at_least")
+    ]
+    frames = cells.experiment_of(cell.command).frames
+    return frames * bounds[-1] if bounds else None
 
 
 def pairs(family: str, groups: Groups) -> Iterator[tuple[Cell, str]]:

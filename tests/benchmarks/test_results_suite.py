@@ -198,10 +198,22 @@ def test_each_seed_is_shown_where_they_are_in_two_groups(options, tmp_path):
 def test_what_was_not_measured_is_listed_with_its_hours(options, tmp_path, monkeypatch):
     alone = TINY._replace(agent="ppo", seeds=4, cpu_minutes=30, references=())
     monkeypatch.setattr(cells, "CELLS", (TINY._replace(seeds=5), alone))
+    compiled = {"recipe": "catch_a2c", "target": "h100", "steps_per_update": 16}
+    path = tmp_path / "compiled.jsonl"
+    path.write_text(json.dumps({**compiled, "update_seconds_at_least": 0.5}) + "\n")
+    monkeypatch.setattr(results_page, "COMPILED", path)
     page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
     _, _, missing = page.partition("## Not measured")
     assert missing.count("| catch |") == 1
-    assert "| podracer ppo | 0 of 4 | 0.5 | catch |" in missing
+    assert "| podracer ppo | 0 of 4 | 0.5 | 64 | catch |" in missing  # 2,048 frames of 1/32 s
+
+
+def test_what_was_spent_is_the_sum_over_seeds_of_each_side(options, tmp_path):
+    row = {"frames": 3_600_000, "cpu_seconds": 720.0}
+    assert results_page.effort([row, row, row]) == "3 | 10.8 M | 0.6"
+    page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
+    (line,) = (line for line in page.splitlines() if line.startswith("| Catch | 5 |"))
+    assert line.split(" | ")[4] == "3"
 
 
 def test_an_interrupted_cell_continues_and_its_seconds_add_up(options, monkeypatch):
@@ -344,5 +356,5 @@ def test_published_scores_stand_beside_a_cell_and_count_nowhere(options, tmp_pat
         float(line.split(" | ")[5].split(" ")[0].replace(",", "")), rel=0.02
     )
     assert line.endswith("| | 1.00 [1.00, 1.00] | |")
-    assert "| MuJoCo |" not in page  # no win
+    assert "| wins |" not in page
     assert "nobody" not in page
