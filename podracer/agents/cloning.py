@@ -72,11 +72,9 @@ class _Cloning:
         """
         policy, _ = self.model.unroll(params, trajectory, reuse)
         action, valid = trajectory.steps.action, trajectory.valid()
-        if isinstance(policy, Normal):
-            action = from_bounds(self.model.space, action)
-            loss = -policy.clipped_log_prob(action)
-        else:
-            loss = -policy.log_prob(action)
+        action = from_bounds(self.model.space, action)
+        is_normal = isinstance(policy, Normal)
+        loss = -(policy.clipped_log_prob if is_normal else policy.log_prob)(action)
         if trajectory.steps.distribution is not None:
             teacher: Any = self.model.policy(trajectory.steps.distribution)
             loss, action = teacher.divergence(policy), teacher.mode()

@@ -60,7 +60,7 @@ class IQLState(CountedState):
 
 
 @struct
-class IQL(MixesData, LearnerSettings, GaussianSettings):
+class IQL(MixesData[Replay | None], LearnerSettings, GaussianSettings):
     """Implicit Q-learning for continuous actions."""
 
     learning_rate: Schedule = bounded(3e-4)

@@ -239,8 +239,10 @@ def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
     return jnp.clip(low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low), low, high)
 
 
-def from_bounds(space: Continuous, action: jax.Array) -> jax.Array:
-    """Compute the inverse of `to_bounds` for continuous actions within the bounds."""
+def from_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
+    """Compute the inverse of `to_bounds` for actions within the bounds."""
+    if not isinstance(space, Continuous):
+        return action
     low, high = _bounds(space, action)
     return (action - low) / (high - low) * 2.0 - 1.0
 
