@@ -72,6 +72,9 @@ def nan_in(array):
         ({"final_observation": np.ones((3, 2))}, "final_observation .* with its 2 time-outs"),
         ({"observation": nan_in(np.ones((10, 2)))}, "observation of .* numbers that are not fini"),
         ({"reward": np.full(10, 1e39)}, "reward of .* numbers that are not finite"),
+        ({"observation": np.full((10, 2), "1")}, "observation .* has no numbers, its dtype is <U1"),
+        ({"terminal": np.where(END, np.nan, 0)}, "terminal of .* must be true and false, or 1 and"),
+        ({"timeout": np.where(CUT, "True", "False")}, "timeout of .* must be true and false, or 1"),
         ({"timeout": np.zeros(10, bool), "final_observation": None}, "last transition .* ends no"),
         ({"terminal": np.zeros((0,), bool)}, r"must be bool\[N\]"),
         ({"reward": np.ones((10, 1))}, r"reward is \[N\]"),
@@ -404,6 +407,8 @@ def test_episodes_of_the_host_are_recorded():
 def test_equal_numbers_have_equal_digests():
     data = dataset()
     assert dataclasses.replace(data, reward=data.reward.astype(np.float64)).digest == data.digest
+    assert dataclasses.replace(data, action=data.action.astype(np.uint8)).digest == data.digest
+    assert dataclasses.replace(data, terminal=data.terminal.astype(float)).digest == data.digest
     assert dataclasses.replace(data, reward=data.reward + 1).digest != data.digest
 
 

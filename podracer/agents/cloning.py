@@ -26,7 +26,7 @@ from podracer.agents.common.settings import ClippedSettings, GaussianSettings, b
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
-from podracer.ops.distributions import Normal, from_bounds
+from podracer.ops.distributions import Normal, clipped_log_prob, from_bounds
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
@@ -73,8 +73,7 @@ class _Cloning:
         policy, _ = self.model.unroll(params, trajectory, reuse)
         action, valid = trajectory.steps.action, trajectory.valid()
         action = from_bounds(self.model.space, action)
-        is_normal = isinstance(policy, Normal)
-        loss = -(policy.clipped_log_prob if is_normal else policy.log_prob)(action)
+        loss = -clipped_log_prob(policy, action)
         if trajectory.steps.distribution is not None:
             teacher: Any = self.model.policy(trajectory.steps.distribution)
             loss, action = teacher.divergence(policy), teacher.mode()
