@@ -81,7 +81,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name in ("terminal", "timeout"):
-            object.__setattr__(self, name, np.asarray(getattr(self, name), bool))
+            array = np.asarray(getattr(self, name))
+            if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+                raise ConfigError(f"{name} of the data set must be true and false, or 1 and 0.")
+            object.__setattr__(self, name, array.astype(bool))
         size = self.terminal.shape
         if len(size) != 1 or not size[0] or self.timeout.shape != size:
             raise ConfigError(
@@ -91,9 +94,15 @@ class Dataset:
         for name in ("observation", "action", "reward", "final_observation", "distribution"):
             array = jax.tree.map(_in_32_bits, getattr(self, name))
             object.__setattr__(self, name, array)
+        if self.action.dtype.kind in "biu":
+            object.__setattr__(self, "action", self.action.astype(np.int32))
         _check_sizes(self)
         for name, array in _arrays(self).items():
-            if array.dtype == object or not np.isfinite(array).all():
+            if array.dtype.kind not in "biuf":
+                raise ConfigError(
+                    f"{name} of the data set has no numbers, its dtype is {array.dtype}."
+                )
+            if not np.isfinite(array).all():
                 raise ConfigError(f"{name} of the data set has numbers that are not finite.")
         if not (self.terminal[-1] or self.timeout[-1]):
             raise ConfigError(

@@ -274,6 +274,18 @@ def acting_environment(environment: Any) -> Any:
     return environment.for_evaluation() if isinstance(environment, HasActions) else environment
 
 
+def refuse_data_set(environment: Any) -> None:
+    """Raise `ConfigError` for a data set, whose recorded actions an adapter around it would lose.
+
+    An agent would learn from its own actions in their place.
+    """
+    if hasattr(environment, "recorded_action"):
+        raise ConfigError(
+            "nobody acts in a data set, so that no other environment can be made of it: replay it "
+            "as it is, which restarts by itself, or record one in that other environment."
+        )
+
+
 def call_environment(caller: str, function: Callable[[], T]) -> T:
     """Return `function()`, a call into host environments, for a thread named `caller`.
 
@@ -357,6 +369,7 @@ class AutoReset:
     def __post_init__(self) -> None:
         if type(count := self.resets_per_step) is not int or count < 0:
             raise ConfigError(f"resets_per_step must be 0, 1, 2 and so on, not {count!r}.")
+        refuse_data_set(self.inner)
         # Optional features of the inner environment, set on the instance, where `isinstance` looks.
         if isinstance(self.inner, Renderable):
             object.__setattr__(self, "render", self._render)

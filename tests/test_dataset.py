@@ -7,6 +7,7 @@ import gc
 import sys
 import types
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,12 @@ from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
+from podracer.envs.agents import agents_as_rows
 from podracer.envs.data import replay
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.lifetimes import Lifetimes
+from podracer.envs.model import WithModel
+from podracer.envs.partial import partial as partially_observed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.replay import sample_rows
@@ -66,6 +72,9 @@ def nan_in(array):
         ({"final_observation": np.ones((3, 2))}, "final_observation .* with its 2 time-outs"),
         ({"observation": nan_in(np.ones((10, 2)))}, "observation of .* numbers that are not fini"),
         ({"reward": np.full(10, 1e39)}, "reward of .* numbers that are not finite"),
+        ({"observation": np.full((10, 2), "1")}, "observation .* has no numbers, its dtype is <U1"),
+        ({"terminal": np.where(END, np.nan, 0)}, "terminal of .* must be true and false, or 1 and"),
+        ({"timeout": np.where(CUT, "True", "False")}, "timeout of .* must be true and false, or 1"),
         ({"timeout": np.zeros(10, bool), "final_observation": None}, "last transition .* ends no"),
         ({"terminal": np.zeros((0,), bool)}, r"must be bool\[N\]"),
         ({"reward": np.ones((10, 1))}, r"reward is \[N\]"),
@@ -170,13 +179,30 @@ def test_a_file_decides_no_import(tmp_path):
         make(f"data:{path}")
 
 
-@pytest.mark.parametrize("name", ["partial:{},hide=0", "model:{}", "lifetimes:model:{}"])
-def test_no_other_environment_is_made_of_a_data_set(name, tmp_path):
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        "partial:{},hide=0",
+        "model:{}",
+        "lifetimes:model:{}",
+        auto_reset,
+        partial(partially_observed, hide=0),
+        WithModel,
+        Lifetimes,
+        partial(agents_as_rows, num_agents=2),
+        DeviceEnvironments,
+    ],
+)
+def test_no_other_environment_is_made_of_a_data_set(adapter, tmp_path):
     """Its recorded actions would be lost, and an agent would learn from its own in their place."""
     path = tmp_path / "data.npz"
     path.write_bytes(dataset().encode())
-    with pytest.raises(ConfigError, match=r"nobody acts in data:.*npz, so that no other environ"):
-        make(name.format(f"data:{path}"))
+    if isinstance(adapter, str):
+        adapter, inner = make, adapter.format(f"data:{path}")
+    else:
+        inner = make(f"data:{path}")
+    with pytest.raises(ConfigError, match="nobody acts in a data set, so that no other environm"):
+        adapter(inner)
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -381,6 +407,8 @@ def test_episodes_of_the_host_are_recorded():
 def test_equal_numbers_have_equal_digests():
     data = dataset()
     assert dataclasses.replace(data, reward=data.reward.astype(np.float64)).digest == data.digest
+    assert dataclasses.replace(data, action=data.action.astype(np.uint8)).digest == data.digest
+    assert dataclasses.replace(data, terminal=data.terminal.astype(float)).digest == data.digest
     assert dataclasses.replace(data, reward=data.reward + 1).digest != data.digest
 
 

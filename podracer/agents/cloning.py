@@ -1,12 +1,13 @@
 """Behavior cloning: the policy of an actor-critic, fitted to the actions of a data set.
 
 It maximizes the likelihood of the actions, for any network and any actions: of recurrent networks
-over whole rollouts, from the state that the episode before them has led to. Where the data set has
-the distributions of a teacher it minimizes the divergence from them instead: distillation. Network
-and optimizer are PPO's and A2C's, so that these can start from its weights; the value is not
-learned.
-Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavioural Cloning"; Rusu
-et al. 2016, "Policy Distillation" (arXiv 1511.06295).
+over whole rollouts, from the state that the episode before them has led to. A continuous action at
+a bound has the likelihood of all samples that are clipped to it. Where the data set has the
+distributions of a teacher it minimizes the divergence from them instead: distillation. Network and
+optimizer are PPO's and A2C's, so that these can start from its weights; the value is not learned.
+Source: Pomerleau 1988, "ALVINN"; Bain and Sammut 1995, "A Framework for Behavioural Cloning"; Tobin
+1958, "Estimation of Relationships for Limited Dependent Variables"; Rusu et al. 2016, "Policy
+Distillation" (arXiv 1511.06295).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from podracer.agents.common.settings import ClippedSettings, GaussianSettings, b
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
-from podracer.ops.distributions import from_bounds
+from podracer.ops.distributions import Normal, clipped_log_prob, from_bounds
 from podracer.schedules import Schedule
-from podracer.types import Continuous, EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 
 @struct
@@ -71,15 +72,14 @@ class _Cloning:
         """
         policy, _ = self.model.unroll(params, trajectory, reuse)
         action, valid = trajectory.steps.action, trajectory.valid()
-        if isinstance(self.model.space, Continuous):
-            action = from_bounds(self.model.space, action)
-        loss = -policy.log_prob(action)
+        action = from_bounds(self.model.space, action)
+        loss = -clipped_log_prob(policy, action)
         if trajectory.steps.distribution is not None:
             teacher: Any = self.model.policy(trajectory.steps.distribution)
             loss, action = teacher.divergence(policy), teacher.mode()
-        if isinstance(self.model.space, Continuous):
-            error = jnp.sum((policy.mode() - action) ** 2, axis=-1)
-            fit = {"squared_error": mean_of(error, valid)}
+        if isinstance(policy, Normal):
+            mode, action = (jnp.clip(x, -1.0, 1.0) for x in (policy.mode(), action))
+            fit = {"squared_error": mean_of(jnp.sum((mode - action) ** 2, axis=-1), valid)}
         else:
             matches = (policy.mode() == action).reshape(*valid.shape, -1).all(axis=-1)
             fit = {"accuracy": mean_of(matches, valid)}

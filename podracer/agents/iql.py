@@ -5,7 +5,8 @@ is fitted to the recorded actions, each weighted by the exponential of its advan
 it goes on in an environment, from its own actions (section 5.3).
 Source: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv
 2110.06169). Three things differ from the authors' code. One step minimizes all three losses at the
-same parameters. No tanh squashes the mean of the policy. All parts have one learning rate.
+same parameters. No tanh squashes the mean of the policy: an action at a bound has the likelihood of
+all samples that are clipped to it. All parts have one learning rate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
-from podracer.ops.distributions import from_bounds
+from podracer.ops.distributions import clipped_log_prob, from_bounds
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -60,7 +61,7 @@ class IQLState(CountedState):
 
 
 @struct
-class IQL(MixesData, LearnerSettings, GaussianSettings):
+class IQL(MixesData[Replay | None], LearnerSettings, GaussianSettings):
     """Implicit Q-learning for continuous actions."""
 
     learning_rate: Schedule = bounded(3e-4)
@@ -194,7 +195,7 @@ class _IQL:
         critic_loss, _ = self.critics.loss(params.critics, next_value[None], transition)
         weight = jnp.exp(settings.inverse_temperature * jax.lax.stop_gradient(advantage))
         weight = jnp.minimum(weight, settings.max_weight)
-        log_prob = self.model.policy(heads["policy"]).log_prob(transition.action)
+        log_prob = clipped_log_prob(self.model.policy(heads["policy"]), transition.action)
         policy_loss = mean_of(-weight * log_prob, mask)
 
         total = value_loss.total + critic_loss.total + policy_loss.total

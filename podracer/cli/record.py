@@ -28,6 +28,7 @@ def record(options: RecordOptions) -> int:
     """Run `podracer record`: write the transitions of a checkpoint's episodes to a file."""
     from podracer.agent import policy_params
     from podracer.devices.startup import use_compilation_cache
+    from podracer.envs.data import acting_name
     from podracer.evaluate import ActingRule
     from podracer.io.run_directory import write_bytes
     from podracer.run.episodes import record_episodes
@@ -38,8 +39,7 @@ def record(options: RecordOptions) -> int:
     path = output_file(options.output, output_folder(options.run) / "data.npz", (".npz",))
     run = options.load(experiment)
     acting = options.acting(experiment)
-    # The environment itself where the run has learned from a data set.
-    environment = getattr(run.env, "source", experiment.environment)
+    environment = acting_name(run.env, experiment.environment)
     dataset = record_episodes(
         run.agent,
         run.env,

@@ -88,21 +88,11 @@ def _lazy(module: str, function: str = "") -> Callable[..., Any]:
 
 
 def _partial(name: str, hide: int | str, **options: Any) -> Environment:
-    return partially_observed(_make_inner(name, **options), hide)
+    return partially_observed(make(name, **options), hide)
 
 
 def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -> Environment:
-    return Lifetimes(_make_inner(name, **options), envs, steps)
-
-
-def _make_inner(name: str, **options: Any) -> Any:
-    """Make the environment that an adapter wraps. Raises `ConfigError` for a data set."""
-    if name.startswith("data:"):
-        raise ConfigError(
-            f"nobody acts in {name}, so that no other environment can be made of it: record a data "
-            "set in that other environment."
-        )
-    return make(name, **options)
+    return Lifetimes(make(name, **options), envs, steps)
 
 
 ENVIRONMENTS = {
@@ -118,7 +108,7 @@ ENVIRONMENTS = {
 
 ADAPTERS = {
     "model": Adapter(
-        lambda name, **options: WithModel(_make_inner(name, **options)),
+        lambda name, **options: WithModel(make(name, **options)),
         "another device environment with its state in observations, to plan in: model:catch",
     ),
     "partial": Adapter(

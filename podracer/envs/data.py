@@ -93,6 +93,11 @@ def data(name: str, environment: str | None = None) -> DataEnvironment:
     return dataclasses.replace(replayed, source=source)
 
 
+def acting_name(env: Any, name: Any) -> Any:
+    """Return the name of a run's environment, or of the one that its data set comes from."""
+    return env.source if isinstance(env, DataEnvironment) else name
+
+
 def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     """Return the environment that replays a data set from another environment, if it is known.
 

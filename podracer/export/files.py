@@ -14,6 +14,7 @@ import podracer
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
+from podracer.envs.data import acting_name
 from podracer.errors import ConfigError, PodracerError
 from podracer.export.decision import Arrays, Decision, make_decision
 from podracer.export.html import check_page, to_html
@@ -87,11 +88,11 @@ def export_policy(
         for package in ("onnx", "onnxruntime"):
             import_optional(package, f"the format {format}", "export")
     experiment = reopen(directory, recipe, environment)
-    if format == "html":
-        check_page(experiment.environment, sampled)
     run = load_run(
         directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="evaluation"
     )
+    if format == "html":
+        check_page(acting_name(run.env, experiment.environment), sampled)
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
     metadata = describe(decision, env.spec)

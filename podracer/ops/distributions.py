@@ -131,7 +131,11 @@ class Normal:
 
     def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
         z = (action - self.mean) * jnp.exp(-self.log_scale)
-        return jnp.sum(-0.5 * z**2 - self.log_scale - 0.5 * math.log(2 * math.pi), axis=-1)
+        return jnp.sum(self.log_density(z), axis=-1)
+
+    def log_density(self, z: jax.Array) -> jax.Array:
+        """Return the logarithm of the density of each coordinate, `z` scales from its mean."""
+        return -0.5 * z**2 - self.log_scale - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Float[Array, "*b"]:
         return jnp.sum(self.log_scale + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
@@ -215,10 +219,36 @@ def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
     return jnp.clip(low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low), low, high)
 
 
-def from_bounds(space: Continuous, action: jax.Array) -> jax.Array:
-    """Compute the inverse of `to_bounds` for continuous actions within the bounds."""
+def from_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
+    """Compute the inverse of `to_bounds` for actions within the bounds."""
+    if not isinstance(space, Continuous):
+        return action
     low, high = _bounds(space, action)
     return (action - low) / (high - low) * 2.0 - 1.0
+
+
+def clipped_log_prob(distribution: ActionDistribution, action: jax.Array) -> Float[Array, "*b"]:
+    """Return log-probabilities of actions that are clipped to [-1, 1], as `to_bounds` does.
+
+    A coordinate at a bound has the probability of all samples beyond it (Tobin 1958). Its density
+    alone would draw the mean inside.
+    """
+    if not isinstance(distribution, Normal):
+        return distribution.log_prob(action)
+    z = (action - distribution.mean) * jnp.exp(-distribution.log_scale)
+    density, tail = distribution.log_density(z), _log_tail(z * jnp.sign(action))
+    return jnp.sum(jnp.where(jnp.abs(action) < 1, density, tail), axis=-1)
+
+
+def _log_tail(z: jax.Array) -> jax.Array:
+    """Return the logarithm of the probability that a standard normal number exceeds `z`.
+
+    Far out the gradient of `log_ndtr` is a difference of large numbers: an expansion takes over.
+    """
+    is_far = z > 20.0
+    far = jnp.where(is_far, z, 20.0)
+    expansion = -0.5 * far**2 - jnp.log(far * math.sqrt(2 * math.pi)) - far**-2
+    return jnp.where(is_far, expansion, jax.scipy.special.log_ndtr(-jnp.where(is_far, 0.0, z)))
 
 
 def _bounds(space: Continuous, action: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -22,7 +22,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork, outputs
-from podracer.ops.distributions import from_bounds, policy
+from podracer.ops.distributions import clipped_log_prob, from_bounds, policy
 from podracer.replay import Replay
 
 NETWORK = TorsoNetwork(MLP((8,), "tanh"), shared=False)
@@ -39,7 +39,7 @@ def forward(parts, params, targets, trajectory):
         jax.vmap(partial(parts.critics.q_values, x), out_axes=1)(observation[:-1], action)
         for x in (params.critics, targets)
     )
-    log_prob = policy(BOX, heads["policy"][:-1]).log_prob(action)
+    log_prob = clipped_log_prob(policy(BOX, heads["policy"][:-1]), action)
     values = heads["value"][..., 0]
     return values[:-1], values[1:], q, target_q, log_prob
 

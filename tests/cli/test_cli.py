@@ -19,6 +19,7 @@ from podracer.cli.completion import script
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_experiment, find_recipe
 from podracer.dataset import Dataset
+from podracer.envs.catch import Catch
 from podracer.errors import ConfigError
 
 
@@ -71,7 +72,8 @@ def test_play_draws_the_board(run, tmp_path, capsys):
         assert np.asarray(image.convert("RGB")).max() > 200
 
 
-def test_recorded_episodes_train_a_clone(run, tmp_path, capsys):
+def test_recorded_episodes_train_a_clone(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Catch, "source", "light", raising=False)  # a field of its own
     file, clone = tmp_path / "data.npz", tmp_path / "clone"
     flags = ("--out", file, "--episodes", 50, "--distribution")
     code, out, error = call_here(capsys, "record", run, *flags)
@@ -92,6 +94,10 @@ def test_recorded_episodes_train_a_clone(run, tmp_path, capsys):
     code, out, error = call_here(capsys, "record", clone, "--out", file, "--episodes", 2)
     assert code == 0, error
     assert Dataset.load(file).environment == "catch"
+    page = tmp_path / "clone.html"
+    code, out, error = call_here(capsys, "export", clone, "--format", "html", "--out", page)
+    assert code == 0, error
+    assert '"environment":"catch"' in page.read_text()
     code, out, error = call_here(capsys, "resume", clone, "--frames", 110_000)
     assert code == 78
     assert "began in another environment, and digest changed since" in error.replace("\n", " ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Generic, TypeVar
 
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.dataset import Dataset
@@ -11,6 +11,8 @@ from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.replay import Replay
 from podracer.schedules import Linear, Schedule
+
+ReplayOrNone = TypeVar("ReplayOrNone", bound=Replay | None)
 
 
 @struct
@@ -77,10 +79,10 @@ class EpochSettings:
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
 
 
-class MixesData:
+class MixesData(Generic[ReplayOrNone]):
     """Settings of agents with a replay, into whose batches a data set may be mixed."""
 
-    replay: Any  # a `Replay`, or None
+    replay: ReplayOrNone
 
     @property
     def data_file(self) -> str | None:
@@ -98,7 +100,7 @@ class MixesData:
 
 
 @struct
-class TargetNetworkSettings(MixesData, ClippedSettings):
+class TargetNetworkSettings(MixesData[Replay], ClippedSettings):
     """Settings of agents with a replay, n-step returns and a target network."""
 
     n_step: int = static(default=1, low=1)

@@ -48,7 +48,7 @@ from podracer.types import (
 
 
 @struct
-class ContinuousSettings(MixesData, LearnerSettings):
+class ContinuousSettings(MixesData[Replay], LearnerSettings):
     """Settings of DDPG, SAC and QT-Opt."""
 
     learning_rate: Schedule = bounded(3e-4)
