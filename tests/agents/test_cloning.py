@@ -38,7 +38,15 @@ def clipped_log_prob(policy, action):
 
 
 @pytest.mark.parametrize(
-    ("env", "memory"), [(WALK, "gru"), (CONTINUOUS, "none"), slow(WALK, "none")]
+    ("env", "memory"),
+    [
+        (WALK, "gru"),
+        (CONTINUOUS, "none"),
+        slow(WALK, "none"),
+        slow(WALK, "transformer"),
+        slow(SEVERAL, "none"),
+        slow(CONTINUOUS, "gru"),
+    ],
 )
 def test_the_gradient_is_that_of_the_likelihood_of_each_action(env, memory):
     """Slowly: one timestep after another, the actions that are valid one by one."""
@@ -50,7 +58,9 @@ def test_the_gradient_is_that_of_the_likelihood_of_each_action(env, memory):
         for t in range(len(trajectory.valid())):
             step = jax.tree.map(lambda x, t=t: x[t], trajectory.steps)
             policy, carry = agent.distribution(params, carry, step.timestep)
-            log_prob = policy.log_prob if env is WALK else partial(clipped_log_prob, policy)
+            log_prob = policy.log_prob
+            if env is CONTINUOUS:
+                log_prob = partial(clipped_log_prob, policy)
             total -= jnp.sum(log_prob(step.action) * ~step.timestep.last)
         return total / trajectory.valid().sum()
 
