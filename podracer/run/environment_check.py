@@ -194,8 +194,8 @@ def _difference_after_restore(environment: Any, spec: EnvironmentSpec, num_envs:
         return _first_difference(expected, list(play(timestep)))
 
 
-def _first_difference(timesteps: list[TimeStep], others: list[TimeStep]) -> int | None:
-    for step, pair in enumerate(zip(timesteps, others, strict=False)):
+def _first_difference(timesteps: list[TimeStep], repeated: list[TimeStep]) -> int | None:
+    for step, pair in enumerate(zip(timesteps, repeated, strict=False)):
         leaves = zip(*map(jax.tree.leaves, pair), strict=True)
         if not all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves):
             return step
