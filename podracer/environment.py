@@ -286,10 +286,11 @@ def refuse_data_set(environment: Any) -> None:
         )
 
 
-def call_environment(caller: str, function: Callable[[], T]) -> T:
+def call_environment(caller: str, function: Callable[[], T], advice: str = "") -> T:
     """Return `function()`, a call into host environments, for a thread named `caller`.
 
     Every exception becomes an `EnvironmentFault`, except the library's own errors and Ctrl-C.
+    `advice` follows its text.
     """
     try:
         return function()
@@ -297,8 +298,17 @@ def call_environment(caller: str, function: Callable[[], T]) -> T:
         raise
     except BaseException as error:  # `sys.exit(0)` in an environment must not count as success
         raise EnvironmentFault(
-            f"{caller}: the environment raised {type(error).__name__}: {error}"
+            f"{caller}: the environment raised {type(error).__name__}: {error}{advice}"
         ) from error
+
+
+def expect_timestep(name: str, result: Any) -> None:
+    """Raise `EnvironmentFault` where `reset` or `step` of a batch returned anything else."""
+    if not isinstance(result, TimeStep):
+        raise EnvironmentFault(
+            f"{name}: `reset` and `step` must return a `podracer.TimeStep`, but the result is of "
+            f"type {type(result).__name__}."
+        )
 
 
 def log_first_faults(place: str, first_faults: Mapping[str, str], logged: set[str]) -> None:

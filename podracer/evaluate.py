@@ -26,7 +26,7 @@ from podracer.environment import (
     log_first_faults,
 )
 from podracer.envs.host.dlpack import on_host
-from podracer.envs.host.shared import OneBatch
+from podracer.envs.host.shared import IF_ONE, OneBatch
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
@@ -396,7 +396,8 @@ def host_steps(
     environments = on_host(evaluation_environment(env))
     params, key, seed = _acting_inputs(params, run_key, update)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
-    with contextlib.closing(_call(partial(environments.make, num_envs, num_cores()))) as batch:
+    make = partial(environments.make, num_envs, num_cores())
+    with contextlib.closing(_call(make, "" if isinstance(env, OneBatch) else IF_ONE)) as batch:
         timestep = _call(partial(batch.reset, int(seed), indices, 0))
         for t in itertools.count(1):
             if isinstance(batch, DescribesFaults):
@@ -410,10 +411,10 @@ def host_steps(
             yield previous_last, action, timestep
 
 
-def _call(function: Callable[[], T]) -> T:
+def _call(function: Callable[[], T], advice: str = "") -> T:
     """Call into the environments; a fault's message says that it was in an evaluation."""
     try:
-        return call_environment(_PLACE, function)
+        return call_environment(_PLACE, function, advice)
     except EnvironmentFault as error:
         if not str(error).startswith(_PLACE):  # the environments raised it themselves
             error.args = (f"{_PLACE}: {error}",)

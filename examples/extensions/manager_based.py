@@ -3,8 +3,8 @@
 Such an environment steps all worlds in torch, on the device that learns, and exists once. It resets
 by itself the rows that end, and returns the first observations of their next episodes: the final
 ones are lost. At a time-out the adapter shows the observation before, from which the agent
-bootstraps, and the new episode one step late. Tried with a stub that keeps this contract, as both
-packages need a GPU. Needs `pip install torch`.
+bootstraps, and the new episode one step late. Tried with mjlab on a CPU, and with a stub that keeps
+the contract of both. Needs `pip install torch`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ManagerBased:
     simulator: Callable[[int], Any]
     num_observations: int
     num_actions: int
-    group: str = "policy"  # of observations
+    group: str = "policy"  # of observations; "actor" in mjlab
     bound: float = 1.0  # of actions, in both directions
     on_device = True
     shared = True

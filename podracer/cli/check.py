@@ -33,10 +33,11 @@ def check(options: CheckOptions) -> int:
 
 
 def _named(name: str) -> Any:
-    """Return what MODULE:NAME names, and any other name as it is."""
+    """Return what MODULE:NAME names, of a class its default, and any other name as it is."""
     from podracer.checks.errors import describe_error
     from podracer.cli.recipe_flags import find_modules_here
     from podracer.envs.catalog import has_name
+    from podracer.run.environment_check import is_of_gymnasium
 
     module, _, attribute = name.partition(":")
     find_modules_here(None, name)
@@ -44,6 +45,8 @@ def _named(name: str) -> Any:
         return name
     find_modules_here(name, None)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        environment = getattr(importlib.import_module(module), attribute)
+        is_factory = isinstance(environment, type) and not is_of_gymnasium(environment)
+        return environment() if is_factory else environment
     except Exception as error:
         raise ConfigError(f"There is no environment {name!r}: {describe_error(error)}") from error

@@ -16,17 +16,27 @@ from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import NO_RESTART, TimestepValidator
-from podracer.environment import AutoReset, HostEnvironments, auto_reset
+from podracer.environment import AutoReset, HostEnvironments, Resumable, auto_reset
 from podracer.envs.agents import AgentsAsRows
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
+from podracer.envs.host.shared import exists_once
 from podracer.errors import ConfigError, PodracerError
 from podracer.types import EnvironmentSpec, TimeStep
 
 STEPS, SECONDS = 200, 5.0  # random play ends with the first of them
 REPEATED_STEPS = 50
+NOT_REPEATED = (
+    "two batches with one seed and the same actions differ from step {step} on: the randomness of "
+    "a row must depend on `seed`, its index and `start` alone."
+)
+NOT_RESTORED = (
+    "with the same actions, the steps after `restore` differ from the steps after `snapshot`, from "
+    "step {step} on, so evaluations would change training: a snapshot must hold everything, in "
+    "memory that later steps leave alone."
+)
 ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # they play at once
 
 
@@ -49,7 +59,7 @@ def examine(environment: Any) -> EnvironmentReport:
     name = environment if isinstance(environment, str) else _name_of(environment)
     try:
         environment = make(environment) if isinstance(environment, str) else environment
-        if isinstance(environment, type) and _is_of_gymnasium(environment):
+        if isinstance(environment, type) and is_of_gymnasium(environment):
             return _examine_class(environment)
         if isinstance(environment, Gymnasium):
             return _examine_gymnasium(environment)
@@ -65,7 +75,8 @@ def _name_of(environment: Any) -> str:
     return getattr(environment, "__qualname__", type(environment).__qualname__)
 
 
-def _is_of_gymnasium(kind: type) -> bool:
+def is_of_gymnasium(kind: type) -> bool:
+    """Return whether a class is an environment of Gymnasium."""
     return any(base.__module__.partition(".")[0] == "gymnasium" for base in kind.__mro__)
 
 
@@ -110,13 +121,21 @@ def _play(environment: Any, spec: EnvironmentSpec, num_envs: int) -> Environment
             seconds += own_seconds
         if not isinstance(environment, DeviceEnvironments):  # those are pure functions
             repeated = [x for x, _ in _timesteps(environment, spec, num_envs, REPEATED_STEPS)]
+        differences = {
+            NOT_REPEATED: _first_difference(timesteps, repeated),
+            NOT_RESTORED: _difference_after_restore(environment, spec, num_envs),
+        }
     except PodracerError as error:
         return EnvironmentReport(spec.name, spec, (Finding("error", str(error)),))
     except Exception as error:
         text = f"{spec.name} raised {describe_error(error)}"
         return EnvironmentReport(spec.name, spec, (Finding("error", text),))
     errors = [Finding("error", f"{text}.") for text in validator.first_faults.values()]
-    warnings = [Finding("warning", text) for text in _on_repetition(timesteps, repeated)]
+    warnings = [
+        Finding("warning", text.format(step=step))
+        for text, step in differences.items()
+        if step is not None
+    ]
     stacked: Any = jax.tree.map(lambda *x: np.stack(x), *timesteps)
     if not stacked.first[0].all():
         errors.append(Finding("error", "`reset` must return timesteps with `first` set."))
@@ -131,29 +150,56 @@ def _timesteps(
 ) -> Iterator[tuple[TimeStep, float]]:
     """Yield copies of the timesteps of random play, each with the seconds that it took."""
     generator, end = np.random.default_rng(0), np.inf
+    validator = TimestepValidator(spec, num_envs)
     with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
         timestep = batch.reset(1, np.arange(num_envs, dtype=np.uint32), 0)
+        validator.check(timestep)
         yield jax.tree.map(np.array, timestep), 0.0
         for step in range(most_steps):
             actions = random_actions(generator, spec, timestep.observation, num_envs)
             start = time.perf_counter()
             timestep = batch.step(actions)
             seconds = time.perf_counter() - start
+            validator.check(timestep)
             yield jax.tree.map(np.array, timestep), seconds if step else 0.0  # the first compiles
             end = end if step else time.monotonic() + SECONDS
             if time.monotonic() > end:
                 return
 
 
-def _on_repetition(timesteps: list[TimeStep], repeated: list[TimeStep]) -> Iterator[str]:
-    for step, (a, b) in enumerate(zip(timesteps, repeated, strict=False)):
-        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-        if not all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in pairs):
-            yield (
-                f"two batches with one seed and the same actions differ from step {step} on: the "
-                "randomness of a row must depend on `seed`, its index and `start` alone."
-            )
-            return
+def _difference_after_restore(environment: Any, spec: EnvironmentSpec, num_envs: int) -> int | None:
+    """Return the first step after `restore` that differs from the one after `snapshot`, if any.
+
+    It plays in simulators that exist once, whose state evaluations set aside.
+    """
+    if not exists_once(environment):
+        return None
+    indices = np.arange(num_envs, dtype=np.uint32)
+    with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
+
+        def play(timestep: TimeStep) -> Iterator[TimeStep]:
+            generator = np.random.default_rng(0)
+            for _ in range(REPEATED_STEPS):
+                action = random_actions(generator, spec, timestep.observation, num_envs)
+                timestep = jax.tree.map(np.array, batch.step(action))
+                yield timestep
+
+        if not isinstance(batch, Resumable):
+            return None
+        *_, timestep = play(batch.reset(1, indices, 0))
+        state = batch.snapshot()
+        expected = list(play(timestep))
+        batch.reset(2, indices, 0)
+        batch.restore(1, indices, REPEATED_STEPS, state)
+        return _first_difference(expected, list(play(timestep)))
+
+
+def _first_difference(timesteps: list[TimeStep], repeated: list[TimeStep]) -> int | None:
+    for step, pair in enumerate(zip(timesteps, repeated, strict=False)):
+        leaves = zip(*map(jax.tree.leaves, pair), strict=True)
+        if not all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves):
+            return step
+    return None
 
 
 def _figures(timesteps: TimeStep, num_envs: int, seconds: float) -> dict[str, Any]:

@@ -280,6 +280,8 @@ def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
     assert report["usable"]
     assert [finding["level"] for finding in report["findings"]] == ["warning"]
     assert report["spec"]["observation"] == "float32[2]"
+    assert run("hosts:Counters") == 0  # a class of batches, with its defaults
+    assert "counter: usable" in capsys.readouterr().out
     assert run("test_check:WithoutSeed", "--json") == 78
     assert not json.loads(capsys.readouterr().out)["usable"]
     assert run("gymnasium:NoSuch-v0") == 78

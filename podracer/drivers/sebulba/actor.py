@@ -97,6 +97,11 @@ class Actor:
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
         self._turn = env.turn if isinstance(env, SharedBatch) else contextlib.nullcontext()
+        # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
+        is_stored = context.start.timestep is not None
+        self._is_saved = isinstance(env, Resumable) and (
+            is_stored or not (on_device or isinstance(env, SharedBatch))
+        )
         num_envs = len(context.indices)
         on_host = HostIntake(spec, num_envs)
         self._intake = DeviceIntake(spec, num_envs, context.device) if on_device else on_host
@@ -192,7 +197,8 @@ class Actor:
     def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int], dict[str, str]]:
         """Return a snapshot of the environments, the rows of bad data by kind, and the first."""
         env_state = ()
-        if isinstance(self._env, Resumable):
+        if self._is_saved:
+            assert isinstance(self._env, Resumable)
             env_state = self._intake.snapshot(self._env.snapshot())
         faults = Counter(self._intake.validator.faults)
         if isinstance(self._env, ReportsFaults):

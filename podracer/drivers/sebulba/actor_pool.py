@@ -30,6 +30,7 @@ from podracer.drivers.sebulba.trajectory import (
 )
 from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
 from podracer.envs.host.dlpack import lives_on_device
+from podracer.envs.host.shared import IF_ONE
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -197,7 +198,8 @@ def make_actor_pool(
     compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
-        batch = make_environments(env, split, config, context.name, supervisor)
+        advice = IF_ONE if actors else ""
+        batch = make_environments(env, split, config, context.name, supervisor, advice)
         stack.callback(batch.close)
         parts = (programs, buffer, run_key, config, queue, on_device)
         actors.append(Actor(batch, env.spec, context, *parts))
@@ -278,13 +280,14 @@ def make_environments(
     config: SebulbaConfig,
     name: str,
     supervisor: Supervisor,
+    advice: str = "",
 ) -> HostEnvironment:
     """Make the environments of one actor. A failure also ends the run, as a fault of `name`."""
     if isinstance(env, HasDeadlines):
         env = env.with_deadline(config.env_timeout_seconds)
     make = partial(env.make, split.num_envs, native_threads(config, split))
     try:
-        return call_environment(name, make)
+        return call_environment(name, make, advice)
     except Exception as error:
         supervisor.fail(name, error)
         raise

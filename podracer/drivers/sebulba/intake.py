@@ -30,7 +30,7 @@ from podracer.drivers.sebulba.trajectory import (
     zero_timestep,
 )
 from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, mask_rows
-from podracer.envs.host.dlpack import from_device
+from podracer.envs.host.dlpack import from_device, take_timestep
 from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
@@ -96,7 +96,7 @@ class DeviceIntake:
         return (jax.device_put(timestep, self._device),)
 
     def take(self, timestep: TimeStep) -> tuple[Any, ...]:
-        timestep = from_device(self._name, timestep)
+        timestep = take_timestep(self._name, timestep)
         self.validator.check(timestep)
         self._home = timestep.reward.device
         if {leaf.device for leaf in jax.tree.leaves(timestep)} != {self._device}:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
+from podracer.environment import expect_timestep
 from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, TimeStep
@@ -79,6 +80,7 @@ class TimestepValidator:
 
         Raises `EnvironmentFault` for a structure, shape or dtype other than the spec's.
         """
+        expect_timestep(self._name, timestep)
         leaves, structure = jax.tree.flatten(timestep.observation)
         if structure != self._structure:
             self._raise("observation", self._structure, structure)
@@ -100,6 +102,8 @@ class TimestepValidator:
             actual = f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
             if name == "reward" and len(np.shape(leaf)) > 1:
                 actual += f": {WEIGHTED_SUM}"
+            if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | jax.Array):
+                actual += ": a factory whose arrays are another library's has `on_device = True`"
             self._raise(name, f"{dtype}{list(shape)}", actual)
 
     def _raise(self, name: str, expected: Any, actual: Any) -> NoReturn:

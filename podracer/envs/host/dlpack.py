@@ -18,6 +18,8 @@ from podracer.environment import (
     HostEnvironments,
     LivesOnDevice,
     ReportsFaults,
+    Resumable,
+    expect_timestep,
 )
 from podracer.errors import EnvironmentFault
 from podracer.io.schema import leaves_by_path
@@ -29,6 +31,12 @@ def lives_on_device(env: HostEnvironments) -> bool:
     return isinstance(env, LivesOnDevice) and env.on_device
 
 
+def take_timestep(name: str, timestep: TimeStep) -> TimeStep:
+    """Return a timestep of a device with arrays of JAX, see `from_device`."""
+    expect_timestep(name, timestep)
+    return from_device(name, timestep)
+
+
 def from_device(name: str, tree: PyTree) -> PyTree:
     """Return arrays of any library as arrays of JAX, on the same devices and without a copy.
 
@@ -38,8 +46,9 @@ def from_device(name: str, tree: PyTree) -> PyTree:
     try:
         return jax.tree.map(_from_dlpack, tree)
     except Exception as error:
+        reason = str(error).rstrip(".")
         raise EnvironmentFault(
-            f"{name}: {_unreadable_leaf(tree)} cannot be taken by DLPack: {error}. It must be an "
+            f"{name}: {_unreadable_leaf(tree)} cannot be taken by DLPack: {reason}. It must be an "
             "array on a device of JAX, compact in memory and without gradients, such as a torch "
             "tensor after `.detach().contiguous()`."
         ) from error
@@ -84,6 +93,8 @@ class _BatchOnHost:
         self._name, self._batch = name, batch
         self._device: Any = None  # the simulator's
         # Optional features of the batch, set on the instance, where `isinstance` looks.
+        if isinstance(batch, Resumable):
+            self.snapshot, self.restore = batch.snapshot, batch.restore
         if isinstance(batch, ReportsFaults):
             self.faults = batch.faults
         if isinstance(batch, DescribesFaults):
@@ -99,6 +110,6 @@ class _BatchOnHost:
         self._batch.close()
 
     def _fetch(self, timestep: TimeStep) -> TimeStep:
-        timestep = from_device(self._name, timestep)
+        timestep = take_timestep(self._name, timestep)
         self._device = timestep.reward.device
         return jax.device_get(timestep)

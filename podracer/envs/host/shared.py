@@ -21,6 +21,9 @@ from podracer.environment import (
 from podracer.envs.host.dlpack import lives_on_device
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
+# Advice where a factory that declares nothing fails to make a batch beside another one.
+IF_ONE = ". If only one simulator can be open, its factory has `shared = True`."
+
 
 def exists_once(env: HostEnvironments) -> bool:
     """Return whether a factory may have one open batch only."""

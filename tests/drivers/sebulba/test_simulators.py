@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import importlib
 import shutil
+import signal
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from agents import SMALL
+from child import call, finish, records, start, wait_for_lines
 from hosts import CounterBatch, Counters
 from runs import actor_threads, sebulba_setup, train_sebulba
 from variants import variants
@@ -19,9 +22,11 @@ from variants import variants
 import podracer
 from podracer.agents.impala import Impala
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba.intake import DeviceIntake
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
+from podracer.io.checkpoint import stored_fingerprint
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
@@ -70,11 +75,46 @@ class OnDevice:
         return OnDeviceBatch(self.inner.make(num_envs, num_threads), self.guard)
 
 
+WATCHED = threading.local()  # whether this thread is between two steps of a guarded batch
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    """Names of functions that turned an array of JAX into NumPy's in a watched thread.
+
+    On a CPU that is no transfer, so that no guard of JAX notices it.
+    """
+    names = []
+
+    def counted(name, function):
+        def call(*args, **options):
+            arrays = [x for x in jax.tree.leaves((args, options)) if isinstance(x, jax.Array)]
+            if arrays and getattr(WATCHED, "thread", False):
+                names.append(name)
+            return function(*args, **options)
+
+        return call
+
+    for name in (
+        "array",
+        "asarray",
+        "ascontiguousarray",
+        "concatenate",
+        "copy",
+        "isfinite",
+        "stack",
+    ):
+        monkeypatch.setattr(np, name, counted(name, getattr(np, name)))
+    monkeypatch.setattr(jax, "device_get", counted("device_get", jax.device_get))
+    return names
+
+
 class OnDeviceBatch:
     open = most = 0  # batches that are open, and the most that ever were
 
     def __init__(self, inner, guard):
         self.inner, self.guard, self.memory = inner, guard, None
+        self.is_guarded = False
         self.stack = contextlib.ExitStack()
         OnDeviceBatch.open += 1
         OnDeviceBatch.most = max(OnDeviceBatch.most, OnDeviceBatch.open)
@@ -83,15 +123,18 @@ class OnDeviceBatch:
         return self.show(self.inner.reset(*seeds))
 
     def step(self, action):
+        WATCHED.thread = False
         assert isinstance(action, jax.Array)
-        if self.guard:  # for the rest of this thread: nothing may go to a device by itself
-            self.stack.enter_context(jax.transfer_guard("disallow"))
-            self.guard = False
+        if self.guard and not self.is_guarded:  # for the rest of this thread
+            self.stack.enter_context(jax.transfer_guard_host_to_device("disallow_explicit"))
+            self.is_guarded = True
         for leaf in jax.tree.leaves(self.memory):
             leaf.array.fill(1)  # before it reads the actions
         action = np.from_dlpack(action)
         with jax.transfer_guard("allow"):
-            return self.show(self.inner.step(action))
+            timestep = self.show(self.inner.step(action))
+        WATCHED.thread = self.guard
+        return timestep
 
     def show(self, timestep):
         timestep = jax.tree.map(np.asarray, timestep)
@@ -108,6 +151,7 @@ class OnDeviceBatch:
 
     def close(self):
         OnDeviceBatch.open -= 1
+        WATCHED.thread = False
         self.stack.close()
         self.inner.close()
 
@@ -117,30 +161,52 @@ def equal_trees(a, b):
 
 
 @variants(("lag", "devices"), [(0, 1), (1, 1)], [(1, 3)])
-def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices):
+def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices, conversions):
     """To the bit, though the simulator overwrites its arrays in every step.
 
-    With three devices it is on another one than the second actor.
+    The host reads one array in a rollout, the numbers of faults, and sends none. With three devices
+    the simulator is on another one than the second actor.
     """
     env, config = DeviceEnvironments(make("catch")), {"policy_lag": lag, "devices": devices}
     config |= {"actors": 2} if devices > 1 else {}
     expected, _ = train_sebulba(*sebulba_setup(env=env, **config))
     parts = sebulba_setup(env=OnDevice(env, guard=True), **config)
     state, reports = train_sebulba(*parts)
+    assert set(conversions) == {"asarray"}
+    threads = parts[2].threads
+    assert 10 * threads <= len(conversions) <= (10 + lag + parts[3].queue_depth) * threads
     assert equal_trees(state.learner, expected.learner)
     assert all(report.metrics["environment_faults"] == 0 for report in reports)
 
 
-def test_an_array_that_becomes_numpy_in_a_step_is_noticed():
+def test_an_array_that_becomes_numpy_in_a_step_is_noticed(monkeypatch, conversions):
     """The guards of these tests can fail."""
     with pytest.raises(AssertionError, match=r"became one of NumPy"):
         np.asarray(Foreign(np.zeros(3)))
-    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="host-to-device"):
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(Exception, match="host-to-device"):
         jax.jit(lambda x: x + 1)(np.zeros(3))
     env = OnDevice(DeviceEnvironments(make("catch")))
     object.__setattr__(env, "on_device", False)
     with pytest.raises(AssertionError, match=r"became one of NumPy"):
         train_sebulba(*sebulba_setup(env=env))
+    take = DeviceIntake.take
+
+    def take_through_numpy(intake, timestep):
+        return jax.device_put(jax.tree.map(np.asarray, take(intake, timestep)))
+
+    def take_and_look(intake, timestep):
+        inputs = take(intake, timestep)
+        assert np.isfinite(inputs[0].reward).all()
+        return inputs
+
+    guarded = OnDevice(DeviceEnvironments(make("catch")), guard=True)
+    monkeypatch.setattr(DeviceIntake, "take", take_through_numpy)
+    with pytest.raises(Exception, match="host-to-device"):
+        train_sebulba(*sebulba_setup(env=guarded))
+    conversions.clear()
+    monkeypatch.setattr(DeviceIntake, "take", take_and_look)
+    train_sebulba(*sebulba_setup(env=guarded), num_updates=1)
+    assert conversions.count("isfinite") >= 2 * 8 - 2  # two threads of eight steps
 
 
 def spoil(leaf, row, value):
@@ -233,6 +299,41 @@ def test_what_breaks_the_contract_is_a_fault_with_its_name(change, text):
 
     with pytest.raises(EnvironmentFault, match=text):
         train_sebulba(*sebulba_setup(env=BrokenFactory(Counters())), num_updates=1)
+
+
+class CountersOnDevice(Counters):
+    on_device = True
+
+
+@pytest.mark.parametrize("kind", [Counters, CountersOnDevice])
+def test_a_result_that_is_no_timestep_is_a_fault_with_its_type(kind):
+    env = kind(lambda batch, timestep: (timestep.observation, timestep.reward))
+    text = "must return a `podracer.TimeStep`, but the result is of type tuple"
+    with pytest.raises(EnvironmentFault, match=text):
+        train_sebulba(*sebulba_setup(env=env), num_updates=1)
+    with pytest.raises(ConfigError, match=text):
+        podracer.check_environment(env)
+
+
+class Tensor(Foreign):
+    """An array with a dtype of its own library."""
+
+    dtype = types.SimpleNamespace()
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+
+def test_arrays_of_another_library_are_refused_with_the_remedy():
+    def to_tensor(batch, timestep):
+        return dataclasses.replace(timestep, reward=Tensor(timestep.reward))
+
+    text = r"reward must be float32\[\d\], but .* has `on_device = True`"
+    with pytest.raises(EnvironmentFault, match=text):
+        train_sebulba(*sebulba_setup(env=Counters(to_tensor)), num_updates=1)
+    with pytest.raises(ConfigError, match=text):
+        podracer.check_environment(Counters(to_tensor))
 
 
 @pytest.mark.figure(7)
@@ -351,9 +452,74 @@ def test_a_fault_in_an_evaluation_gives_the_turn_back(counted, tmp_path):
     assert actor_threads() == []
 
 
+@variants("num_threads", [1], [2])
+def test_a_second_simulator_that_fails_is_told_how_to_declare_one(num_threads, counted, tmp_path):
+    """The second is another thread's or an evaluation's."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Undeclared(OnDevice):
+        def make(self, num_envs, num_threads):
+            if OnDeviceBatch.open:
+                raise RuntimeError("a second simulator in this process")
+            return super().make(num_envs, num_threads)
+
+    env = Undeclared(DeviceEnvironments(make("catch")))
+    experiment = dataclasses.replace(once(threads_per_actor=num_threads), environment=env)
+    place = {1: "in an evaluation", 2: "actor 1"}[num_threads]
+    text = f"{place}: .*a second simulator in this process. If only one .* has `shared = True`"
+    with pytest.raises(EnvironmentFault, match=text):
+        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+
+
+def test_a_snapshot_that_later_steps_overwrite_is_found_by_a_check(counted):
+    class Overwritten(OnDeviceBatch):
+        def snapshot(self):
+            return self.inner
+
+        def restore(self, seed, indices, start, inner):
+            self.inner = inner
+
+    @dataclasses.dataclass(frozen=True)
+    class Factory(OnDevice):
+        def make(self, num_envs, num_threads):
+            return Overwritten(self.inner.make(num_envs, num_threads), False)
+
+    env = DeviceEnvironments(make("catch"))
+    assert podracer.check_environment(OnDevice(env, shared=True)).findings == ()
+    (finding,) = podracer.check_environment(Factory(env, shared=True)).findings
+    assert "the steps after `restore` differ from the steps after `snapshot`" in finding.text
+    assert podracer.check_environment(Factory(env)).findings == ()  # evaluations have their own
+
+
+def test_states_that_no_checkpoint_holds_are_not_copied(counted, tmp_path):
+    """A snapshot may be any object, and is taken for evaluations alone."""
+    snapshots = []
+
+    class Counting(OnDeviceBatch):
+        def snapshot(self):
+            snapshots.append(super().snapshot())
+            return object()
+
+        def restore(self, seed, indices, start, state):
+            super().restore(seed, indices, start, snapshots[-1])
+
+    @dataclasses.dataclass(frozen=True)
+    class Factory(OnDevice):
+        def make(self, num_envs, num_threads):
+            return Counting(self.inner.make(num_envs, num_threads), False)
+
+    env = Factory(DeviceEnvironments(make("catch")), shared=True)
+    experiment = dataclasses.replace(once(), environment=env)
+    podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+    assert len(snapshots) == 4
+
+
 @pytest.mark.slow
-def test_resumed_runs_in_one_simulator_begin_new_episodes_and_are_equal(counted, tmp_path, caplog):
+@pytest.mark.parametrize("shared", [True, False])
+def test_resumed_runs_begin_new_episodes_and_are_equal(shared, counted, tmp_path, caplog):
     experiment = once(policy_lag=0)
+    environment = dataclasses.replace(experiment.environment, shared=shared)
+    experiment = dataclasses.replace(experiment, environment=environment)
     podracer.train(experiment, frames=400, run_dir=tmp_path / "a", progress=False, devices=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     runs = [
@@ -363,7 +529,59 @@ def test_resumed_runs_in_one_simulator_begin_new_episodes_and_are_equal(counted,
     assert equal_trees(runs[0].state, runs[1].state)
     assert np.array_equal(runs[0].evaluation.returns, runs[1].evaluation.returns)
     assert "begin new episodes" in caplog.text
-    assert counted.most == 1
+    assert counted.most == 1 if shared else counted.most > 1
+
+
+RECIPE = """
+import jax
+import podracer
+from podracer.envs.host.device import DeviceBatch, DeviceEnvironments
+
+class Batch(DeviceBatch):
+    def reset(self, *seeds):
+        return jax.device_put(super().reset(*seeds))
+
+    def step(self, action):
+        return jax.device_put(super().step(action))
+
+class Once(DeviceEnvironments):
+    on_device = shared = True
+
+    def make(self, num_envs, num_threads):
+        return Batch(self.environment)
+
+def once():
+    return podracer.Experiment(
+        environment=Once(podracer.make("catch")),
+        agent=podracer.PPO(num_minibatches=2),
+        driver=podracer.SebulbaConfig(num_envs=8, rollout_length=5, updates_per_chunk=2),
+        frames=4_000,
+        evaluations=10,
+        evaluation_episodes=8,
+    )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_runs_in_one_simulator_continue_alike(tmp_path):
+    """Copies of what a SIGKILL left on the disk end in one state, with every record once."""
+    (tmp_path / "one_catch.py").write_text(RECIPE)
+    recipe, path, run = "one_catch:once", {"PYTHONPATH": str(tmp_path)}, tmp_path / "run"
+    options = ("--save-seconds", 0, "--devices", 1, "--run-dir", run)
+    process = start("train", recipe, *options, **path)
+    wait_for_lines(process, run, 8)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+    ends = []
+    for name in ("a", "b"):
+        copy = shutil.copytree(run, tmp_path / name)
+        code, _, error = call("resume", copy, "--recipe", recipe, **path)
+        assert code == 0, error
+        assert "begin new episodes" in error
+        ends.append((stored_fingerprint(copy), [line["updates"] for line in records(copy)]))
+    assert ends[0] == ends[1]
+    assert ends[0][1] == list(range(2, 101, 2))
 
 
 # --- the example in PyTorch -----------------------------------------------------------------------
@@ -528,3 +746,27 @@ def test_a_manager_based_environment_is_trained_in(torch_simulators):
     assert metrics["environment_faults"] == 0
     assert metrics["episodes"] > 0
     assert ManagerBasedStub.open == 0
+
+
+@pytest.mark.slow
+def test_a_robot_of_mjlab_is_trained_in(torch_simulators, tmp_path):
+    """With the package itself, whose simulator, MuJoCo Warp, runs on a CPU as well."""
+    envs = pytest.importorskip("mjlab.envs", reason="mjlab is not installed: `pip install mjlab`")
+    tasks = importlib.import_module("mjlab.tasks.cartpole.cartpole_env_cfg")
+
+    def simulator(num_envs):
+        settings = tasks.cartpole_balance_env_cfg()
+        settings.scene.num_envs, settings.episode_length_s = num_envs, 2.0
+        return envs.ManagerBasedRlEnv(settings, device="cpu")
+
+    module = importlib.import_module("manager_based")
+    env = module.ManagerBased("mjlab_cartpole", simulator, 5, 1, group="actor")
+    assert podracer.check_environment(env).usable
+    driver = SebulbaConfig(num_envs=64, rollout_length=32, updates_per_chunk=5)
+    module.main(env, driver=driver, frames=20_000, devices=1, progress=False, run_dir=tmp_path)
+    lines = [line for line in records(tmp_path) if line["episodes"]]
+    assert lines
+    for line in lines:
+        assert line["environment_faults"] == 0
+        assert line["episode_length"] == pytest.approx(39, abs=1)
+        assert 0 < line["episode_return"] < 2
