@@ -63,7 +63,7 @@ class RunLock:
     `check`, which raises `ConfigError` for a directory that cannot be taken, is called before
     anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
-    Raises `ConfigError` naming the holder if another run has it, and `DirectoryError` if nothing
+    Raises `ConfigError` naming the holder if another run has it. Raises `DirectoryError` if nothing
     can be locked there, or if there is not room for `room` bytes and a few more. With `wait` it
     waits for the holder.
     """
