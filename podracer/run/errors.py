@@ -17,7 +17,7 @@ from podracer.io.signals import STALLED
 
 
 class DeviceError(PodracerError):
-    """The accelerator failed or ran out of memory."""
+    """The accelerator failed, does not start, or ran out of memory."""
 
     exit_code = 71
 
