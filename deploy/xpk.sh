@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # One run on the hosts of a TPU slice of GKE, as a workload of xpk:
 #   CLUSTER=tpus IMAGE=gcr.io/project/podracer:0.2.0 deploy/xpk.sh --tpu-type v5litepod-16
-# Needs the xpk storage `podracer`, a file system mounted at /shared in all pods. The processes find
-# each other. With GPUs (--device-type) add flags to the commands: --coordinator
-# "$JAX_COORDINATOR_ADDRESS:1234" --num-processes "$NNODES" --process-id "$NODE_RANK".
+# Needs the xpk storage `podracer`, a file system mounted at /shared in all pods, which the image's
+# user 1000 can write: xpk sets no group. The processes find each other. With GPUs (--device-type)
+# add flags to the commands: --coordinator "$JAX_COORDINATOR_ADDRESS:1234" --num-processes "$NNODES"
+# --process-id "$NODE_RANK".
 set -euo pipefail
 
 : "${CLUSTER:?the cluster that xpk created}" "${IMAGE:?the image, in a registry}"

@@ -22,6 +22,10 @@ class ConfigError(PodracerError):
     exit_code = 78
 
 
+class DirectoryError(ConfigError):
+    """Directory in which nothing can be written, or that has no room."""
+
+
 class EnvironmentFault(PodracerError):
     """Failure of an environment that raised, hung or died more often than it may."""
 

@@ -20,6 +20,7 @@ from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
 from podracer.io.entry_points import installed, summary
 from podracer.io.names import nearest
+from podracer.io.paths import in_addresses
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr
 
@@ -79,12 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _translate(sentence: str) -> str:
+    """Return a sentence in what the user gave: flags, and addresses."""
+    return in_flags(in_addresses(sentence))
+
+
 class _Formatter(logging.Formatter):
     """Formatter of warnings, which speak of flags on the command line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a warning."""
-        return in_flags(super().format(record))
+        return _translate(super().format(record))
 
 
 def _log_to_stderr() -> None:
@@ -111,7 +117,7 @@ def _explain_error(error: Exception) -> int:
         from podracer.run.errors import classify_error
 
         error = classify_error(error)
-    return explain_error(error, in_flags)
+    return explain_error(error, _translate)
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -11,7 +11,6 @@ import tyro
 
 from podracer.cli.arguments import RunPath
 from podracer.errors import ConfigError
-from podracer.io.copies import place_of
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
@@ -57,10 +56,9 @@ class RunOptions:
 
         directory = self.run if directory is None else directory
         if is_tournament(directory):
-            best, place = best_run(directory), place_of(directory)
-            run = f"{place}/{best.relative_to(directory).as_posix()}" if best else ""
-            remedy = f"name a run of it, such as {run}" if run else "none of its rounds has ended"
-            raise ConfigError(f"{place} is a tournament: {remedy}.")
+            best = best_run(directory)
+            remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"
+            raise ConfigError(f"{directory} is a tournament: {remedy}.")
         find_modules_here(None, self.environment)
         experiment = None if self.recipe is None else find_recipe(self.recipe, ())[0]
         experiment = reopen(directory, experiment, self.environment)

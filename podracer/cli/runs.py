@@ -23,6 +23,7 @@ from podracer.cli.run_options import (
 from podracer.errors import ConfigError
 from podracer.io.copies import output_folder
 from podracer.io.directories import is_tournament
+from podracer.io.paths import place_of
 
 if TYPE_CHECKING:
     import jax
@@ -225,7 +226,7 @@ def fingerprint(options: FingerprintOptions) -> int:
     if not is_there(options.run / CHECKPOINTS):
         check_is_run(options.run)
     step, digest = stored_fingerprint(options.run, options.checkpoint)
-    print(f"{digest}  {options.run} at update {step}")
+    print(f"{digest}  {place_of(options.run)} at update {step}")
     return 0
 
 

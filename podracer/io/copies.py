@@ -26,7 +26,7 @@ from podracer.io.directories import LOG
 from podracer.io.edits import encode_sealed, read_object
 from podracer.io.lease import Lease
 from podracer.io.mirror import MIRROR, Copy, identify, recorded_address
-from podracer.io.paths import address_of, user_path
+from podracer.io.paths import COPIES, address_of, user_path
 from podracer.io.run_directory import RunLock, write_bytes
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there
 from podracer.io.steps import (
@@ -44,7 +44,6 @@ from podracer.io.text import mode_of, print_stderr
 _STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})/.+")
 _RECORDS = re.compile(r"[a-z_]+\.jsonl")
 _ATTEMPTS = 4  # where a run goes on to save while it is read
-_ADDRESSES: dict[Path, str] = {}  # addresses of copies to be read
 
 
 class RunCopy:
@@ -78,6 +77,7 @@ class RunCopy:
             manifest = path.read_bytes() if is_there(path) else b""
             stored = stores.read_object(self._store, f"{CHECKPOINTS}/{name}/{MANIFEST}")
             self._steps[name] = stored == manifest
+        self._copied = self._saved()
 
     def update(self, check: Callable[[], None]) -> None:
         """Make the store like the disk: new steps first, then what was retired."""
@@ -226,10 +226,12 @@ def restore(
     with RunLock(directory, check, wait=True):  # several processes share a directory
         if is_complete():
             return
-        with stores.reading(address):
-            lease = Lease(store, address, identify(directory, address))
+        lease = Lease(store, address, identify(directory, address))
+        with stores.writing(address):
             lease.claim(time.sleep, report)
+        with stores.reading(address):
             copy.fetch(report)
+        with stores.writing(address):
             lease.release()
 
 
@@ -257,12 +259,7 @@ def local_run(
 
 def output_folder(directory: Path) -> Path:
     """Return where a command writes a file about a run by default: not in a copy, which ends."""
-    return Path() if directory in _ADDRESSES else directory
-
-
-def place_of(directory: Path) -> str:
-    """Return what names a directory to the user: the address for a copy to be read."""
-    return _ADDRESSES.get(directory, str(directory))
+    return Path() if directory in COPIES else directory
 
 
 @functools.cache
@@ -278,5 +275,5 @@ def _copy(address: str, choice: Choice | None, report: Report) -> Path:
             RunCopy(directory, store).fetch(report, choice or "none")
         else:
             write_bytes(directory / LOG, stores.read_blocks(store), mode=0o600)
-    _ADDRESSES[directory] = address
+    COPIES[directory] = address
     return directory

@@ -99,8 +99,9 @@ class Mirror:
         self._wake.set()
         self._worker.join(CLOSE_SECONDS)
         if self._changes and not self._ended.is_set():  # the end of a lease was said
-            trouble = f"{self._copy} ({self._trouble or 'the store is slow'})"
-            text = "the copy at %s is behind: it has %s; podracer resume %s copies the rest."
+            state = f"it has {self._copy}" if self._is_claimed else "nothing was copied"
+            trouble = f"{state} ({self._trouble or 'the store is slow'})"
+            text = "the copy at %s is behind: %s; podracer resume %s copies the rest."
             _LOG.warning(text, self.address, trouble, self._directory)
         self._ended.set()
         with contextlib.suppress(Exception):  # it expires by itself
@@ -118,7 +119,7 @@ class Mirror:
 
     def summary(self) -> str:
         """Return what was copied where, in words."""
-        state = str(self._copy)
+        state = str(self._copy) if self._is_claimed else "nothing was copied"
         state += ", behind the run" if self._changes else f", copied within {self._lag:.1f} s"
         return f"{self.address}  {state}" + (f", {self._faults} faults" if self._faults else "")
 

@@ -11,6 +11,8 @@ from podracer.errors import ConfigError
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # `Path` makes one slash of several
 SCHEMES = ("s3", "gs", "az", "file")
 """Kinds of stores that can hold a run."""
+COPIES: dict[Path, str] = {}
+"""Addresses of the runs whose copies are read, by the temporary directories that hold these."""
 
 
 def user_path(path: str | Path) -> Path:
@@ -59,6 +61,18 @@ def address_of(path: str | Path) -> str | None:
         kinds = ", ".join(f"{name}://" for name in SCHEMES)
         raise ConfigError(f"{text!r} is no address of a store that can hold a run: take {kinds}.")
     return f"{scheme}://{'/' if scheme == 'file' else ''}{place}"
+
+
+def place_of(directory: Path) -> str:
+    """Return what names a directory to the user: the address for a copy to be read."""
+    return COPIES.get(directory, str(directory))
+
+
+def in_addresses(sentence: str) -> str:
+    """Return a sentence with the addresses in the places of directories of copies."""
+    for directory, address in COPIES.items():
+        sentence = sentence.replace(str(directory), address)
+    return sentence
 
 
 def _is_utf8(path: str) -> bool:

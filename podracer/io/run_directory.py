@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podracer.errors import ConfigError, StorageError
+from podracer.errors import ConfigError, DirectoryError, StorageError
 from podracer.io.reading import naming
 from podracer.io.text import mode_of
 
@@ -63,8 +63,9 @@ class RunLock:
     `check`, which raises `ConfigError` for a directory that cannot be taken, is called before
     anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
-    Raises `ConfigError` naming the holder if another run has it, if nothing can be locked there, or
-    if there is not room for `room` bytes and a few more. With `wait` it waits for the holder.
+    Raises `ConfigError` naming the holder if another run has it. Raises `DirectoryError` if nothing
+    can be locked there, or if there is not room for `room` bytes and a few more. With `wait` it
+    waits for the holder.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RunLock:
             descriptor = os.open(self._path, flags, 0o644)
         except OSError as error:
             place = self._path if self._path.is_symlink() else error.filename
-            raise ConfigError(
+            raise DirectoryError(
                 f"{self._path.parent} cannot hold a run: {place}: {error.strerror}; "
                 "choose another directory."
             ) from error
@@ -111,7 +112,7 @@ class RunLock:
                 "wait for it to end or choose another run name"
             ) from None
         except OSError as error:
-            raise ConfigError(
+            raise DirectoryError(
                 f"{self._path.parent} cannot be locked ({error.strerror}): choose a directory on a "
                 "file system that has locks."
             ) from error
@@ -126,7 +127,7 @@ class RunLock:
 
 
 def check_room(directory: Path, size: int = 0) -> None:
-    """Raise `ConfigError` unless files can be made in a directory, with room for `size` bytes.
+    """Raise `DirectoryError` unless files can be made in a directory, with room for `size` bytes.
 
     The directory is made where there is none. A file is written, as nothing else tells of quotas
     and of file systems that cannot be written.
@@ -138,13 +139,14 @@ def check_room(directory: Path, size: int = 0) -> None:
             file.flush()
         free = shutil.disk_usage(directory).free
     except OSError as error:
-        raise ConfigError(
+        raise DirectoryError(
             f"no file can be made in {directory}: {error.strerror}; choose another directory."
         ) from error
     if free < size + SPARE_BYTES:
-        raise ConfigError(
-            f"{directory} has {free / 2**20:,.0f} MiB free, and a checkpoint takes up to "
-            f"{size / 2**20:,.0f} MiB: choose another directory, or make room."
+        needed = size + SPARE_BYTES
+        raise DirectoryError(
+            f"{directory} has {free / 2**20:,.1f} MiB free, and a checkpoint with its records "
+            f"takes up to {needed / 2**20:,.1f} MiB: choose another directory, or make room."
         )
 
 

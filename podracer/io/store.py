@@ -10,6 +10,7 @@ import datetime
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ LARGEST_OBJECT = 2**32  # bytes of one that is read as a whole
 BLOCK_BYTES = 2**20  # bytes of a log that one object has: stores cannot append
 _CHUNK = 2**23  # bytes of a request, which has a time limit
 _BLOCKS = "log"
+_MACHINE_ROLE = re.compile(r"//169\.254\.|//metadata[./]")  # servers that give a machine its role
 
 
 def open_store(address: str, *, writes: bool = False) -> Any:
@@ -47,23 +49,37 @@ def open_store(address: str, *, writes: bool = False) -> Any:
     try:
         return from_url(address, **options)
     except (BaseError, OSError, ValueError) as error:
-        raise ConfigError(f"{address} is no store: {reason(error)}.") from error
+        problem = reason(error)
+        if is_directory and not writes:
+            problem = "there is no directory that can be read"
+        raise ConfigError(f"{address} is no store: {problem}.") from error
+
+
+def reading(address: str) -> contextlib.AbstractContextManager[None]:
+    """Raise `StorageError` for a fault of the store within the context."""
+    return _faults(f"{address} cannot be read")
+
+
+def writing(address: str) -> contextlib.AbstractContextManager[None]:
+    """Raise `StorageError` for a fault of the store within the context."""
+    return _faults(f"{address} cannot be written")
 
 
 @contextlib.contextmanager
-def reading(address: str) -> Iterator[None]:
-    """Raise `StorageError` for a fault of the store."""
+def _faults(problem: str) -> Iterator[None]:
     from obstore.exceptions import BaseError
 
     try:
         yield
     except (BaseError, TimeoutError, ConnectionError, NotImplementedError) as error:
-        raise StorageError(f"{address} cannot be read: {reason(error)}.") from error
+        raise StorageError(f"{problem}: {reason(error)}.") from error
 
 
 def reason(error: BaseException) -> str:
     """Return the first line of an error; those of stores go on for pages."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if _MACHINE_ROLE.search(line):  # asked where there is nothing else
+        return "there are no credentials, such as AWS_ACCESS_KEY_ID, and this machine has no role"
     return line.partition(": <?xml")[0].rstrip(". ")
 
 

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from podracer.io.paths import place_of
 from podracer.io.text import printable
 from podracer.reports.console import clock, compact, number
 from podracer.reports.tournament_log import (
@@ -75,7 +76,9 @@ class LiveStandings:
             self._hidden, self._next_picture = None, time.monotonic() + PICTURE_SECONDS
 
     def _picture(self, state: TournamentState) -> Group:
-        title = Text.assemble((str(self._directory), "bold"), f"  {_about(state, self._rounds)}")
+        title = Text.assemble(
+            (place_of(self._directory), "bold"), f"  {_about(state, self._rounds)}"
+        )
         tables = [board(state), *([matrix(state)] if state.ratings else [])]
         spaced = [part for table in tables for part in (table, Text())]
         return Group(title, Text(), *spaced, pods(state, self._rounds))

@@ -17,7 +17,7 @@ from podracer.io.signals import STALLED
 
 
 class DeviceError(PodracerError):
-    """The accelerator failed or ran out of memory."""
+    """The accelerator failed, does not start, or ran out of memory."""
 
     exit_code = 71
 
@@ -35,6 +35,7 @@ class StallError(PodracerError):
     component = "watchdog"
 
 
+_NO_PLATFORM = re.compile("Unable to initialize backend '([^']*)': (.*)")
 _DISK = (
     errno.EIO,
     errno.ENOSPC,
@@ -73,6 +74,11 @@ def classify_error(error: Exception) -> Exception:
         failure = DeviceError(f"out of device memory: {advice} ({first_line})")
     elif _is_of_peer(error) and jax.process_count() > 1:
         failure = PeerLostError(f"{LOST} ({first_line})")
+    elif (start := _NO_PLATFORM.match(first_line)) and isinstance(error, RuntimeError):
+        detail = start[2]
+        if "gloo" in detail:  # which connects the processes of a run
+            detail = "this machine has no address for its own name, see /etc/hosts."
+        failure = DeviceError(f"JAX cannot start the platform {start[1]}: {detail}")
     elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
         failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
     else:

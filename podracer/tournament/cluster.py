@@ -292,7 +292,8 @@ class Cluster:
         self._waiting_since = min(self._waiting_since, clock) if num_waiting else math.inf
         if clock - self._waiting_since > NOTICE_SECONDS and not self._has_noticed:
             self._has_noticed = True
-            self._say("notice", f"{num_waiting} pods wait for a machine: {self._sizes()}.")
+            pods = "1 pod waits" if num_waiting == 1 else f"{num_waiting} pods wait"
+            self._say("notice", f"{pods} for a machine: {self._sizes()}.")
         if is_usable or num_begun:
             self._nodeless_since = math.inf
             return

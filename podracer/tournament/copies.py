@@ -76,7 +76,8 @@ class TournamentCopy:
         """
         self._size = stores.log_size(self._store)
         stores.remove_blocks(self._store, self._size)
-        lines = map(json.loads, self._log()[: self._size].splitlines())
+        lines = [*map(json.loads, self._log()[: self._size].splitlines())]
+        self._events = len(lines)
         named = {line["checkpoint"] for line in lines if line["event"] == "submitted"}
         listed = stores.sizes_below(self._store, "pods")
         self._stored = {name for name in named if f"{name}/{MANIFEST}" in listed}

@@ -38,7 +38,14 @@ from podracer.devices.startup import (
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.drivers.selection import mean_of_floats
-from podracer.errors import CheckpointError, ConfigError, EnvironmentFault, PodracerError
+from podracer.errors import (
+    CheckpointError,
+    ConfigError,
+    DirectoryError,
+    EnvironmentFault,
+    PodracerError,
+    StorageError,
+)
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
@@ -128,13 +135,16 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     experiment = _until_budget(_against_opponents(task, directory), task, parents)
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
     start = partial(begin, parents, experiment, None if continues else task.round)
-    result = train(
-        experiment,
-        run_dir=directory,
-        resume=_continues(directory, experiment),
-        begin=start if parents else None,
-        progress=False,
-    )
+    try:
+        result = train(
+            experiment,
+            run_dir=directory,
+            resume=_continues(directory, experiment),
+            begin=start if parents else None,
+            progress=False,
+        )
+    except DirectoryError as error:  # the tournament began there, so the machine is at fault
+        raise StorageError(str(error)) from error
     if result.exit_code:
         return result.exit_code
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))

@@ -261,6 +261,22 @@ def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
     assert (error.exit_code, error.component) == (77, "peer")
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            "INTERNAL: Failed to open libtpu.so",
+            "JAX cannot start the platform tpu: INTERNAL: Failed",
+        ),
+        ("[enforce fail at gloo/device.cc:99] rv == 0. -3 vs 0", "no address for its own name"),
+    ],
+)
+def test_a_platform_that_does_not_start_is_a_device_that_fails(reason, words):
+    error = classify_error(RuntimeError(f"Unable to initialize backend 'tpu': {reason}"))
+    assert words in str(error)
+    assert error.exit_code == 71
+
+
 @pytest.mark.figure(19)
 @pytest.mark.parametrize("waits_for", ["arrays", "digests"])
 @pytest.mark.parametrize(

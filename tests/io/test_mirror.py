@@ -24,7 +24,7 @@ from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
 from podracer.io.seal import CONFIG
 from podracer.io.steps import SAVED
-from podracer.io.store import open_store
+from podracer.io.store import open_store, reason
 
 obstore = pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
 
@@ -169,6 +169,12 @@ def unavailable(operation, name, call):
     raise obstore.exceptions.GenericError("503 Slow Down\n\nDebug source: ...")
 
 
+def refuse_write(operation, name, call):
+    if operation in ("put", "delete"):
+        raise obstore.exceptions.GenericError("Read-only file system")
+    return call()
+
+
 def timeout_before(operation, name, call):
     raise TIMEOUT
 
@@ -254,8 +260,21 @@ def test_a_store_that_is_gone_costs_nothing_but_the_copy(
     assert "is behind: it has update 1 (503 Slow Down); podracer resume" in caplog.text
     assert "update 1, behind the run" in it.mirror.summary()
     assert stored_fingerprint(run) == (2, fingerprint(state(2)))
-    with Run(run, address):  # still gone: a resumed run goes on
+    with Run(run, address) as it:  # still gone: a resumed run goes on
+        it.save(3)
+    assert "is behind: nothing was copied (503 Slow Down)" in caplog.text
+    assert "nothing was copied, behind the run" in it.mirror.summary()
+    with pytest.raises(StorageError, match="cannot be read: 503 Slow Down"):
+        restore(address, tmp_path / "b")
+    store.fault = refuse_write
+    with pytest.raises(StorageError, match="cannot be written: Read-only file system"):
+        restore(address, tmp_path / "b")
+    store.fault = lambda operation, name, call: (
+        call() if name.startswith("leases") else refuse_write(operation, name, call)
+    )
+    with Run(run, address):
         pass
+    assert "is behind: it has update 1 (Read-only file system)" in caplog.messages[-1]
     store.fault = normal
     monkeypatch.setattr(mirror, "CLOSE_SECONDS", 30.0)
     with Run(run, address):
@@ -299,6 +318,13 @@ def test_a_run_that_ends_before_its_configuration_does_not_wait_for_a_copy(run, 
         pass
     assert time.monotonic() - start < mirror.CLOSE_SECONDS / 2
     assert "no checkpoint" in copier.summary()
+
+
+@pytest.mark.parametrize("server", ["169.254.169.254/latest/api/token", "metadata/computeMetadata"])
+def test_missing_credentials_are_named(server):
+    """Without any, the server that would know the machine's role is asked, and does not answer."""
+    error = obstore.exceptions.GenericError(f"Error performing PUT http://{server} in 1.6 ms - 403")
+    assert reason(error).startswith("there are no credentials, such as AWS_ACCESS_KEY_ID")
 
 
 def test_a_new_run_does_not_begin_without_its_store(run, address, monkeypatch):

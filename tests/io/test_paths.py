@@ -207,7 +207,7 @@ def nearly_full(directory: Path, monkeypatch):
         (lambda _, patch: refusing(errno.EROFS, patch), "Read-only file system"),
         (lambda _, patch: refusing(errno.ENOSPC, patch), "No space left"),
         (lambda _, patch: refusing(errno.EDQUOT, patch), "quota exceeded"),
-        (nearly_full, r"has 1 MiB free, and a checkpoint takes up to 0 MiB"),
+        (nearly_full, r"has 1.0 MiB free, and a checkpoint with its records takes up to 1.0 MiB"),
     ],
     ids=["no write", "no rights", "read-only", "full", "quota", "nearly full"],
 )

@@ -141,6 +141,9 @@ def test_the_task_is_one_that_skypilot_takes(tmp_path: Path) -> None:
     """And its script gives each machine the address of the first and its own number."""
     task = read("skypilot.yaml")
     assert_fits(task, "SkyPilot")
+    pod = task["config"]["kubernetes"]["pod_config"]["spec"]
+    assert_kubernetes_takes("Pod", "v1", {**pod, "containers": [{"name": "it"}]})
+    assert pod["securityContext"]["runAsUser"] == 0  # it refuses the image's user, who has no sudo
     (tmp_path / "podracer").write_text('#!/bin/sh\nenv | grep ^JAX | sort; echo "$@"\n')
     (tmp_path / "podracer").chmod(0o755)
     environment = {

@@ -99,7 +99,8 @@ def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, caps
         figures.append(json.loads(capsys.readouterr().out))
     assert figures[0] == figures[1]
     assert command("fingerprint", address) == 0
-    assert stored_fingerprint(run)[1] in capsys.readouterr().out
+    digest = stored_fingerprint(run)[1]
+    assert capsys.readouterr().out == f"{digest}  {address} at update 20\n"
     assert command("report", address) == 0
     assert command("play", address, "--max-steps", 5) == 0
     assert command("export", address, "--format", "stablehlo", "--checkpoint", "best") == 0
@@ -116,7 +117,9 @@ def test_what_cannot_be_mirrored_or_brought_back_is_refused(address, tmp_path, c
     refusals = {
         ("resume", address): "needs a directory to go on in: add --run-dir DIR",
         ("resume", tmp_path / "run", "--run-dir", other): "is for a run at an address",
-        ("resume", f"{address}/nothing", "--run-dir", other): "is no store",
+        ("resume", f"{address}/nothing", "--run-dir", other): "is no store: there is no directory",
+        ("eval", address, "--environment", "cartpole"): f"podracer: {address} was trained in",
+        ("leaderboard", address): f"podracer: {address} holds no tournament",
         ("eval", "http://host/run"): "is no address of a store that can hold a run",
     }
     for arguments, words in refusals.items():

@@ -28,9 +28,9 @@ from podracer.config.serialization import from_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.errors import CheckpointError, ConfigError, EnvironmentFault
+from podracer.errors import CheckpointError, ConfigError, EnvironmentFault, StorageError
 from podracer.evaluate import Evaluation
-from podracer.io import checkpoint
+from podracer.io import checkpoint, run_directory
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
@@ -43,7 +43,7 @@ from podracer.tournament.config import Tournament, check_pods
 from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import Orchestrator, run_tournament
+from podracer.tournament.orchestrator import MACHINE_CODES, Orchestrator, run_tournament
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -374,6 +374,18 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     assert pods.read_task(directory) == task
     with pytest.raises(CheckpointError, match="not the checkpoint on the leaderboard"):
         pods.run(directory)
+
+
+@pytest.mark.figure(13)
+def test_a_disk_without_room_for_a_round_is_no_fault_of_the_pod(tmp_path, monkeypatch):
+    directory = tmp_path / "pods" / "p0r0"
+    directory.mkdir(parents=True)
+    pods.write_task(directory, pods.Task(0, 0, 9, EXPERIMENT, (), ROUND, None, 1, 8))
+    usage = run_directory.shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(run_directory.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(StorageError, match=r"has 0\.0 MiB free, and a checkpoint with its records"):
+        pods.run(directory)
+    assert StorageError.exit_code in MACHINE_CODES
 
 
 # --- real processes -------------------------------------------------------------------------------
