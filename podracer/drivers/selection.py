@@ -336,8 +336,7 @@ def select_pods(
         values = {name: jnp.where(changed, explored[name], x) for name, x in values.items()}
     return (
         dataclasses.replace(
-            parent_states,
-            learner=dataclasses.replace(parent_states.learner, shared=shared),
+            parent_states.with_shared(shared),
             hyperparameters=values,
             score=jnp.where(changed, scores[parents].mean(axis=1), states.score),
             key=jnp.where(changed, new_keys, states.key),
