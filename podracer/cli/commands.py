@@ -26,7 +26,7 @@ COMMANDS = {
     "resume": Command("resume", "resume", "RUN", "continue a run exactly, to its configured end"),
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
-    "record": Command("record", "record", "RUN", "episodes as a data set, to learn from"),
+    "record": Command("runs", "record", "RUN", "episodes as a data set, to learn from"),
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
     "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
