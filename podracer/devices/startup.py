@@ -117,18 +117,21 @@ def check_not_alone(hosts: Hosts) -> None:
         )
 
 
-def initialize_devices(hosts: Hosts, devices: int) -> None:
+def initialize_devices(hosts: Hosts, devices: int, arch: str = "anakin") -> None:
     """Set JAX up for this process's share of the devices; `devices=0` takes all.
 
-    Call it before anything touches a device. On a CPU, `devices` are virtual ones. Raises
-    `ConfigError` if `hosts` is incomplete or the processes cannot share the devices evenly. The
-    process ends with exit code 77 if the others do not start in time.
+    Call it before anything touches a device. On a CPU, `devices` are virtual ones, and an actor of
+    Sebulba (`arch`) waits for a single one. Raises `ConfigError` if `hosts` is incomplete or the
+    processes cannot share the devices evenly. The process ends with exit code 77 if the others do
+    not start in time.
     """
     import jax
 
     from podracer.devices import peers
     from podracer.devices.machine import check_machine
 
+    if arch == "sebulba" and devices <= 1:
+        disable_async_dispatch()
     check_machine()
     choose_gpu_kernels()
     hosts, job = hosts.with_environment(), visible_job()
