@@ -78,7 +78,6 @@ class AlphaZero(PlanningSettings, EpochSettings):
     """Network of the policy and the value, without its heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         value_based.require_discrete(spec)
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
@@ -102,7 +101,6 @@ class _AlphaZero:
     optimizer: ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters."""
         return LearnerState(self.optimizer.init(self.network.init(key)))
 
     def act(

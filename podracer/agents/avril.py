@@ -72,7 +72,6 @@ class AVRIL(LearnerSettings):
     """Network of the action values, and another one of the rewards, without their heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         if context.rollout_length < 2:
             raise ConfigError(
                 "AVRIL learns from an action and the next one: take a rollout_length of at least 2."

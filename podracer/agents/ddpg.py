@@ -80,7 +80,6 @@ class DDPG(PolicySettings):
     clones the batch's actions (TD3+BC); 0 clones alone, None maximizes the value alone."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return learning.build(self, _DDPG, spec, context, policy_outputs=1)
 
 

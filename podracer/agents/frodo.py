@@ -61,7 +61,6 @@ class Frodo(meta.MetaGradientSettings):
     """Units of the LSTM that computes the learned targets."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return meta.build(self, _Frodo, spec)
 
 

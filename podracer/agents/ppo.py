@@ -108,7 +108,6 @@ class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
@@ -163,7 +162,6 @@ class _PPO:
     def distribution(
         self, params: ActorParams, carry: Carry, timestep: TimeStep
     ) -> tuple[ActionDistribution, Carry]:
-        """Return the policy at a timestep."""
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
         return self.model.distribution(params.params, carry, timestep)
 

@@ -59,7 +59,6 @@ class QTOpt(ContinuousSettings):
     """Number of iterations of the cross-entropy method."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
         buffer = Buffer(self.replay, spec, self.n_step + 1, data=context.data)

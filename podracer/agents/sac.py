@@ -115,7 +115,6 @@ class SAC(PolicySettings):
     alone. Where it is set, the temperature stays as it is."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return learning.build(
             self, _SAC, spec, context, policy_outputs=2, batch_norm=self.batch_norm
         )

@@ -69,7 +69,6 @@ class Stacx(VtraceSettings, meta.MetaGradientSettings):
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return meta.build(self, _Stacx, spec, num_heads=self.num_heads)
 
 

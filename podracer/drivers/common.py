@@ -77,7 +77,6 @@ class TrainState:
     key: jax.Array  # the run's key, from which all other keys are folded
 
     def with_shared(self, shared: PyTree) -> Self:
-        """Return the state with another `learner.shared`."""
         learner = dataclasses.replace(self.learner, shared=shared)
         return dataclasses.replace(self, learner=learner)
 

@@ -180,7 +180,6 @@ class Studio:
         return "being filmed" if is_filmed else self._notes.get(run.path, "")
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.kill()

@@ -44,7 +44,6 @@ class Watcher:
 
     @property
     def title(self) -> str:
-        """Name of the directory."""
         return self._directory.resolve().name
 
     def parts(self) -> Parts:

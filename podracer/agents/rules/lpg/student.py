@@ -79,11 +79,9 @@ class LPGStudent:
 
     @property
     def data_file(self) -> str:
-        """Path of the rule's file."""
         return self.rule_file
 
     def read(self, content: bytes) -> RuleParams:
-        """Return the parameters of the rule in the content of the file."""
         check_digest(content, self.rule_digest, self.rule_file)
         rule, params = decode_rule(content, self.rule_file)
         if rule != self.rule:
@@ -121,7 +119,6 @@ class _LPGStudent:
     rule_params: RuleParams
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters, and the rule's."""
         rule = jax.tree.map(jnp.asarray, self.rule_params)
         learner = self.optimizer.init(self.network.init(key))
         return LearnerState(StudentState(**vars(learner), rule=rule))
@@ -136,7 +133,6 @@ class _LPGStudent:
     def distribution(
         self, params: Params, carry: Carry, timestep: TimeStep
     ) -> tuple[Categorical, Carry]:
-        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         heads, carry = self.network.apply(params, carry, observation, timestep.first[None])
         return Categorical(mask_logits(timestep.observation, heads["policy"][0])), carry
