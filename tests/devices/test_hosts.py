@@ -31,10 +31,10 @@ from podracer.devices.startup import (
     Hosts,
     check_not_alone,
     initialize_devices,
+    prepare_cache,
     use_compilation_cache,
 )
 from podracer.errors import ConfigError, StorageError
-from podracer.io.cache import prepare_cache
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.steps import step_directories
 from podracer.run.errors import classify_error
