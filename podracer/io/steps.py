@@ -97,8 +97,11 @@ def best_step(metadata: dict[str, Any]) -> int | None:
     return step if type(step) is int else None
 
 
-def verified_step(run: Path, step: int, verify: Verify = verify_seal) -> int:
-    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not."""
+def verified_step(run: Path, step: int, verify: Verify | None = None) -> int:
+    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not.
+
+    By default `verify` is `verify_seal`.
+    """
     directory = run / CHECKPOINTS
     path = directory / step_name(step) if 0 <= step < 10**12 else None
     if path is None or not is_there(path):
@@ -111,9 +114,12 @@ def verified_step(run: Path, step: int, verify: Verify = verify_seal) -> int:
 
 
 def valid_step(
-    run: Path, report: Report, quarantine: Path | None = None, verify: Verify = verify_seal
+    run: Path, report: Report, quarantine: Path | None = None, verify: Verify | None = None
 ) -> int:
-    """Return the newest step that is whole and belongs to the run; report what is not."""
+    """Return the newest step that is whole and belongs to the run; report what is not.
+
+    By default `verify` is `verify_seal`.
+    """
     directory, identity = run / CHECKPOINTS, identity_of(run)
     newest = newest_saved(run)  # before the list: a run may be saving
     refused: dict[Path, CheckpointError] = {}
@@ -143,9 +149,9 @@ def valid_step(
     return int(valid.name)
 
 
-def _verify(path: Path, identity: Any, verify: Verify) -> None:
+def _verify(path: Path, identity: Any, verify: Verify | None) -> None:
     """Raise `CheckpointError` unless a step is whole and belongs to the run of this identity."""
-    verify(path)
+    (verify or verify_seal)(path)
     owner = read_meta(path)["run"]
     if owner != identity:
         raise CheckpointError(

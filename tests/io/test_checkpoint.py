@@ -485,7 +485,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) ->
         assert fingerprint(checkpointer.restore(small()).state) == best
 
 
-@pytest.mark.parametrize("moment", ["steps._verify", "checkpoint.read_arrays"])
+@pytest.mark.parametrize("moment", ["steps.verify_seal", "checkpoint.read_arrays"])
 @pytest.mark.parametrize("reader", [load, stored_fingerprint])
 def test_a_step_that_its_run_deletes_meanwhile_is_chosen_again(
     tmp_path: Path, monkeypatch, moment: str, reader
@@ -514,12 +514,12 @@ def test_a_step_that_is_deleted_again_and_again_is_given_up(tmp_path: Path, monk
     save(tmp_path, *range(9), keep=9)
     lost = []
 
-    def delete(path: Path, *_: object) -> None:
+    def delete(path: Path) -> None:
         shutil.rmtree(path)
         lost.append(path)
         raise CheckpointError("it is gone")
 
-    monkeypatch.setattr(steps, "_verify", delete)
+    monkeypatch.setattr(steps, "verify_seal", delete)
     with pytest.raises(CheckpointError, match="it is gone"):
         load(tmp_path, small())
     assert len(lost) == 5
