@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from podracer.errors import ConfigError
 
 _CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-# Of the folder of compiled programs.
+# In the folder of compiled programs.
 _CHECKED = ".checked"  # its time is the time of the last look
 _WRITING = 60.0  # seconds in which another process may still write an entry
 _ZSTD = b"\x28\xb5\x2f\xfd"  # with which a frame begins
