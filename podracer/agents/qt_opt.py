@@ -13,7 +13,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy
@@ -114,10 +113,7 @@ class _QTOpt:
             self.critic_loss, state.params.critics, state, transition, key, axis=axis
         )
         state = self.learner.step(state, Parts(None, grads))
-        target_params = optax.incremental_update(
-            state.params.critics, state.target_params, self.settings.target_update_rate
-        )
-        state = dataclasses.replace(state, target_params=target_params)
+        state = self.learner.move_targets(state, state.params.critics)
         return state, {**metrics, "gradient_norm": global_norm(grads)}, priorities
 
     def critic_loss(

@@ -302,6 +302,12 @@ class Learner:
         params, optimizer_states = map(Parts._make, zip(*parts, strict=True))
         return dataclasses.replace(state, params=params, optimizer_states=optimizer_states)
 
+    def move_targets(self, state: State, params: Any) -> State:
+        """Return a state whose target parameters have followed these parameters."""
+        rate = self.settings.target_update_rate
+        target_params = optax.incremental_update(params, state.target_params, rate)
+        return dataclasses.replace(state, target_params=target_params)
+
 
 def update_if(
     is_due: jax.Array, update: Callable[[State], tuple[State, Metrics]], state: State
