@@ -170,7 +170,6 @@ class _PPO:
     ) -> tuple[LearnerState, Metrics]:
         """Estimate advantages, then take steps on minibatches for K epochs (algorithm 1)."""
         settings, learner = self.settings, cast(PPOState, state.shared)
-        learning_rate = schedules.value_at(settings.learning_rate, learner.frames)
         entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, trajectory, reward_sums = self.normalize(learner, trajectory, state.local, axis)
         batch = self.make_batch(learner.params, trajectory)
@@ -184,7 +183,6 @@ class _PPO:
         learner, metrics = epochs.fit(
             self.model.network,
             self.optimizer,
-            learning_rate,
             partial(self.loss, entropy_cost),
             learner,
             batch,

@@ -119,9 +119,8 @@ class _PQN:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        rate = self.optimizer.rate(state.shared.frames)
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+            self.network, self.optimizer, self.loss, state.shared, batch, (items,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(count_frames(learner, num_frames)), metrics

@@ -115,9 +115,7 @@ class _Stacx:
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        learner, update_metrics = self.optimizer.step(
-            learner, grads, self.optimizer.rate(learner.frames)
-        )
+        learner, update_metrics = self.optimizer.step(learner, grads)
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def outer_loss(

@@ -295,7 +295,7 @@ class Learner:
             if grads is None:
                 return params, optimizer_state
             part = CountedState(params, optimizer_state, state.frames)
-            part, _ = self.optimizer.step(part, grads, self.optimizer.rate(state.frames))
+            part, _ = self.optimizer.step(part, grads)
             return part.params, part.optimizer_state
 
         parts = map(step_part, state.params, state.optimizer_states, grads)

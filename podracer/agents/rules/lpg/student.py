@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer, count_frames
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.rules.lifetimes import to_experience
 from podracer.agents.rules.lpg.rule import (
     Outputs,
@@ -152,12 +152,11 @@ class _LPGStudent:
         targets = settings.rule.apply(shared.rule, data, outputs, settings.discount)
         output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
         (grads,) = pullback(output_grads)
-        shared, metrics = self.optimizer.step(
-            shared, global_mean(grads, axis), self.optimizer.rate(shared.frames)
-        )
         num_frames = schedules.count_frames(trajectory, axis)
+        grads = global_mean(grads, axis)
+        state, metrics = self.optimizer.apply_gradients(state, grads, num_frames)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
-        return LearnerState(count_frames(shared, num_frames)), {
+        return state, {
             **metrics,
             "entropy": mean_of(policy.entropy(), data.valid),
             "prediction_entropy": mean_of(prediction.entropy(), data.valid),
