@@ -161,7 +161,7 @@ class ScheduledOptimizer:
     ) -> tuple[State, Metrics]:
         """Return a state whose parameters took one step, and the norm of the gradients.
 
-        By default the learning rate is that of the state's frames.
+        By default the learning rate follows the state's frames.
         """
         rate = self.rate(state.frames) if learning_rate is None else learning_rate
         params, optimizer_state = take_step(
