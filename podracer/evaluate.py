@@ -105,7 +105,6 @@ class ProgramEvaluator:
     play: Evaluator | None = None  # on the host
 
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
-        """Play the episodes."""
         if self.play is not None:
             return self.play(*args, **kwargs)
         return to_evaluation(self.program(*self.arguments(*args, **kwargs)))

@@ -35,7 +35,6 @@ class A2C(ActorCriticSettings, GaussianSettings):
     optimizer: OptimizerBuilder = Optimizer()
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )

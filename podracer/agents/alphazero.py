@@ -78,7 +78,6 @@ class AlphaZero(PlanningSettings, EpochSettings):
     """Network of the policy and the value, without its heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         value_based.require_discrete(spec)
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
@@ -102,7 +101,6 @@ class _AlphaZero:
     optimizer: ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters."""
         return LearnerState(self.optimizer.init(self.network.init(key)))
 
     def act(
@@ -133,9 +131,8 @@ class _AlphaZero:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        rate = self.optimizer.rate(state.shared.frames)
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+            self.network, self.optimizer, self.loss, state.shared, batch, (items,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(count_frames(learner, num_frames)), metrics

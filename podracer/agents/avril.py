@@ -21,12 +21,7 @@ import jax.numpy as jnp
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
-from podracer.agents.common.optimizers import (
-    Optimizer,
-    OptimizerBuilder,
-    ScheduledOptimizer,
-    count_frames,
-)
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.settings import LearnerSettings
 from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
@@ -72,7 +67,6 @@ class AVRIL(LearnerSettings):
     """Network of the action values, and another one of the rewards, without their heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         if context.rollout_length < 2:
             raise ConfigError(
                 "AVRIL learns from an action and the next one: take a rollout_length of at least 2."
@@ -140,11 +134,10 @@ class _AVRIL:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Take a step on the bound of all transitions of a rollout."""
-        learner = state.shared
-        grads, metrics = global_grad(self.loss, learner.params, trajectory, axis=axis)
-        learner, norm = self.optimizer.step(learner, grads, self.optimizer.rate(learner.frames))
-        learner = count_frames(learner, schedules.count_frames(trajectory, axis))
-        return LearnerState(learner), {**metrics, **norm}
+        grads, metrics = global_grad(self.loss, state.shared.params, trajectory, axis=axis)
+        num_frames = schedules.count_frames(trajectory, axis)
+        state, norm = self.optimizer.apply_gradients(state, grads, num_frames)
+        return state, {**metrics, **norm}
 
     def loss(self, params: AVRILParams, trajectory: Trajectory) -> tuple[Mean, Metrics]:
         """Return the negative evidence lower bound with the constraint, and its parts as metrics.

@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common.normalization import normalize_observation
@@ -80,7 +79,6 @@ class DDPG(PolicySettings):
     clones the batch's actions (TD3+BC); 0 clones alone, None maximizes the value alone."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return learning.build(self, _DDPG, spec, context, policy_outputs=1)
 
 
@@ -129,11 +127,8 @@ class _DDPG:
                 axis=axis,
             )
             state = learner.step(state, Parts(grads, None))
-            target_params = optax.incremental_update(
-                state.params, state.target_params, settings.target_update_rate
-            )
             metrics["actor_gradient_norm"] = global_norm(grads)
-            return dataclasses.replace(state, target_params=target_params), metrics
+            return learner.move_targets(state, state.params), metrics
 
         state = dataclasses.replace(state, updates=state.updates + 1)
         is_due = state.updates % settings.policy_delay == 0

@@ -83,7 +83,6 @@ class DQN(QLearningSettings):
     """Network of the action values, without its heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         network = value_based.build_q_network(
             self.network,
             spec,

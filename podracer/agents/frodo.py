@@ -61,7 +61,6 @@ class Frodo(meta.MetaGradientSettings):
     """Units of the LSTM that computes the learned targets."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return meta.build(self, _Frodo, spec)
 
 
@@ -136,9 +135,7 @@ class _Frodo:
 
         output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))
         grads = global_mean(pullback(output_grads)[0], axis)
-        learner, update_metrics = self.optimizer.step(
-            learner, grads, self.optimizer.rate(learner.frames)
-        )
+        learner, update_metrics = self.optimizer.step(learner, grads)
         inconsistency = self.inconsistency(targets, trajectory)
         return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
 

@@ -31,7 +31,6 @@ class Impala(VtraceSettings, GaussianSettings):
     """V-trace actor-critic for discrete or continuous actions."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )

@@ -84,7 +84,6 @@ class MuZero(PlanningSettings, TargetNetworkSettings):
     replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         model = build_model(
             self.network,
             spec.observation,

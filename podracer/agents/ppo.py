@@ -108,7 +108,6 @@ class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
@@ -163,7 +162,6 @@ class _PPO:
     def distribution(
         self, params: ActorParams, carry: Carry, timestep: TimeStep
     ) -> tuple[ActionDistribution, Carry]:
-        """Return the policy at a timestep."""
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
         return self.model.distribution(params.params, carry, timestep)
 
@@ -172,7 +170,6 @@ class _PPO:
     ) -> tuple[LearnerState, Metrics]:
         """Estimate advantages, then take steps on minibatches for K epochs (algorithm 1)."""
         settings, learner = self.settings, cast(PPOState, state.shared)
-        learning_rate = schedules.value_at(settings.learning_rate, learner.frames)
         entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, trajectory, reward_sums = self.normalize(learner, trajectory, state.local, axis)
         batch = self.make_batch(learner.params, trajectory)
@@ -186,7 +183,6 @@ class _PPO:
         learner, metrics = epochs.fit(
             self.model.network,
             self.optimizer,
-            learning_rate,
             partial(self.loss, entropy_cost),
             learner,
             batch,

@@ -74,7 +74,6 @@ class PQN(ClippedSettings, EpochSettings):
     """Network with a value for each action; without layer normalization it may diverge."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         network = value_based.build_q_network(self.network, spec, 1, dueling=False)
         optimizer = build_optimizer(self)
         agent = _PQN(self, network, optimizer)
@@ -95,7 +94,6 @@ class _PQN:
     optimizer: ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters."""
         return LearnerState(self.optimizer.init(self.network.init(key)))
 
     def act(
@@ -121,9 +119,8 @@ class _PQN:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
-        rate = self.optimizer.rate(state.shared.frames)
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, rate, self.loss, state.shared, batch, (items,), axis
+            self.network, self.optimizer, self.loss, state.shared, batch, (items,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(count_frames(learner, num_frames)), metrics

@@ -46,7 +46,6 @@ class QLambda(LearnerSettings):
     """Network with a value for each action."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         num_actions = value_based.require_discrete(spec).num_actions
         network = self.network.build(spec.observation, {"q": Head(num_actions)})
         optimizer = ScheduledOptimizer(self.optimizer.build(), self.learning_rate)

@@ -13,7 +13,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy
@@ -59,7 +58,6 @@ class QTOpt(ContinuousSettings):
     """Number of iterations of the cross-entropy method."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
         buffer = Buffer(self.replay, spec, self.n_step + 1, data=context.data)
@@ -115,10 +113,7 @@ class _QTOpt:
             self.critic_loss, state.params.critics, state, transition, key, axis=axis
         )
         state = self.learner.step(state, Parts(None, grads))
-        target_params = optax.incremental_update(
-            state.params.critics, state.target_params, self.settings.target_update_rate
-        )
-        state = dataclasses.replace(state, target_params=target_params)
+        state = self.learner.move_targets(state, state.params.critics)
         return state, {**metrics, "gradient_norm": global_norm(grads)}, priorities
 
     def critic_loss(

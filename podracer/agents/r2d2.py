@@ -86,7 +86,6 @@ class R2D2(QLearningSettings):
     """Recurrent network of the action values, without its heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         num_actions, inputs = value_based.require_discrete(spec).num_actions, spec
         if self.action_reward_inputs:
             observation = recurrent.last_step_spec(spec.observation, num_actions)

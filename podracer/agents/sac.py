@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common.normalization import normalize_observation
@@ -115,7 +114,6 @@ class SAC(PolicySettings):
     alone. Where it is set, the temperature stays as it is."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return learning.build(
             self, _SAC, spec, context, policy_outputs=2, batch_norm=self.batch_norm
         )
@@ -199,10 +197,7 @@ class _SAC:
             is_due = updates % settings.policy_period == 0
             state, actor_metrics = learning.update_if(is_due, update_actor, state)
         if self.has_targets:
-            target_params = optax.incremental_update(
-                state.params.critics, state.target_params, settings.target_update_rate
-            )
-            state = dataclasses.replace(state, target_params=target_params)
+            state = learner.move_targets(state, state.params.critics)
         return state, {**metrics, **actor_metrics, "gradient_norm": global_norm(grads)}, priorities
 
     def critic_loss(

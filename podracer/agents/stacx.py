@@ -69,7 +69,6 @@ class Stacx(VtraceSettings, meta.MetaGradientSettings):
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        """Return the agent for an environment."""
         return meta.build(self, _Stacx, spec, num_heads=self.num_heads)
 
 
@@ -116,9 +115,7 @@ class _Stacx:
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        learner, update_metrics = self.optimizer.step(
-            learner, grads, self.optimizer.rate(learner.frames)
-        )
+        learner, update_metrics = self.optimizer.step(learner, grads)
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def outer_loss(

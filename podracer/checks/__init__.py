@@ -8,4 +8,3 @@ from podracer.checks.agent import check_agent as check_agent
 from podracer.checks.agent import check_fields as check_fields
 from podracer.checks.environment import check_environment as check_environment
 from podracer.checks.environment import check_spec as check_spec
-from podracer.checks.jax_settings import check_jax_settings as check_jax_settings

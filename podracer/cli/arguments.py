@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import io
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -185,19 +183,3 @@ def check_limits(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         for marker in getattr(hints[name], "__metadata__", ()):
             if isinstance(marker, Limits) and value is not None:
                 marker.check(name, value)
-
-
-@contextlib.contextmanager
-def explained_address(host: str, port: int) -> Iterator[None]:
-    """Raise `ConfigError` in place of the `OSError` of a server that cannot listen there."""
-    if not host:  # it would listen at every address
-        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
-
-    try:
-        yield
-    except OSError as error:
-        is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        flag = "--host" if is_of_host else "--port"
-        raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror}; take another {flag}."
-        ) from error

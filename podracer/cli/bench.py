@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 import tyro
 
 from podracer.cli.arguments import Count, Limits, leading_name, parse, take_flags
-from podracer.devices.startup import Hosts, disable_async_dispatch, initialize_devices
+from podracer.devices.startup import Hosts, initialize_devices
 from podracer.errors import ConfigError
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
@@ -115,9 +115,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     options, driver = SebulbaOptions(**values["bench"]), SebulbaConfig(**values["sebulba"])
     if not options.parts:
         raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
-    if options.devices <= 1:
-        disable_async_dispatch()
-    initialize_devices(Hosts(), options.devices)
+    initialize_devices(Hosts(), options.devices, "sebulba")
     from podracer.bench.sebulba import bench_sebulba, show
 
     figures = bench_sebulba(
@@ -144,8 +142,7 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
         flags,
         experiment.with_arch("anakin"),
         RecipeOptions(),
-        {},
-        description,
+        description=description,
     )
     initialize_devices(Hosts(), experiment.devices)
     from podracer.bench.anakin import bench_recipe, show_size
@@ -174,12 +171,9 @@ def tune(arguments: Sequence[str]) -> int:
         flags_of_settings,
         experiment.with_arch("sebulba"),
         TuneOptions(),
-        {},
-        description,
+        description=description,
     )
-    if experiment.devices <= 1:
-        disable_async_dispatch()
-    initialize_devices(Hosts(), experiment.devices)
+    initialize_devices(Hosts(), experiment.devices, "sebulba")
     codes: list[int] = []
     if not experiment.devices and has_one_cpu_device():
         measured = _measured_by_processes([recipe, *flags], options.seconds, codes)

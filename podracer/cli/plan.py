@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from podracer.cli.arguments import Arch, Limits, take_flags
 from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
-from podracer.devices.startup import (
-    Hosts,
-    disable_async_dispatch,
-    initialize_devices,
-    prepare_compilers,
-)
+from podracer.devices.startup import Hosts, initialize_devices, prepare_compilers
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -115,9 +110,7 @@ def _parse(
         kind_named(options.target)  # refuses it before the process is set up for it
         prepare_compilers()
     else:
-        if experiment.arch == "sebulba" and experiment.devices <= 1:
-            disable_async_dispatch()
-        initialize_devices(Hosts(), experiment.devices)
+        initialize_devices(Hosts(), experiment.devices, experiment.arch)
     target = find_target(options.target, experiment.devices)
     sized = with_size_for(target.platform, arguments, experiment)
     if sized is not arguments:
@@ -136,7 +129,6 @@ def _parse_flags(
         flags,
         experiment,
         dataclasses.replace(defaults, arch=experiment.arch),
-        {},
-        summary,
+        description=summary,
     )
     return experiment, flags, options

@@ -85,8 +85,10 @@ class CheckpointOptions(RunOptions):
 
         Of the opponents of training, which may be gone, no command needs any.
         """
+        from podracer.devices.startup import use_compilation_cache
         from podracer.run.loading import load_run
 
+        use_compilation_cache()
         return load_run(
             self.run,
             recipe=experiment,

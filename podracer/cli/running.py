@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import Trackers
-from podracer.devices.startup import (
-    Hosts,
-    check_not_alone,
-    disable_async_dispatch,
-    initialize_devices,
-)
+from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
 from podracer.errors import PodracerError
 from podracer.io.text import redact_settings
 
@@ -58,9 +53,7 @@ def run(
         saved = saved_devices(run_dir)
         processes = hosts.with_environment().num_processes or 1
         devices = devices or (saved if saved % processes == 0 else 0)  # 0: all, if they fit no more
-    if experiment.arch == "sebulba" and devices <= 1:
-        disable_async_dispatch()
-    initialize_devices(hosts, devices)
+    initialize_devices(hosts, devices, experiment.arch)
     import jax
 
     if for_platform is not None:

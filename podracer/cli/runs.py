@@ -1,4 +1,4 @@
-"""The commands for a finished run: `podracer eval`, `play`, `report`, `fingerprint`, `rule`."""
+"""The commands for a finished run: `eval`, `play`, `record`, `report`, `fingerprint`, `rule`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ from podracer.io.directories import is_tournament
 from podracer.io.paths import place_of
 
 if TYPE_CHECKING:
-    import jax
-
     from podracer.config.experiment import Experiment
-    from podracer.drivers.common import TrainState
+    from podracer.run.loading import LoadedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +42,26 @@ class EpisodeOptions(CheckpointOptions):
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
     this checkpoint."""
 
-    def acting(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the policy and the epsilon of a run's evaluations, unless flags give others."""
+    def open(self, experiment: Experiment) -> tuple[LoadedRun, dict[str, Any], tuple[Any, ...]]:
+        """Return the run, the policy and the epsilon that act, and arguments of the episodes.
+
+        The latter are the parameters that act, and what determines the episodes: a key and an
+        update. All are those of the run's evaluations, unless flags give others.
+        """
+        import jax
+
+        from podracer.agent import policy_params
+
+        run = self.load(experiment)
+        key, update = run.state.key, 0 if experiment.fixed_evaluation else run.state.update
+        if self.seed is not None:
+            key, update = jax.random.key(self.seed), 0
         policy, epsilon = experiment.evaluation_policy, experiment.evaluation_epsilon
-        return {
+        acting = {
             "policy": policy if self.policy is None else self.policy,
             "epsilon": epsilon if self.epsilon is None else self.epsilon,
         }
-
-    def key_and_update(
-        self, experiment: Experiment, state: TrainState
-    ) -> tuple[jax.Array, int | jax.Array]:
-        """Return what determines the episodes: the seed, or the run's evaluation."""
-        import jax
-
-        if self.seed is not None:
-            return jax.random.key(self.seed), 0
-        return state.key, 0 if experiment.fixed_evaluation else state.update
+        return run, acting, (policy_params(run.agent, run.state.learner), key, update)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,21 +79,12 @@ class EvalOptions(EpisodeOptions):
 
 def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-    from podracer.agent import policy_params
     from podracer.dataset import Dataset
-    from podracer.devices.startup import use_compilation_cache
     from podracer.evaluate import make_evaluator
     from podracer.policy import Policy
 
-    use_compilation_cache()
-    experiment = options.reopen()
-    run = options.load(experiment)
-    acting = options.acting(experiment)
-    evaluator = make_evaluator(run.agent, run.env, options.episodes, **acting)
-    result = evaluator(
-        policy_params(run.agent, run.state.learner),
-        *options.key_and_update(experiment, run.state),
-    )
+    run, acting, arguments = options.open(options.reopen())
+    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*arguments)
     figures = {
         "episodes": options.episodes,
         "distinct_episodes": int(result.distinct_episodes),
@@ -138,30 +130,62 @@ class PlayOptions(EpisodeOptions):
 
 def play(options: PlayOptions) -> int:
     """Run `podracer play`: film episodes of a checkpoint."""
-    from podracer.agent import policy_params
-    from podracer.devices.startup import use_compilation_cache
     from podracer.reports.recording import record_frames
     from podracer.reports.video import write_video
     from podracer.scores.runs import acting_text
 
-    use_compilation_cache()
     experiment = options.reopen()
     path = output_file(options.output, output_folder(options.run) / "play.gif", (".gif", ".mp4"))
-    run = options.load(experiment)
-    acting = options.acting(experiment)
-    frames, returns = record_frames(
-        run.agent,
-        run.env,
-        policy_params(run.agent, run.state.learner),
-        *options.key_and_update(experiment, run.state),
-        **acting,
-        episodes=options.episodes,
-        max_steps=options.max_steps,
-    )
+    run, acting, arguments = options.open(experiment)
+    limits = {"episodes": options.episodes, "max_steps": options.max_steps}
+    frames, returns = record_frames(run.agent, run.env, *arguments, **acting, **limits)
     write_video(frames, path, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
     of_pod = "" if run.pod is None else f" of pod {run.pod}"
     print(f"{path}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordOptions(EpisodeOptions):
+    """Record episodes of a run as a data set."""
+
+    output: OutputFile = None
+    """Path of the .npz file. By default data.npz in the run."""
+    episodes: Annotated[int, Limits(high=2**20)] = 100
+    """Number of episodes, each in its own environment; at least 1."""
+    distribution: bool = False
+    """Also record the distributions that the policy draws its actions from, the soft targets of a
+    student."""
+
+
+def record(options: RecordOptions) -> int:
+    """Run `podracer record`: write the transitions of a checkpoint's episodes to a file."""
+    from podracer.envs.data import acting_name
+    from podracer.evaluate import ActingRule
+    from podracer.io.run_directory import write_bytes
+    from podracer.run.episodes import record_episodes
+    from podracer.scores.runs import acting_text
+
+    experiment = options.reopen()
+    path = output_file(options.output, output_folder(options.run) / "data.npz", (".npz",))
+    run, acting, arguments = options.open(experiment)
+    environment = acting_name(run.env, experiment.environment)
+    dataset = record_episodes(
+        run.agent,
+        run.env,
+        *arguments,
+        episodes=options.episodes,
+        rule=ActingRule(**acting),
+        name=environment if isinstance(environment, str) else "",
+        with_distributions=options.distribution,
+    )
+    write_bytes(path, dataset.encode())
+    returns = dataset.returns
+    print(
+        f"{path}: {len(returns)} episodes, {len(dataset.reward)} transitions, "
+        f"{acting_text(**acting)}, mean return {returns.mean():g}"
+    )
     return 0
 
 

@@ -16,7 +16,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from podracer.errors import ConfigError, PodracerError
 from podracer.io.code import digest_of_code
 from podracer.io.differences import differences
 from podracer.io.signals import STOPPED, exit_at_once
+from podracer.io.text import print_stderr
 
 HEARTBEAT_SECONDS = 10  # a process that is silent for longer is lost
 NOTICE_SECONDS = 5.0  # a process that waits for longer says what it waits for
@@ -73,7 +73,7 @@ class _AbortHandler:
         reporter = threading.Thread(target=self.report, args=(self.error,), daemon=True)
         reporter.start()
         reporter.join(REPORT_SECONDS)
-        _print(str(self.error))
+        print_stderr(str(self.error))
         exit_at_once(self.error.exit_code)
 
 
@@ -193,7 +193,7 @@ def wait_for_address(address: str, seconds: float, *, listens: bool = False) -> 
             if waited >= NOTICE_SECONDS and not has_noticed:
                 has_noticed = True
                 event = f"{host} to be this machine" if listens else f"the name {host}"
-                _print(f"waits at most {seconds:g} s for {event} ({error}).")
+                print_stderr(f"waits at most {seconds:g} s for {event} ({error}).")
         time.sleep(NAME_SECONDS)
 
 
@@ -215,7 +215,7 @@ def _call_in_thread(function: Callable[[], None], notice: str) -> None:
     threading.Thread(target=call, name="podracer-join", daemon=True).start()
     try:
         if not concurrent.futures.wait([outcome], NOTICE_SECONDS).done:
-            _print(notice)
+            print_stderr(notice)
         outcome.result()
     except BaseException as error:
         atexit.register(exit_at_once, _exit_code(error))
@@ -272,8 +272,3 @@ def check_same_configuration(configuration: Mapping[str, Any]) -> None:
                 f"{name} is {expected} in process 0 and {actual} in process {number}: start all "
                 "processes of a run with the same command and the same versions."
             )
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"podracer: {text}", file=sys.stderr, flush=True)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from podracer.errors import ConfigError
 
 _CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+# In the folder of compiled programs.
+_CHECKED = ".checked"  # its time is the time of the last look
+_WRITING = 60.0  # seconds in which another process may still write an entry
+_ZSTD = b"\x28\xb5\x2f\xfd"  # with which a frame begins
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
 # Launchers whose processes find their number and that of all in variables: name, the two variables,
 # the name of the launcher in JAX, and the variable in which JAX finds the address of process 0.
@@ -117,18 +124,21 @@ def check_not_alone(hosts: Hosts) -> None:
         )
 
 
-def initialize_devices(hosts: Hosts, devices: int) -> None:
+def initialize_devices(hosts: Hosts, devices: int, arch: str = "anakin") -> None:
     """Set JAX up for this process's share of the devices; `devices=0` takes all.
 
-    Call it before anything touches a device. On a CPU, `devices` are virtual ones. Raises
-    `ConfigError` if `hosts` is incomplete or the processes cannot share the devices evenly. The
-    process ends with exit code 77 if the others do not start in time.
+    Call it before anything touches a device. On a CPU, `devices` are virtual ones, and an actor of
+    Sebulba (`arch`) waits for a single one. Raises `ConfigError` if `hosts` is incomplete or the
+    processes cannot share the devices evenly. The process ends with exit code 77 if the others do
+    not start in time.
     """
     import jax
 
     from podracer.devices import peers
     from podracer.devices.machine import check_machine
 
+    if arch == "sebulba" and devices <= 1:
+        disable_async_dispatch()
     check_machine()
     choose_gpu_kernels()
     hosts, job = hosts.with_environment(), visible_job()
@@ -234,8 +244,6 @@ def use_compilation_cache() -> Path | None:
     """
     import jax
 
-    from podracer.io.cache import prepare_cache
-
     configured = getattr(jax.config, "jax_compilation_cache_dir", None)
     if configured is not None:
         return Path(configured)
@@ -248,6 +256,55 @@ def use_compilation_cache() -> Path | None:
     for name, value in zip(_CACHE_SETTINGS, (str(cache), 0.2), strict=True):
         jax.config.update(name, value)
     return cache
+
+
+def prepare_cache(folder: Path) -> bool:
+    """Make a folder that its owner alone can use, and drop the entries that are half written.
+
+    JAX runs the machine code that it finds there, and never replaces an entry: one that was left
+    half written by a kill or a full disk would be refused, with a warning, by every later process.
+    Returns False where that is impossible, or where the folder belongs to somebody else.
+    """
+    try:
+        for path in (folder.parent, folder):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.stat().st_uid != os.geteuid():
+                return False
+            path.chmod(0o700)
+        _drop_broken_entries(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _drop_broken_entries(folder: Path) -> None:
+    """Delete what is broken of the entries since the last look."""
+    marker, start = folder / _CHECKED, time.time()
+    last_look = marker.stat().st_mtime if marker.exists() else 0.0
+    for entry in folder.glob("*-cache"):
+        with contextlib.suppress(FileNotFoundError):  # another process looks, too
+            if last_look <= entry.stat().st_mtime < start - _WRITING and not _is_whole(entry):
+                entry.unlink()
+    marker.touch()
+    os.utime(marker, (start - _WRITING, start - _WRITING))
+
+
+def _is_whole(entry: Path) -> bool:
+    data = entry.read_bytes()
+    try:
+        decompressor: Any = _zstd_decompressor() if data.startswith(_ZSTD) else zlib.decompressobj()
+        decompressor.decompress(data)
+    except ImportError:
+        return True  # nobody knows
+    except Exception:  # each decompressor has its own
+        return False
+    return decompressor.eof
+
+
+def _zstd_decompressor() -> Any:
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("compression.zstd").ZstdDecompressor()
+    return importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
 
 
 def prepare_compilers() -> None:

@@ -203,8 +203,8 @@ def chunk(
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, (frames, sums) = loop
-        state, metrics = update(_with_shared(state, kernels.unpack(state.learner.shared, shapes)))
-        state = _with_shared(state, kernels.pack(state.learner.shared))
+        state, metrics = update(state.with_shared(kernels.unpack(state.learner.shared, shapes)))
+        state = state.with_shared(kernels.pack(state.learner.shared))
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
     state = keep_on_host(state)
@@ -213,9 +213,9 @@ def chunk(
         metric_shapes = jax.eval_shape(update, state)[1]
     num_metrics = sum(math.prod(x.shape) for x in jax.tree.leaves(metric_shapes))
     zeros = jnp.int32(0), jnp.zeros(num_metrics)
-    loop = _with_shared(state, kernels.pack(state.learner.shared)), zeros
+    loop = state.with_shared(kernels.pack(state.learner.shared)), zeros
     state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, loop)
-    state = _with_shared(state, kernels.unpack(state.learner.shared, shapes))
+    state = state.with_shared(kernels.unpack(state.learner.shared, shapes))
     metrics = {**unpack(sums, metric_shapes), "frames": frames}
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
@@ -248,11 +248,6 @@ def chunk_by_update(
         shapes = jax.eval_shape(run, state)[1]
     rows = jax.tree.map(lambda x: jnp.zeros((config.updates_per_chunk, *x.shape), x.dtype), shapes)
     return jax.lax.fori_loop(0, request[0, 1], body, (state, rows))
-
-
-def _with_shared(state: TrainState, shared: PyTree) -> TrainState:
-    learner = dataclasses.replace(state.learner, shared=shared)
-    return dataclasses.replace(state, learner=learner)
 
 
 def _update(

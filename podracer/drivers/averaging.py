@@ -57,10 +57,9 @@ def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) 
     """Return a chunk `(agents, states, request) -> (states, metrics)` that averages before it."""
 
     def average(states: TrainState) -> TrainState:
-        learner, round = states.learner, states.update[0] // averaging.every - 1
+        shared, round = states.learner.shared, states.update[0] // averaging.every - 1
         is_sound = states.fault[:, 0] == 0
-        shared = average_states(averaging, learner.shared, is_sound, round, mesh)
-        return dataclasses.replace(states, learner=dataclasses.replace(learner, shared=shared))
+        return states.with_shared(average_states(averaging, shared, is_sound, round, mesh))
 
     def program(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Any]:
         due = is_due(averaging.every, states.update[0])

@@ -10,7 +10,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 import equinox as eqx
 import jax
@@ -75,6 +75,10 @@ class TrainState:
     update: jax.Array  # u32 scalar, number of updates done
     fault: jax.Array  # u32 [2]: of the first fault, see `fault_bits`, and the number of the update
     key: jax.Array  # the run's key, from which all other keys are folded
+
+    def with_shared(self, shared: PyTree) -> Self:
+        learner = dataclasses.replace(self.learner, shared=shared)
+        return dataclasses.replace(self, learner=learner)
 
 
 TRAIN_SPEC = TrainState(LEARNER_SPEC, SHARDED, REPLICATED, REPLICATED, REPLICATED)  # type: ignore[arg-type]

@@ -51,7 +51,6 @@ class Range:
             )
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Return a random value in the range."""
         return self.clip(self.at(rng.random()))
 
     def at(self, quantile: Any, exp: Callable[[Any], Any] = math.exp) -> Any:
@@ -62,7 +61,6 @@ class Range:
         return self.low + (self.high - self.low) * quantile
 
     def clip(self, value: float) -> float:
-        """Return the nearest value in the range."""
         return float(min(max(value, self.low), self.high))
 
     def perturb(self, value: Any, factor: Any, sample: Any, resampled: Any, xp: Any = np) -> Any:
@@ -336,8 +334,7 @@ def select_pods(
         values = {name: jnp.where(changed, explored[name], x) for name, x in values.items()}
     return (
         dataclasses.replace(
-            parent_states,
-            learner=dataclasses.replace(parent_states.learner, shared=shared),
+            parent_states.with_shared(shared),
             hyperparameters=values,
             score=jnp.where(changed, scores[parents].mean(axis=1), states.score),
             key=jnp.where(changed, new_keys, states.key),

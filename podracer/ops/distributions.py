@@ -158,7 +158,6 @@ class SquashedNormal:
     log_scale: Float[Array, "*b size"]
 
     def mode(self) -> jax.Array:
-        """Return tanh of the mean."""
         return jnp.tanh(self.mean)
 
     def sample(self, keys: jax.Array) -> tuple[jax.Array, Float[Array, "*b"]]:

@@ -58,7 +58,6 @@ class Compiled:
         return {**self.program.state, **call, **self.waiting}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON."""
         kernels, inner = self.work.kernels, list(self.update.walk())[1:]
         loops = [(x.scope, x.trips, x.total().kernels.total()) for x in inner]
         return {

@@ -41,7 +41,6 @@ class Plan:
     dollars: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON."""
         memory = [
             {"role": role, "parts": parts, "total": sum(parts.values())}
             for role, parts in self.run.memory

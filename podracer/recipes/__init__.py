@@ -28,12 +28,11 @@ from podracer.recipes import (
     board_games,
     cartpole,
     catch,
-    disco,
-    lpg,
     memory,
     minatar,
     mujoco,
     pendulum,
+    rules,
 )
 from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
@@ -44,7 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    arcade, atari, board_games, cartpole, catch, disco, lpg, memory, minatar, mujoco, pendulum,
+    arcade, atari, board_games, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Experiment]] = {
     name: function

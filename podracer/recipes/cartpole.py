@@ -69,10 +69,7 @@ def cartpole_impala() -> Experiment:
 
 def cartpole_stacx() -> Experiment:
     """STACX on CartPole: `cartpole_impala` that tunes itself."""
-    return dataclasses.replace(
-        cartpole_impala(),
-        agent=Stacx(**V_TRACE),
-    )
+    return dataclasses.replace(cartpole_impala(), agent=Stacx(**V_TRACE))
 
 
 def cartpole_cloning() -> Experiment:

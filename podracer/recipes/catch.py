@@ -22,6 +22,13 @@ from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 
 NETWORK = TorsoNetwork(MLP((256,)))
+# Settings of IMPALA, and of the agents that are IMPALA and more, so that they can be compared.
+V_TRACE: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "optimizer": Optimizer(),
+    "max_gradient_norm": 40.0,
+    "network": NETWORK,
+}
 MANY: dict[str, Any] = {
     "agent": {"learning_rate": 5e-3},
     "driver": {"num_envs": 8192, "updates_per_chunk": 10},
@@ -60,9 +67,7 @@ def catch_impala() -> Experiment:
     """IMPALA on Catch, with Adam instead of RMSProp."""
     return Experiment(
         environment="catch",
-        agent=Impala(
-            learning_rate=2e-3, optimizer=Optimizer(), max_gradient_norm=40.0, network=NETWORK
-        ),
+        agent=Impala(**V_TRACE),
         driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100),
         frames=2_048_000,
     )
@@ -70,21 +75,12 @@ def catch_impala() -> Experiment:
 
 def catch_frodo() -> Experiment:
     """FRODO on Catch: `catch_impala` that learns what its values should predict."""
-    agent = Frodo(
-        learning_rate=2e-3, optimizer=Optimizer(), max_gradient_norm=40.0, network=NETWORK
-    )
-    return dataclasses.replace(catch_impala(), agent=agent)
+    return dataclasses.replace(catch_impala(), agent=Frodo(**V_TRACE))
 
 
 def catch_stacx() -> Experiment:
     """STACX on Catch: `catch_impala` that tunes itself."""
-    agent = Stacx(
-        learning_rate=2e-3,
-        meta_learning_rate=1e-2,
-        optimizer=Optimizer(),
-        max_gradient_norm=40.0,
-        network=NETWORK,
-    )
+    agent = Stacx(meta_learning_rate=1e-2, **V_TRACE)
     return dataclasses.replace(catch_impala(), agent=agent)
 
 

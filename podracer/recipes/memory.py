@@ -32,15 +32,14 @@ def memory_ppo() -> Experiment:
 
 def memory_pqn() -> Experiment:
     """Recurrent PQN on a task that needs memory."""
-    return Experiment(
-        environment="probe:memory",
+    return dataclasses.replace(
+        memory_ppo(),
         agent=PQN(
             learning_rate=1e-3,
             trace_lambda=0.95,
             epsilon=Linear(1.0, 0.05, frames=50_000),
             network=TorsoNetwork(MLP((32,), layer_norm=True), memory="gru", memory_size=32),
         ),
-        driver=AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
         frames=204_800,
     )
 

@@ -54,7 +54,6 @@ def breakout_cnn_ppo() -> Experiment:
         agent=PPO(
             learning_rate=Linear(4e-3, 0.0), num_minibatches=8, network=TorsoNetwork(MINATAR)
         ),
-        frames=5_000_000,
     )
 
 

@@ -23,6 +23,12 @@ from podracer.schedules import Linear
 # Settings of all agents with a replay, so that they can be compared.
 REPLAY = Replay(capacity=100_000, updates_per_rollout=4, warmup=2_000)
 NETWORK = TorsoNetwork(MLP((64, 64)))
+OFF_POLICY: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "random_frames": 2_000,
+    "replay": REPLAY,
+    "network": NETWORK,
+}
 
 
 @accelerator(
@@ -58,7 +64,7 @@ def pendulum_sac() -> Experiment:
     """SAC on Pendulum."""
     return Experiment(
         environment="pendulum",
-        agent=SAC(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+        agent=SAC(**OFF_POLICY),
         driver=AnakinConfig(num_envs=16, rollout_length=1, updates_per_chunk=100),
         frames=64_000,
     )
@@ -69,11 +75,7 @@ def pendulum_iql() -> Experiment:
     return Experiment(
         environment="pendulum",
         agent=IQL(discount=0.97, network=TorsoNetwork(MLP((64, 64)), shared=False)),
-        driver=AnakinConfig(
-            num_envs=256,
-            rollout_length=1,
-            updates_per_chunk=500,
-        ),
+        driver=AnakinConfig(num_envs=256, rollout_length=1, updates_per_chunk=500),
         frames=2_560_000,
     )
 
@@ -88,10 +90,7 @@ def pendulum_iql_online() -> Experiment:
 
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
-    return dataclasses.replace(
-        pendulum_sac(),
-        agent=td3(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
-    )
+    return dataclasses.replace(pendulum_sac(), agent=td3(**OFF_POLICY))
 
 
 def pendulum_td3_bc() -> Experiment:
@@ -179,18 +178,12 @@ def pendulum_recurrent_td3() -> Experiment:
 
 def pendulum_ddpg() -> Experiment:
     """DDPG on Pendulum."""
-    return dataclasses.replace(
-        pendulum_sac(),
-        agent=DDPG(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
-    )
+    return dataclasses.replace(pendulum_sac(), agent=DDPG(**OFF_POLICY))
 
 
 def pendulum_qt_opt() -> Experiment:
     """QT-Opt on Pendulum."""
-    return dataclasses.replace(
-        pendulum_sac(),
-        agent=QTOpt(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
-    )
+    return dataclasses.replace(pendulum_sac(), agent=QTOpt(**OFF_POLICY))
 
 
 def pendulum_muzero() -> Experiment:

@@ -31,7 +31,6 @@ from rich.text import Text
 from podracer.io.directories import quoted_path, short_path
 from podracer.io.edits import read_object
 from podracer.io.sinks import Record, group, read_metrics
-from podracer.reports.notebook import NotebookPanel
 from podracer.scores.runs import RunRecords
 from podracer.scores.score import UNFINISHED, whole_return
 
@@ -109,6 +108,36 @@ def sparkline(values: list[float]) -> str:
         return ""
     low, span = min(values), max(values) - min(values)
     return "".join(_BARS[int((v - low) / span * 7.999) if span else 3] for v in values)
+
+
+class NotebookPanel:
+    """Panel in the output of a notebook's cell, updated in place, in the manner of rich's `Live`.
+
+    Rich's own needs ipywidgets there.
+    """
+
+    def __init__(self, get_renderable: Callable[[], RenderableType]) -> None:
+        self._get_renderable = get_renderable
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="podracer-panel", daemon=True)
+        self._handle: Any = None
+
+    def start(self) -> None:
+        """Show the panel, and go on to update it."""
+        from IPython.display import display
+
+        self._handle = display(self._get_renderable(), display_id=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Show the panel for the last time."""
+        self._closed.set()
+        self._thread.join(5.0)  # or it might show an earlier state later
+        self._handle.update(self._get_renderable())
+
+    def _refresh(self) -> None:
+        while not self._closed.wait(0.5):
+            self._handle.update(self._get_renderable())
 
 
 class Console:

@@ -13,15 +13,17 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.copies import local_run
 from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.reading import read_limited
+from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
 from podracer.reports.charts import (
     COLORS,
@@ -83,8 +85,6 @@ def write_report(runs: Sequence[Path], file: Path) -> Path:
     paths = list(dict.fromkeys(local_run(path).resolve() for path in runs))
     names = _names(paths)
     loaded = [run for pair in zip(paths, names, strict=True) for run in load_records(*pair)]
-    from podracer.io.run_directory import write_bytes  # imports JAX
-
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
         config = read_object(path / "config.json")
@@ -116,7 +116,7 @@ def load_records(path: Path, name: str) -> list[RunRecords]:
     """Return the run of a directory; for a population, one run for each member."""
     metrics, pod_records = path / "metrics.jsonl", path / "pods.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
-        _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
+        raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     # The pods come first: of a run that goes on, its own records then reach as far.
     series = read_metrics(pod_records) if pod_records.exists() else None
     records = read_metrics(metrics) if metrics.exists() else []
@@ -133,13 +133,9 @@ def read_object(path: Path) -> dict[str, Any]:
         is_sound = isinstance(content.get("experiment", {}), dict)
     except (ValueError, RecursionError, AttributeError):
         content, is_sound = {}, False
-    return content if is_sound else _refuse(f"{path} is not a JSON object of a run.")
-
-
-def _refuse(message: str) -> NoReturn:
-    from podracer.errors import ConfigError  # imports JAX
-
-    raise ConfigError(message)
+    if not is_sound:
+        raise ConfigError(f"{path} is not a JSON object of a run.")
+    return content
 
 
 def group_runs(runs: Sequence[RunRecords]) -> Groups:
@@ -332,7 +328,6 @@ def _update_rule(run: RunRecords) -> str:
     has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
     if not has_tasks or not (run.path / "checkpoints").is_dir():
         return ""
-    from podracer.errors import PodracerError
     from podracer.run.loading import load  # imports JAX
 
     try:

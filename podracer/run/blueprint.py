@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.agents.common.settings import MixesData
-from podracer.checks import check_fields, check_jax_settings, check_spec
+from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
@@ -25,12 +25,19 @@ from podracer.io.text import remember_secrets
 from podracer.schedules import over_run
 from podracer.types import EnvironmentSpec
 
+# The values that programs need, of the settings under which they fail, or take hours for seconds.
+_JAX_SETTINGS = {
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_disable_jit": False,
+}
+
 
 def build_with(
     make: Callable[[str, Experiment], Any], experiment: Experiment
 ) -> tuple[Blueprint, Environment | HostEnvironments]:
     """Return the blueprint of the agent and its environment, which `make` makes from a name."""
-    check_jax_settings()
+    _check_jax_settings()
     check_fields(experiment.agent)
     env = experiment.environment
     remember_secrets(to_json(experiment))
@@ -43,6 +50,17 @@ def build_with(
     # All arrays of a data set, not to compile it into the program.
     is_number = eqx.is_array if is_data_set else eqx.is_inexact_array_like
     return Blueprint(settings, spec, context, eqx.filter(env, is_number)), env
+
+
+def _check_jax_settings() -> None:
+    """Raise `ConfigError` if a setting of JAX excludes podracer's programs."""
+    for name, needed in _JAX_SETTINGS.items():
+        value = getattr(jax.config, name)
+        if value != needed:
+            raise ConfigError(
+                f"podracer's programs need JAX's setting {name} to be {needed}, but it is {value}: "
+                f"unset {name.upper()}, or call jax.config.update({name!r}, {needed!r})."
+            )
 
 
 def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Context:

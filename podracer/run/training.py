@@ -296,7 +296,6 @@ class Run:
 
     @property
     def totals(self) -> Totals:
-        """Counters of the run."""
         return self.recorder.totals
 
     def _make_sinks(self, resumed_from: int | None) -> Sinks:

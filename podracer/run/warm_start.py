@@ -78,8 +78,7 @@ class Weights:
             return jax.device_put(jnp.broadcast_to(old, new.shape), new.sharding)
 
         shared = jax.tree_util.tree_map_with_path(put, state.learner.shared)
-        learner = dataclasses.replace(state.learner, shared=shared)
-        return dataclasses.replace(state, learner=learner), Totals()
+        return state.with_shared(shared), Totals()
 
 
 def describe_begin(begin: Begin | None) -> dict[str, Any]:

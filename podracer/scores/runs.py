@@ -66,9 +66,7 @@ class RunRecords:
 
     def _progress_at(self, frames: int) -> float:
         """Return the share of the run after as many frames of all members together."""
-        experiment = (self.whole or self).config.get("experiment")
-        pods = experiment.get("pods") if isinstance(experiment, dict) else None
-        members = max(1, len(pods)) if isinstance(pods, list) else 1
+        members = max(1, len(pods_in((self.whole or self).config)))
         return min(frames / members / (self._limit("frames") or math.nan), 1.0)
 
     @property

@@ -235,7 +235,6 @@ class Board(tuple[Entry, ...]):
 
     @functools.cached_property
     def by_id(self) -> Mapping[str, Entry]:
-        """Entries by id."""
         return {entry.id: entry for entry in self}
 
     def place(self, entry: Entry) -> int:

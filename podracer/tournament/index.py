@@ -71,7 +71,6 @@ class Index:
             )
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
 

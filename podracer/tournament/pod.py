@@ -258,8 +258,7 @@ def fuse(states: Sequence[TrainState]) -> TrainState:
         return jax.device_put(mean_of_floats(*leaves), leaves[0].sharding)
 
     shared: PyTree = jax.tree.map(mean, *(state.learner.shared for state in states))
-    first = states[0]
-    return dataclasses.replace(first, learner=dataclasses.replace(first.learner, shared=shared))
+    return states[0].with_shared(shared)
 
 
 def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple[np.ndarray, int]:

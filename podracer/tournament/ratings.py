@@ -81,7 +81,6 @@ class Match(NamedTuple):
 
     @property
     def games(self) -> int:
-        """Number of games."""
         return self.wins + self.draws + self.losses
 
 

@@ -53,7 +53,6 @@ class SelectionView:
 
     @property
     def own_entry(self) -> Entry | None:
-        """The pod's newest entry."""
         return self.pods[self.pod].newest if self.pod in self.pods else None
 
     @property

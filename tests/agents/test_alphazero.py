@@ -163,7 +163,7 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     batch = methods.make_batch(state.shared.params, trajectory)
     items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
     learner = state.shared
-    parts = (methods.network, methods.optimizer, 1e-2, methods.loss)
+    parts = (methods.network, methods.optimizer, methods.loss)
     update = jax.jit(partial(epochs.fit, *parts, axis=None))
     for minibatch in items:
         learner, _ = update(learner, batch, (minibatch[None],))

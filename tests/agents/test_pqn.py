@@ -93,7 +93,7 @@ def test_the_targets_stay_those_of_the_network_that_acted():
     items = jnp.arange(T * B, dtype=jnp.uint32)[None]
     learner = state.shared
     for _ in range(3):
-        parts = (methods.network, methods.optimizer, 1e-2, methods.loss)
+        parts = (methods.network, methods.optimizer, methods.loss)
         learner, _ = epochs.fit(*parts, learner, batch, (items,), None)
     close(learn(agent, state, trajectory)[0].shared.params, learner.params, atol=1e-6)
 

@@ -31,10 +31,10 @@ from podracer.devices.startup import (
     Hosts,
     check_not_alone,
     initialize_devices,
+    prepare_cache,
     use_compilation_cache,
 )
 from podracer.errors import ConfigError, StorageError
-from podracer.io.cache import prepare_cache
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.steps import step_directories
 from podracer.run.errors import classify_error
@@ -85,7 +85,7 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
     processes, devices, one, monkeypatch
 ):
     """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
-    monkeypatch.setattr(running, "initialize_devices", lambda _, count: throw(Taken(count)))
+    monkeypatch.setattr(running, "initialize_devices", lambda _, count, arch: throw(Taken(count)))
     experiment = dataclasses.replace(read_experiment(one), devices=0)
     with pytest.raises(Taken) as error:
         running.run(experiment, one, Hosts("h:1", processes, 0), resume=True)

@@ -17,7 +17,7 @@ FLOORS = (
     ("errors",),
     ("fields",),
     ("types", "means"),
-    ("io", "reports.notebook"),
+    ("io",),
     ("environment", "scores", "dataset"),
     ("reports.console",),
     ("devices",),

@@ -9,8 +9,7 @@ import pytest
 
 from podracer import envs
 from podracer.reports.console import summarize
-from podracer.reports.pictures import draw_observation, has_picture
-from podracer.reports.recording import is_drawable
+from podracer.reports.recording import draw_observation, has_picture, is_drawable
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 

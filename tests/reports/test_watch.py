@@ -394,7 +394,7 @@ def test_a_film_is_made_when_somebody_asks_for_it(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text(FAKE)
     python.chmod(0o755)
-    monkeypatch.setattr("podracer.reports.watch.studio.sys.executable", str(python))
+    monkeypatch.setattr("podracer.reports.watch.runs.sys.executable", str(python))
     runs = tmp_path / "runs"
     run, broken = (make_run(runs / name, [record(1)]) for name in ("a", "broken"))
     with served(runs) as server:

@@ -74,7 +74,6 @@ def advantage_moments(
 def fit(
     network: Network,
     optimizer: ScheduledOptimizer,
-    learning_rate: float | jax.Array,
     loss: Callable[..., tuple[Mean, Metrics]],
     learner: State,
     batch: Any,
@@ -90,6 +89,7 @@ def fit(
     exceeds 1.5 times as much is not taken, nor any after it, as in Stable-Baselines3.
     """
     length = max(x.shape[0] for x in jax.tree.leaves(batch))
+    learning_rate = optimizer.rate(learner.frames)
 
     def step(learner: State, minibatch: tuple[jax.Array, ...]) -> tuple[State, Metrics]:
         items, *arguments = minibatch

@@ -152,9 +152,7 @@ class TargetNetworkOptimizer:
         grads, (metrics, priorities) = global_grad(
             loss, state.params, state.target_params, sample, key, axis=axis
         )
-        state, gradient_metrics = self.optimizer.step(
-            state, grads, self.optimizer.rate(state.frames)
-        )
+        state, gradient_metrics = self.optimizer.step(state, grads)
         updates = state.updates + 1
         target_params = periodic_update(state.params, state.target_params, updates, self.period)
         state = dataclasses.replace(state, target_params=target_params, updates=updates)

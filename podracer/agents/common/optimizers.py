@@ -157,11 +157,15 @@ class ScheduledOptimizer:
         return schedules.value_at(self.learning_rate, frames)
 
     def step(
-        self, state: State, grads: Params, learning_rate: float | jax.Array
+        self, state: State, grads: Params, learning_rate: float | jax.Array | None = None
     ) -> tuple[State, Metrics]:
-        """Return a state whose parameters took one step, and the norm of the gradients."""
+        """Return a state whose parameters took one step, and the norm of the gradients.
+
+        By default the learning rate follows the state's frames.
+        """
+        rate = self.rate(state.frames) if learning_rate is None else learning_rate
         params, optimizer_state = take_step(
-            self.optimizer, state.params, state.optimizer_state, grads, learning_rate
+            self.optimizer, state.params, state.optimizer_state, grads, rate
         )
         state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
         return state, {"gradient_norm": global_norm(grads)}
@@ -173,7 +177,7 @@ class ScheduledOptimizer:
 
         They come from `num_frames` frames, which the state counts.
         """
-        learner, metrics = self.step(state.shared, grads, self.rate(state.shared.frames))
+        learner, metrics = self.step(state.shared, grads)
         return LearnerState(count_frames(learner, num_frames)), metrics
 
 

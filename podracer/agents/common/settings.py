@@ -95,7 +95,6 @@ class MixesData(Generic[ReplayOrNone]):
         return self.replay is not None and self.replay.storage == "host"
 
     def read(self, content: bytes) -> Dataset:
-        """Return the data set in the content of the file."""
         return Dataset.load(io.BytesIO(content), self.data_file or "")
 
 

@@ -295,12 +295,18 @@ class Learner:
             if grads is None:
                 return params, optimizer_state
             part = CountedState(params, optimizer_state, state.frames)
-            part, _ = self.optimizer.step(part, grads, self.optimizer.rate(state.frames))
+            part, _ = self.optimizer.step(part, grads)
             return part.params, part.optimizer_state
 
         parts = map(step_part, state.params, state.optimizer_states, grads)
         params, optimizer_states = map(Parts._make, zip(*parts, strict=True))
         return dataclasses.replace(state, params=params, optimizer_states=optimizer_states)
+
+    def move_targets(self, state: State, params: Any) -> State:
+        """Return a state whose target parameters have followed these parameters."""
+        rate = self.settings.target_update_rate
+        target_params = optax.incremental_update(params, state.target_params, rate)
+        return dataclasses.replace(state, target_params=target_params)
 
 
 def update_if(

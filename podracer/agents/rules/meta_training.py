@@ -260,7 +260,6 @@ class MetaTraining:
         return LearnerState(shared, local)
 
     def actor_params(self, state: LearnerState) -> Params:
-        """Return the parameters of the students."""
         return state.local.students.params
 
     def act(
@@ -460,7 +459,6 @@ class MetaTraining:
 
     @property
     def reward_names(self) -> list[str]:
-        """Names of the tasks' metrics."""
         return [f"reward_{task}" for task in self.groups.tasks]
 
     @property

@@ -160,7 +160,6 @@ class Actor:
             rollout += 1
 
     def close(self) -> None:
-        """Close the environments."""
         self.timer.start("environment")
         call_environment(self.context.name, self._env.close)
 

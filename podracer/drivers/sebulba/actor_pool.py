@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import statistics
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +22,6 @@ from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Roll
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.intake import make_actor_programs, zero_inputs
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
-from podracer.drivers.sebulba.stragglers import Stragglers
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
@@ -35,6 +37,36 @@ from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
 POLL_SECONDS = 0.2  # how often a wait for trajectories looks for threads that hang
+_COMPARED = 5  # rollouts of an actor, whose median time is compared
+_SLOW = 5.0  # times slower than the median of the other actors
+_LOG = logging.getLogger("podracer")
+
+
+class Stragglers:
+    """Actors whose environments are much slower than the others', by their newest rollouts."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+        self.named: set[str] = set()
+        """Actors that the log has named."""
+
+    def record(self, actor: str, seconds: float) -> None:
+        """Add the time of a rollout; log an actor that proves to be slow, once."""
+        times = self._seconds.setdefault(actor, deque(maxlen=_COMPARED))
+        times.append(seconds)
+        if len(times) < _COMPARED or actor in self.named:
+            return
+        median = statistics.median(times)
+        medians = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
+        if medians and median > _SLOW * (usual := statistics.median(medians)):
+            self.named.add(actor)
+            _LOG.warning(
+                "the environments of %s are %.0f times slower than other actors', %.3g s for a "
+                "rollout: with `driver.policy_lag=None` the others do not wait for them.",
+                actor,
+                median / usual,
+                median,
+            )
 
 
 class ActorPool:

@@ -115,8 +115,7 @@ def host_averaging(config: SebulbaConfig, split: DeviceSplit) -> HostAveraging |
 
 def map_shared(function: Callable[[PyTree], PyTree], state: TrainState) -> TrainState:
     """Return the state with `function` of its `learner.shared` in place of it."""
-    learner = LearnerState(function(state.learner.shared), state.learner.local)
-    return dataclasses.replace(state, learner=learner)
+    return state.with_shared(function(state.learner.shared))
 
 
 def free_shared(state: TrainState) -> None:

@@ -61,7 +61,6 @@ class ClosableQueue(Generic[T]):
             return newest
 
     def check_open(self) -> None:
-        """Raise `Closed` if it is closed."""
         if self._closed:
             raise Closed
 

@@ -59,7 +59,6 @@ class LiveServer(http.server.ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Address for a browser."""
         host, port = self.server_address[:2]
         return f"{url_of(str(host), port)}/"
 

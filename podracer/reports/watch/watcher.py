@@ -15,8 +15,7 @@ from podracer.io.directories import LOG
 from podracer.io.paths import refuse_address
 from podracer.reports.page import section
 from podracer.reports.watch.files import signature
-from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
-from podracer.reports.watch.studio import Studio
+from podracer.reports.watch.runs import Studio, WatchedRun, find_runs, run_sections
 
 Parts = dict[str, str]  # HTML by the name of the part, in their order
 
@@ -45,7 +44,6 @@ class Watcher:
 
     @property
     def title(self) -> str:
-        """Name of the directory."""
         return self._directory.resolve().name
 
     def parts(self) -> Parts:

@@ -32,7 +32,6 @@ from podracer.drivers.sebulba import (
 )
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
-from podracer.drivers.sebulba.stragglers import Stragglers
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
 from podracer.envs import make
@@ -556,7 +555,7 @@ def test_what_the_learner_keeps_for_each_environment_stays_in_its_row():
 @pytest.mark.figure(21)
 @pytest.mark.parametrize("num_actors", [2, 8])
 def test_a_slow_actor_is_named_once(num_actors, caplog):
-    stragglers = Stragglers()
+    stragglers = actor_pool.Stragglers()
     for _ in range(20):
         for actor in range(num_actors):
             stragglers.record(f"actor {actor}", 1.0 if actor == 1 else 0.1)

@@ -213,7 +213,6 @@ class Disco:
 
     @property
     def data_file(self) -> str:
-        """Path of the rule's file."""
         if not self.rule_file:
             raise ConfigError(
                 'Disco needs the file of a discovered rule: `agent.rule_file="disco_103.npz"`, '
@@ -222,7 +221,6 @@ class Disco:
         return self.rule_file
 
     def read(self, content: bytes) -> RuleParams:
-        """Return the parameters of the rule in the content of the file."""
         check_digest(content, self.rule_digest, self.rule_file)
         return decode_rule(content, self.rule_file)
 
@@ -294,7 +292,6 @@ class _Disco:
     def distribution(
         self, params: Params, carry: Carry, timestep: TimeStep
     ) -> tuple[Categorical, Carry]:
-        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         logits, carry = self.network.policy(params, carry, observation, timestep.first[None])
         return Categorical(logits[0]), carry

@@ -73,7 +73,6 @@ class Values:
     normalized_q_advantages: jax.Array  # f32 [T+1, B, A]
 
     def normalized(self, moments: AdvantageMoments) -> Values:
-        """Return the values with the advantages normalized."""
         return dataclasses.replace(
             self,
             normalized_advantages=moments.normalize(self.advantages),

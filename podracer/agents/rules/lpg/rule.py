@@ -68,7 +68,6 @@ class UpdateRule:
     """Categories m of a student's prediction y."""
 
     def init(self, key: jax.Array) -> RuleParams:
-        """Return random parameters."""
         keys = jax.random.split(key, 5)
         return RuleParams(
             embed=eqx.nn.Linear(self.predictions, self.embedding, key=keys[0]),

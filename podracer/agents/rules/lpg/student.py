@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer, count_frames
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.rules.lifetimes import to_experience
 from podracer.agents.rules.lpg.rule import (
     Outputs,
@@ -79,11 +79,9 @@ class LPGStudent:
 
     @property
     def data_file(self) -> str:
-        """Path of the rule's file."""
         return self.rule_file
 
     def read(self, content: bytes) -> RuleParams:
-        """Return the parameters of the rule in the content of the file."""
         check_digest(content, self.rule_digest, self.rule_file)
         rule, params = decode_rule(content, self.rule_file)
         if rule != self.rule:
@@ -121,7 +119,6 @@ class _LPGStudent:
     rule_params: RuleParams
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters, and the rule's."""
         rule = jax.tree.map(jnp.asarray, self.rule_params)
         learner = self.optimizer.init(self.network.init(key))
         return LearnerState(StudentState(**vars(learner), rule=rule))
@@ -136,7 +133,6 @@ class _LPGStudent:
     def distribution(
         self, params: Params, carry: Carry, timestep: TimeStep
     ) -> tuple[Categorical, Carry]:
-        """Return the policy at a timestep."""
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         heads, carry = self.network.apply(params, carry, observation, timestep.first[None])
         return Categorical(mask_logits(timestep.observation, heads["policy"][0])), carry
@@ -156,12 +152,11 @@ class _LPGStudent:
         targets = settings.rule.apply(shared.rule, data, outputs, settings.discount)
         output_grads = jax.grad(student_loss)(outputs, targets, data, settings.prediction_cost)
         (grads,) = pullback(output_grads)
-        shared, metrics = self.optimizer.step(
-            shared, global_mean(grads, axis), self.optimizer.rate(shared.frames)
-        )
         num_frames = schedules.count_frames(trajectory, axis)
+        grads = global_mean(grads, axis)
+        state, metrics = self.optimizer.apply_gradients(state, grads, num_frames)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
-        return LearnerState(count_frames(shared, num_frames)), {
+        return state, {
             **metrics,
             "entropy": mean_of(policy.entropy(), data.valid),
             "prediction_entropy": mean_of(prediction.entropy(), data.valid),
