@@ -76,7 +76,7 @@ def classify_error(error: Exception) -> Exception:
         failure = PeerLostError(f"{LOST} ({first_line})")
     elif (start := _NO_PLATFORM.match(first_line)) and isinstance(error, RuntimeError):
         detail = start[2]
-        if "gloo" in detail:  # which connects the processes of a run
+        if "gloo" in detail:  # it connects the processes of a run
             detail = "this machine has no address for its own name, see /etc/hosts."
         failure = DeviceError(f"JAX cannot start the platform {start[1]}: {detail}")
     elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
