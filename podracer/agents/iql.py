@@ -4,9 +4,10 @@ The value is an expectile of the critics' values of recorded actions, near the b
 is fitted to the recorded actions, each weighted by the exponential of its advantage. With a replay
 it goes on in an environment, from its own actions (section 5.3).
 Source: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv
-2110.06169). Three things differ from the authors' code. One step minimizes all three losses at the
-same parameters. No tanh squashes the mean of the policy: an action at a bound has the likelihood of
-all samples that are clipped to it. All parts have one learning rate.
+2110.06169). Four things differ from the authors' code. The loss of the critics is half of theirs.
+One step minimizes all three losses at the same parameters. No tanh squashes the mean of the policy:
+an action at a bound has the likelihood of all samples that are clipped to it. All parts have one
+learning rate.
 """
 
 from __future__ import annotations
