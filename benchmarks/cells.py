@@ -158,15 +158,16 @@ _DQN_REMARK = (
 )
 _ASTERIX_REMARK = (
     "Returns of three rewards and dueling streams hold Rainbow back here, so with the convolution "
-    "it has neither. After 0.2 M frames, seeds 0 and 1 with the convolution, DQN is at 2.25; with the distribution alone "
-    "at 2.60, with priorities alone at 2.87, with returns of three rewards at 1.34, with dueling "
-    "streams at 1.23. Distribution, priorities and noise together are at 2.03, and after 0.5 M "
-    "frames at 16.4, where the table's DQN is at 11.8. With returns of three rewards they are at "
-    "1.33, with dueling streams too at 2.79 after 0.38 M frames, where they are at 9.55 without "
-    "both. Learning rates of 2.5e-4 and 1e-3 instead of 5e-4 end at 1.26 and 0.81. All of Rainbow "
-    "is at 0.73 after 0.2 M frames, and no better without noise (0.76), with DQN's epsilon in Adam "
-    "(0.78), with a support around 0 (0.85) or with targets updated five times as often (0.77). "
-    "In Breakout both help: after 0.3 M frames it is at 11.2 with them and at 7.47 without."
+    "it has neither. After 0.2 M frames, seeds 0 and 1 with the convolution, DQN is at 2.25; with "
+    "the distribution alone at 2.60, with priorities alone at 2.87, with returns of three rewards "
+    "at 1.34, with dueling streams at 1.23. Distribution, priorities and noise together are at "
+    "2.03, and after 0.5 M frames at 16.4, where the table's DQN is at 11.8. With returns of three "
+    "rewards they are at 1.33, with dueling streams too at 2.79 after 0.38 M frames, where they "
+    "are at 9.55 without both. Learning rates of 2.5e-4 and 1e-3 instead of 5e-4 end at 1.26 and "
+    "0.81. All of Rainbow is at 0.73 after 0.2 M frames, and no better without noise (0.76), with "
+    "DQN's epsilon in Adam (0.78), with a support around 0 (0.85) or with targets updated five "
+    "times as often (0.77). In Breakout both help: after 0.3 M frames it is at 11.2 with them and "
+    "at 7.47 without."
 )
 _RAINBOW_REMARKS = {
     "Breakout": _RAINBOW_REMARK,
