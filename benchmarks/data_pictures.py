@@ -1,10 +1,11 @@
-"""Draw `docs/images/from-data.png` of the results of `offline.py` and `imitation.py`.
+"""Draw `from-data.png` and `from-data-curves.png` of what `offline.py` and `imitation.py` measured.
 
 python benchmarks/data_pictures.py
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import imitation
@@ -23,6 +24,14 @@ COLORS = {
     "IQL": "#c1121f",
     "TD3+BC": "#5f8f3e",
     "avril": "#8e5aa8",
+}
+CURVE_COLORS = COLORS | {
+    "DQN online": "#2a9d8f",
+    "DQN online, mixed replay": "#8e5aa8",
+    "DQN online, from DQN": "#e07a1f",
+    "TD3 online": "#2a9d8f",
+    "TD3 online, mixed replay": "#8e5aa8",
+    "TD3 online, from TD3+BC": "#5f8f3e",
 }
 MARKERS = {"podracer": "o", "d3rlpy": "s", "imitation": "^"}
 
@@ -90,6 +99,36 @@ def draw_demonstrations(axes: Axes, task: str, rows: list[dict[str, Any]]) -> No
     axes.set_title(f"{task}: by demonstrations", fontsize=10)
 
 
+def draw_curves(axes: Axes, rows: list[offline.Row]) -> None:
+    """Draw the mean of the evaluations of each method over the seeds, and their range."""
+    for method in dict.fromkeys(row["method"] for row in rows):
+        found = {row["seed"]: row["curve"] for row in rows if row["method"] == method}
+        frames = [point[0] for point in next(iter(found.values()))]
+        returns = np.array([[point[1] for point in curve] for curve in found.values()])
+        style = {"ls": "--" if "online" in method else "-", "color": CURVE_COLORS[method]}
+        axes.plot(frames, returns.mean(axis=0), lw=1.2, label=method, **style)
+        low, high = returns.min(axis=0), returns.max(axis=0)
+        axes.fill_between(frames, low, high, color=style["color"], alpha=0.15, lw=0)
+    axes.axhline(rows[0]["behavior"], color="black", lw=1, ls="--", label="behavior")
+    axes.set_xscale("log")
+    axes.set_title(f"{rows[0]['task']}: {rows[0]['data']} data, by frames", fontsize=10)
+
+
+def draw_all_curves(rows: list[offline.Row]) -> None:
+    """Draw the curves of all tasks and data sets that have some."""
+    rows = [row for row in rows if row.get("curve")]
+    tasks = [x for x in offline.TASKS if any(row["task"] == x for row in rows)]
+    qualities = ("random", "medium", "expert")
+    figure = Figure((4 * len(qualities), 3.8 * len(tasks)), layout="constrained")
+    panels = figure.subplots(len(tasks), len(qualities), squeeze=False)
+    for (task, quality), axes in zip(itertools.product(tasks, qualities), panels.flat, strict=True):
+        axes.set_visible(False)
+        if found := [row for row in rows if (row["task"], row["data"]) == (task, quality)]:
+            draw_curves(axes, found)
+            style(axes)
+    FigureCanvasAgg(figure).print_png(IMAGES / "from-data-curves.png", metadata={"Software": None})
+
+
 def main() -> None:
     offline_rows = offline.read(offline.OUT)
     imitation_rows = imitation.records(imitation.RESULTS)
@@ -108,6 +147,7 @@ def main() -> None:
         draw_demonstrations(axes, task, imitation_rows)
         style(axes)
     FigureCanvasAgg(figure).print_png(IMAGES / "from-data.png", metadata={"Software": None})
+    draw_all_curves(offline_rows)
 
 
 def style(axes: Axes) -> None:

@@ -30,6 +30,7 @@ import jax
 import numpy as np
 from harness import append
 from references import lines_of, pairs_of
+from results_suite import evaluations_of
 
 import podracer
 from podracer import recipes
@@ -42,7 +43,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.run.episodes import record_episodes
 
 OUT = Path(__file__).parent / "results" / "offline.jsonl"
-EPISODES = 128  # of an evaluation
+EPISODES, EVALUATIONS = 128, 10  # of an evaluation, of a run
 PEERS = {"d3rlpy": {"cloning", "DQN", "IQL", "TD3+BC"}, "imitation": {"cloning"}}  # their methods
 Row = dict[str, Any]
 
@@ -112,8 +113,9 @@ TASKS = {
         {"random": 50, "medium": 50},
         {
             "cloning": Method("cartpole_cloning", 1_024_000, agent=LARGE),
-            "IQL": Method("pendulum_iql", 512_000, agent=CHEETAH),
-            "TD3+BC": Method("pendulum_td3_bc", 128_000, agent=CHEETAH),
+            # Advantages of hundreds of steps of reward 7 are large.
+            "IQL": Method("pendulum_iql", 512_000, agent=CHEETAH | {"inverse_temperature": 0.05}),
+            "TD3+BC": Method("pendulum_td3_bc", 512_000, agent=CHEETAH | NORMALIZED),
         },
     ),
 }
@@ -177,8 +179,10 @@ def measure(
         )
         assert result.evaluation is not None
         returns = np.atleast_1d(result.evaluation.returns.mean(axis=-1))
-        for seed, value in zip(seeds, returns, strict=True):
-            yield {"frames": frames, "seed": seed, "return": float(value)}
+        curve = evaluations_of(run, len(seeds))
+        for i, (seed, value) in enumerate(zip(seeds, returns, strict=True)):
+            points = [[point["frames"], round(point["returns"][i], 4)] for point in curve]
+            yield {"frames": frames, "seed": seed, "return": float(value), "curve": points}
 
 
 def measure_peer(
@@ -219,7 +223,7 @@ def _plain(experiment: Experiment, environment: str) -> Experiment:
     return dataclasses.replace(
         experiment,
         environment=environment,
-        evaluations=1,
+        evaluations=EVALUATIONS,
         evaluation_episodes=EPISODES,
         target_return=None,
     )
