@@ -105,10 +105,10 @@ def draw_curves(axes: Axes, rows: list[offline.Row]) -> None:
         found = {row["seed"]: row["curve"] for row in rows if row["method"] == method}
         frames = [point[0] for point in next(iter(found.values()))]
         returns = np.array([[point[1] for point in curve] for curve in found.values()])
-        style = {"ls": "--" if "online" in method else "-", "color": CURVE_COLORS[method]}
-        axes.plot(frames, returns.mean(axis=0), lw=1.2, label=method, **style)
+        line = {"ls": "--" if "online" in method else "-", "color": CURVE_COLORS[method]}
+        axes.plot(frames, returns.mean(axis=0), lw=1.2, label=method, **line)
         low, high = returns.min(axis=0), returns.max(axis=0)
-        axes.fill_between(frames, low, high, color=style["color"], alpha=0.15, lw=0)
+        axes.fill_between(frames, low, high, color=line["color"], alpha=0.15, lw=0)
     axes.axhline(rows[0]["behavior"], color="black", lw=1, ls="--", label="behavior")
     axes.set_xscale("log")
     axes.set_title(f"{rows[0]['task']}: {rows[0]['data']} data, by frames", fontsize=10)

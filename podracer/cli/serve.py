@@ -37,7 +37,6 @@ class WatchOptions:
 
 def watch(options: WatchOptions) -> int:
     """Run `podracer watch`: serve a live page until Ctrl-C."""
-
     if not options.directory.is_dir():
         raise ConfigError(f"there is no directory {options.directory}.")
     from podracer.reports.watch.server import LiveServer
@@ -102,7 +101,6 @@ def _explained_address(host: str, port: int) -> Iterator[None]:
     """Raise `ConfigError` in place of the `OSError` of a server that cannot listen there."""
     if not host:  # it would listen at every address
         raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
-
     try:
         yield
     except OSError as error:
