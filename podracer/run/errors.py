@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,9 @@ def classify_error(error: Exception) -> Exception:
         if "gloo" in detail:  # it connects the processes of a run
             detail = "this machine has no address for its own name, see /etc/hosts."
         failure = DeviceError(f"JAX cannot start the platform {start[1]}: {detail}")
+    elif isinstance(error, AssertionError) and _is_raised_in(error, "jax._src.xla_bridge"):
+        platforms = jax.config.jax_platforms
+        failure = DeviceError(f"this machine has no device of JAX_PLATFORMS={platforms}.")
     elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
         failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
     else:
@@ -91,6 +95,12 @@ def _is_of_peer(error: Exception) -> bool:
     """Return whether processes could not talk; an array that is read raises it as a ValueError."""
     is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
     return is_of_jax and re.search(r"Gloo|[Cc]oordination|[Bb]arrier", str(error)) is not None
+
+
+def _is_raised_in(error: Exception, module: str) -> bool:
+    """Return whether a module raised an error: for those that say nothing of themselves."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__") == module
 
 
 def _name(path: Any) -> str:

@@ -277,6 +277,16 @@ def test_a_platform_that_does_not_start_is_a_device_that_fails(reason, words):
     assert error.exit_code == 71
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="has a GPU")
+def test_a_platform_without_a_device_here_fails_in_one_sentence():
+    """JAX asserts, and says nothing, where the plugin of CUDA or its device is missing."""
+    command = [sys.executable, "-m", "podracer", "train", "catch"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.stderr == "podracer: this machine has no device of JAX_PLATFORMS=cuda.\n"
+    assert result.returncode == 71
+
+
 @pytest.mark.figure(19)
 @pytest.mark.parametrize("waits_for", ["arrays", "digests"])
 @pytest.mark.parametrize(
