@@ -278,6 +278,8 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     yield ""
     for cell in (cell for cell in family_cells if cell.remark):
         yield from (f"{cell.task}, {cell.agent}: {cell.remark}", "")
+    if older := [measured_before(cell, groups) for cell in family_cells if is_older(cell, groups)]:
+        yield from (f"Measured with settings of an earlier commit: {', '.join(older)}.", "")
     yield "```bash"
     for cell in family_cells:
         command, *others = cells.command_of(cell, cells.seeds_of(cell)), *cells.seeds_of(cell)[1:]
@@ -285,6 +287,17 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
         also = f"  # and with --seed {', '.join(map(str, others))}" if once else ""
         yield " ".join(["podracer", *command]) + also
     yield from ("```", "")
+
+
+def is_older(cell: Cell, groups: Groups) -> bool:
+    """Return whether a cell's command has other settings today than when it was measured."""
+    today = cells.configuration_of(cells.experiment_of(cell.command))
+    return groups[cell.name][0]["configuration"] != today
+
+
+def measured_before(cell: Cell, groups: Groups) -> str:
+    """Return the words that say at which commit a cell was measured."""
+    return f"{cell.task} {cell.agent} ({groups[cell.name][0]['commit'][:8]})"
 
 
 def figures(rows: Sequence[records.Row], evaluation: str) -> str:
