@@ -113,9 +113,10 @@ _RAINBOW_FLAGS = {
     "Freeway": " --learning-rate 5e-4",
     "SpaceInvaders": " --learning-rate 1e-3 --high 40",
 }
-# With the convolution: less of Rainbow in Asterix, see its remark.
+# With the convolution: less of Rainbow in Asterix, see the remarks.
 _RAINBOW_CNN_FLAGS = {
     **_RAINBOW_FLAGS,
+    "Freeway": " --learning-rate 5e-4 --high 6 --optimizer-epsilon 1e-5",
     "Asterix": " --learning-rate 5e-4 --optimizer-epsilon 1e-5 --epsilon 1:0.01:250000 --low -25 "
     "--n-step 1 --no-dueling --stream-hidden",
 }
