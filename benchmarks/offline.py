@@ -105,6 +105,9 @@ TASKS = {
             "TD3 online, from TD3+BC": Method(
                 "pendulum_td3", 16_000, "none", "TD3+BC", NORMALIZED | {"random_frames": 0}
             ),
+            "TD3 online, from TD3+BC, mixed replay": Method(
+                "pendulum_td3", 16_000, "replay", "TD3+BC", NORMALIZED | {"random_frames": 0}
+            ),
         },
     ),
     "halfcheetah": Task(
