@@ -32,6 +32,7 @@ CURVE_COLORS = COLORS | {
     "TD3 online": "#2a9d8f",
     "TD3 online, mixed replay": "#8e5aa8",
     "TD3 online, from TD3+BC": "#5f8f3e",
+    "TD3 online, from TD3+BC, mixed replay": "#c1121f",
 }
 MARKERS = {"podracer": "o", "d3rlpy": "s", "imitation": "^"}
 
