@@ -242,6 +242,15 @@ def _mujoco(robot: str) -> list[Cell]:
         Cell(
             MUJOCO,
             task,
+            "crossq512",
+            f"halfcheetah_crossq {short} --critic-network.hidden 512 512",
+            3,
+            120,
+            published=("crossq",),
+        ),
+        Cell(
+            MUJOCO,
+            task,
             "simbav2",
             f"halfcheetah_simbav2 {short}",
             3,
