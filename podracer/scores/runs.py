@@ -272,7 +272,7 @@ def members_of(
     members = []
     for index, pod in enumerate(pods):
         values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
-        if has_selection(experiment):  # which changes them: all pods are of one configuration
+        if has_selection(experiment):  # changes them: all pods are of one configuration
             values = dict.fromkeys(values, "chosen by the selection")
         agent = _with_values(experiment.get("agent", {}), values)
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
