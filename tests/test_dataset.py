@@ -403,6 +403,22 @@ def test_episodes_of_the_host_are_recorded():
     assert np.diff(short.ends, prepend=-1).tolist() == [3, 4, 4, 4, 3, 4, 4, 4]
     assert short.timeout[short.ends].sum() >= 4
 
+    def lose_last(batch, timestep):
+        if batch.steps == 5:  # of row 3, whose episode has six
+            timestep.first[3], timestep.discount[3] = True, 1.0
+        return timestep
+
+    lost = record_episodes(
+        agent,
+        Counters(lose_last),
+        agent.actor_params(state),
+        jax.random.key(5),
+        episodes=4,
+        rule=ActingRule("sampled"),
+        max_steps=5,
+    )
+    assert np.diff(lost.ends, prepend=-1).tolist() == [3, 4, 5]
+
 
 def test_equal_numbers_have_equal_digests():
     data = dataset()

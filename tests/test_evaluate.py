@@ -407,6 +407,26 @@ def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
     ]
 
 
+@pytest.mark.parametrize(
+    ("environment", "policy", "advice"),
+    [
+        ("catch", "greedy", '`evaluation_policy="sampled"`, `evaluation_epsilon=0.01` or '),
+        ("catch", "sampled", "`evaluation_epsilon=0.01` or "),
+        ("pendulum", "greedy", '`evaluation_policy="sampled"` or '),
+        ("pendulum", "sampled", ""),
+    ],
+)
+def test_advice_about_repetitions_is_what_an_evaluation_can_take(
+    environment, policy, advice, caplog
+):
+    experiment = dataclasses.replace(EXPERIMENT, evaluation_policy=policy)
+    recorder = Recorder(experiment, podracer.make(environment))
+    with caplog.at_level(logging.WARNING, "podracer"):
+        recorder.add_evaluation(evaluation([1.0] * 4, 0, distinct=1), {}, Progress(1, 8, {}))
+    (message,) = caplog.messages
+    assert message.endswith(f"to measure more take {advice}fewer `evaluation_episodes`.")
+
+
 def test_a_compile_beside_the_initial_state_counts_with_all_its_seconds():
     """The driver waits for its last ones alone, and its pace leaves out no others."""
     recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()

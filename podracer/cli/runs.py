@@ -22,7 +22,7 @@ from podracer.cli.run_options import (
 )
 from podracer.errors import ConfigError
 from podracer.io.copies import output_folder
-from podracer.io.directories import is_tournament
+from podracer.io.directories import is_tournament, quoted_path
 from podracer.io.paths import place_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def evaluate(options: EvalOptions) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
     from podracer.dataset import Dataset
     from podracer.evaluate import make_evaluator
+    from podracer.io.sinks import plain
     from podracer.policy import Policy
+    from podracer.types import Discrete
 
     run, acting, arguments = options.open(options.reopen())
     result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*arguments)
@@ -103,14 +105,15 @@ def evaluate(options: EvalOptions) -> int:
         policy = Policy(run.agent, run.state.learner)
         figures["equal_actions"] = policy.agreement(Dataset.load(options.data))
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps({name: plain(value) for name, value in figures.items()}))
     else:
         for name, value in figures.items():
             print(f"{name:18} {value:g}" if isinstance(value, float) else f"{name:18} {value}")
     if result.repetition:
-        is_greedy = acting["policy"] == "greedy"
-        remedy = "take --policy sampled or --epsilon 0.01" if is_greedy else "take --epsilon 0.01"
-        print(f"podracer: {result.repetition}: to measure more {remedy}.", file=sys.stderr)
+        ways = ["--policy sampled"] if acting["policy"] == "greedy" else []
+        ways += ["--epsilon 0.01"] if isinstance(run.env.spec.action, Discrete) else []
+        remedy = f": to measure more take {' or '.join(ways)}" if ways else ""
+        print(f"podracer: {result.repetition}{remedy}.", file=sys.stderr)
     return 0
 
 
@@ -273,5 +276,5 @@ def rule(options: RuleOptions) -> int:
     path = output_file(options.output, output_folder(options.run) / "rule.npz", (".npz",))
     origin = {"environment": run.env.spec.name, "updates": int(run.state.update)}
     write_bytes(path, learned.export(run.state.learner, origin))
-    print(f"{path}  use it: podracer train catch --update-rule {path}")
+    print(f"{path}  use it: podracer train catch --update-rule {quoted_path(path)}")
     return 0

@@ -125,14 +125,17 @@ def describe(decision: Decision, spec: EnvironmentSpec) -> dict[str, Any]:
         }
 
     action = spec.action
+    if isinstance(action, Continuous):
+        actions = {"low": action.low, "high": action.high}
+    else:
+        start = {"start": action.start} if np.any(action.start) else {}
+        actions = {"num_actions": action.num_actions, **start}
     return {
         "policy": "sampled" if decision.sampled else "greedy",
         "inputs": arrays(decision.inputs),
         "outputs": arrays(decision.outputs),
         "initial_memory": {name: x.tolist() for name, x in decision.initial_memory.items()},
-        "actions": {"low": action.low, "high": action.high}
-        if isinstance(action, Continuous)
-        else {"num_actions": action.num_actions},
+        "actions": actions,
         "scaling": "Observations are the environment's, not normalized; actions are in its units.",
     }
 

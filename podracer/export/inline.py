@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from podracer.devices.ordering import scan_operands
+from podracer.errors import ConfigError
 from podracer.export.composites import COMPOSITES
 
 _CALLS = {
@@ -106,11 +107,23 @@ class Inliner:
                 draw: Callable[..., jax.Array] = partial(_THREEFRY.random_bits, **sizes)
             case "random_fold_in":
                 draw = _THREEFRY.fold_in
+            case "random_split":
+                draw = partial(_THREEFRY.split, shape=params["shape"])
+            case name if name.startswith("random_"):
+                raise refusal(name)
             case _:  # such as a reshape, of each word
                 return jax.vmap(lambda word: _bind(equation, [word]), -1, -1)(words)
         for depth in range(num_key_axes, 0, -1):
             draw = jax.vmap(draw, (0, *(0 if np.ndim(x) >= depth else None for x in inputs[1:])))
         return self(jax.make_jaxpr(draw)(*inputs), inputs)
+
+
+def refusal(primitive: str) -> ConfigError:
+    """Return the error for a primitive that ONNX has no operator for."""
+    return ConfigError(
+        f"ONNX has no operator for {primitive!r}, which this policy computes: take "
+        "`format=stablehlo`, which holds every policy."
+    )
 
 
 def _closed(jaxpr: Any) -> ClosedJaxpr:

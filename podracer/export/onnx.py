@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr
 from podracer.errors import ConfigError
 from podracer.export.decision import Decision, needed_variables
 from podracer.export.graph import Graph
+from podracer.export.inline import refusal
 from podracer.export.operators import OPERATORS
 from podracer.types import ArraySpec
 
@@ -47,7 +48,13 @@ def to_onnx(decision: Decision, metadata: Mapping[str, Any]) -> bytes:
     )
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
     onnx.helper.set_model_props(model, texts)
-    onnx.checker.check_model(model, full_check=True)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ConfigError(
+            "ONNX has no operator for some of the numbers that this policy computes with "
+            f"({error}): take `format=stablehlo`, which holds every policy."
+        ) from error
     return model.SerializeToString()
 
 
@@ -75,7 +82,7 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
     for variable, constant in zip(jaxpr.constvars, function.consts, strict=True):
         if variable in needed:
             if jnp.issubdtype(variable.aval.dtype, jax.dtypes.prng_key):
-                raise _refusal("random_split")
+                raise refusal("random keys")
             graph.names[variable] = graph.constant(np.asarray(constant))
     for equation in jaxpr.eqns:
         if needed.isdisjoint(equation.outvars):
@@ -87,17 +94,10 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
             )
         operator = OPERATORS.get(equation.primitive.name)
         if operator is None:
-            raise _refusal(equation.primitive.name)
+            raise refusal(equation.primitive.name)
         results = operator(graph, equation, *[graph.read(x) for x in equation.invars])
         results = [results] if isinstance(results, str) else results
         graph.names |= zip(equation.outvars, results, strict=True)
-
-
-def _refusal(primitive: str) -> ConfigError:
-    return ConfigError(
-        f"ONNX has no operator for {primitive!r}, which this policy computes: take "
-        "`format=stablehlo`, which holds every policy."
-    )
 
 
 def _value_info(name: str, spec: ArraySpec) -> Any:

@@ -49,7 +49,8 @@ def _power(graph: Graph, equation: Any, name: str) -> str:
 def _round(graph: Graph, equation: Any, name: str) -> str:
     if int(equation.params["rounding_method"]) == 1:  # half to even
         return graph.add("Round", name)
-    rounded = graph.add("Add", graph.add("Abs", name), graph.constant(0.5, np.float32))
+    below_half = np.nextafter(np.float32(0.5), np.float32(0))  # the sum is rounded, too
+    rounded = graph.add("Add", graph.add("Abs", name), graph.constant(below_half))
     return graph.add("Mul", graph.add("Sign", name), graph.add("Floor", rounded))
 
 

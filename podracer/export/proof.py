@@ -192,7 +192,7 @@ def draw_timesteps(spec: EnvironmentSpec, rng: np.random.Generator) -> TimeStep:
 
     def draw(leaf: ArraySpec) -> np.ndarray:
         size = (*shape, *leaf.shape)
-        if np.issubdtype(leaf.dtype, np.floating):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):  # bfloat16, too
             return rng.normal(size=size).astype(leaf.dtype)
         if leaf.dtype == bool:
             return rng.random(size) < 0.5

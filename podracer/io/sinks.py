@@ -140,7 +140,8 @@ class TensorBoardSink:
             from tensorboardX.summary import histogram
 
             if (finite := array[abs(array) < math.inf]).size:
-                values += histogram(name, finite, "auto").value
+                # "auto" of older NumPy takes billions of bins where one value is far off.
+                values += histogram(name, finite, "sturges").value
         step = int(record["updates"] or 0)
         self._file.write_event(
             Event(wall_time=time.time(), step=step, summary=Summary(value=values))

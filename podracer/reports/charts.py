@@ -151,10 +151,11 @@ def curves(
     `num_blocks` share the room that a page has.
     """
     limit = max(1, _CURVES // num_blocks)
-    members = {label: count_seeds(runs)[0] for label, runs in [*groups.items()][:limit]}
+    counted = {label: count_seeds(runs)[0] for label, runs in groups.items()}
+    members = dict([*counted.items()][:limit])
     colors = dict(zip(members, itertools.cycle(COLORS), strict=False))
     shown = {label: runs[: max(1, limit // len(members))] for label, runs in members.items()}
-    num_drawn, num_runs = sum(map(len, shown.values())), sum(map(len, groups.values()))
+    num_drawn, num_runs = (sum(map(len, x.values())) for x in (shown, counted))
     size = num_blocks * num_drawn * (sum(len(x.parts) or 1 for x in panels) + len(axes))
     points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
     texts = {label: _text(settings) for label, settings in differing_settings(members).items()}
@@ -177,7 +178,7 @@ def curves(
     has_choice = len(legend) > 1 or any(entry.runs for entry in legend)
     block = charts(name, figures, legend if has_choice else [], axes=axes)
     left_out = f"<small>{num_drawn} of {num_runs} runs are shown.</small>"
-    return block + (left_out if block and num_runs > limit else "")
+    return block + (left_out if block and num_drawn < num_runs else "")
 
 
 def differing_settings(groups: Groups) -> Settings:

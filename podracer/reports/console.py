@@ -408,7 +408,8 @@ def summarize(
     if shares:
         parts[0] += f" ({', '.join(shares)})"
     if (episode_return := told.last("episode_return")) is not None:
-        parts.append(f"episode return {number(episode_return)}")
+        owner = " of the data set" if told.is_replayed else ""
+        parts.append(f"episode return{owner} {number(episode_return)}")
     if any("evaluation_return" in record for record in records):
         name, (value, mark) = f"{told.acting} evaluation".lstrip(), told.final
         facts = f"({mark}{', ' if mark else ''}best {number(told.best_evaluation)})"

@@ -324,9 +324,12 @@ def _rule_title(run: RunRecords) -> str:
 
 
 def _update_rule(run: RunRecords) -> str:
-    """Return a picture of the newest checkpoint's update rule, of a run that learns one."""
+    """Return a picture of the newest checkpoint's update rule, of a run that learns one.
+
+    A pod of a sweep has none, as its checkpoints are those of the whole.
+    """
     has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
-    if not has_tasks or not (run.path / "checkpoints").is_dir():
+    if not has_tasks or run.whole is not None or not (run.path / "checkpoints").is_dir():
         return ""
     from podracer.run.loading import load  # imports JAX
 

@@ -91,9 +91,13 @@ def spread_text(score: Score) -> str:
 
 
 def counted(members: Sequence[RunRecords]) -> str:
-    """Return the number of seeds of a group, and of its runs where some count no seed."""
+    """Return the number of seeds of a group, and of its runs where some count no seed.
+
+    Pods that are not independent are no seeds.
+    """
     seeds = len(count_seeds(members)[0])
-    text = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
+    noun = "seed" if are_independent(members) else "pod"
+    text = f"{seeds} {noun}{'' if seeds == 1 else 's'}"
     return text if seeds == len(members) else f"{text}, {len(members)} runs"
 
 
@@ -102,6 +106,8 @@ def caption(groups: Groups) -> str:
     counted_runs = (count_seeds(members)[0] for members in groups.values())
     several = [members for members in counted_runs if len(members) > 1]
     enough = [members for members in several if len(members) >= ENOUGH]
+    kinds = dict.fromkeys("seeds" if are_independent(members) else "pods" for members in several)
+    nouns = " or ".join(kinds)
     sentences = []
     if any(map(are_independent, enough)):
         sentences.append(
@@ -113,15 +119,16 @@ def caption(groups: Groups) -> str:
         )
     if len(enough) < len(several):
         sentences.append(
-            "A thick line of fewer than five seeds is their mean, which has no interval."
+            f"A thick line of fewer than five {nouns} is their mean, which has no interval."
         )
     if several:
         sentences.append(
-            "Thin lines are the seeds. Scores are over smoothed seeds; the slider smooths further."
+            f"Thin lines are the {nouns}. Scores are over smoothed {nouns}; the slider smooths "
+            "further."
         )
     if any(len({run.last("updates") for run in members}) > 1 for members in several):
         sentences.append(
-            "A mean over seeds is dashed where one of its runs has ended; that run's last value "
+            f"A mean over {nouns} is dashed where one of its runs has ended; that run's last value "
             "counts on."
         )
     return f"<p><small>{' '.join(sentences)}</small></p>" if sentences else ""

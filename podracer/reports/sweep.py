@@ -49,7 +49,9 @@ def ranking(groups: Groups) -> str:
     """Return a table of configurations, best first."""
     settings = differing_settings(groups)
     scores = {label: score_of_runs(runs, groups.values()) for label, runs in groups.items()}
-    head = ["Configuration", "Runs", "Last evaluation", "95 % interval, or each seed", REMARKS]
+    measures = {True: "Last evaluation", False: "Episode return"}
+    measure = " or ".join(dict.fromkeys(measures[x.is_evaluation] for x in scores.values()))
+    head = ["Configuration", "Runs", measure, "95 % interval, or each seed", REMARKS]
     rows = [
         [
             ", ".join(f"{_short(key)} {_text(value)}" for key, value in settings[label].items())
@@ -69,7 +71,12 @@ def _short(key: str) -> str:
 
 
 def _text(value: str) -> str:
-    return number(_number(value)) if math.isfinite(_number(value)) else value
+    """Return a setting as it is, but a fraction with three digits."""
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return value
+    return number(parsed) if isinstance(parsed, float) and math.isfinite(parsed) else value
 
 
 def _number(value: str) -> float:
@@ -124,16 +131,17 @@ def _parallel(settings: Settings, means: Mapping[str, float]) -> Figure:
         if np.isfinite(amounts).all():
             is_wide = amounts.min() > 0 and amounts.max() > 10 * amounts.min() and key
             scaled = np.log(amounts) if is_wide else amounts
-            ends = {0.0: number(amounts.min()), 1.0: number(amounts.max())}
-            if amounts.min() == amounts.max():
-                ends = {0.5: number(amounts.min())}
+            texts = [_text(x) for x in column] or [number(x) for x in amounts]
+            labeled = [int(amounts.argmin()), int(amounts.argmax())]
         else:
             names = sorted(set(column))
             scaled = np.array([names.index(x) for x in column], float)
-            ends = {i / max(len(names) - 1, 1): name[:20] for i, name in enumerate(names)}
+            texts = [x[:20] for x in column]
+            labeled = [column.index(name) for name in names]
         width = scaled.max() - scaled.min()
         heights.append((scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5))
-        notes += [_note(index, at, text, index == len(keys) - 1) for at, text in ends.items()]
+        ends = {float(heights[-1][row]): texts[row] for row in labeled}
+        notes += [_note(index, at, text) for at, text in ends.items()]
     scores = heights[-1]
     traces = []
     for row, label in enumerate(settings):
@@ -156,7 +164,7 @@ def _parallel(settings: Settings, means: Mapping[str, float]) -> Figure:
     )
 
 
-def _note(index: int, height: float, text: str, is_last: bool) -> dict[str, object]:
+def _note(index: int, height: float, text: str) -> dict[str, object]:
     return {
         "x": index, "y": height, "text": html.escape(text), "showarrow": False,
         "xanchor": "right", "xshift": -6, "bgcolor": "--page", "opacity": 0.85,

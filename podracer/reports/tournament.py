@@ -35,6 +35,7 @@ from podracer.tournament.events import (
 )
 
 _NAMED = 24  # ancestors
+_ERRORS = "<p><small>Scores are mean returns &plusmn; their standard errors.</small></p>"
 
 
 def write_tournament_report(directory: Path, file: Path) -> Path:
@@ -99,7 +100,7 @@ def _frames(log: TournamentLog, entry: Entry) -> int:
 
 
 def leaderboard(log: TournamentLog) -> str:
-    """Return a table of the entries, best first."""
+    """Return a table of the entries, best first, under a sentence on their scores."""
     names = varying_hyperparameters(log.state.board)
     rows = [
         [
@@ -114,7 +115,9 @@ def leaderboard(log: TournamentLog) -> str:
     ]
     score = score_name(log.state).capitalize()
     head = ["Place", "Entry", score, "Frames", "Parents", *names]
-    return table(head, rows) if rows else ""
+    has_errors = any(entry.episodes > 1 for entry in log.state.board)
+    note = "" if log.state.ratings or not has_errors else _ERRORS
+    return note + table(head, rows) if rows else ""
 
 
 def matches(log: TournamentLog) -> str:

@@ -68,9 +68,8 @@ def scores(log: TournamentLog) -> str:
     times = [*map(time, entries), log.seconds / unit]
     line = {"shape": "hv", "width": 2, "color": TEXT}
     best_trace = trace(np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line)
-    errors = [1.96 * entry.standard_error for entry in entries] if log.state.ratings else []
-    over_time = [*_lines(log, log.pods(), time, _score, errors), best_trace]
-    over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score, errors)
+    over_time = [*_lines(log, log.pods(), time, _score, has_bars=True), best_trace]
+    over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score, has_bars=True)
     figures = [
         figure(f"{title} over wall time", over_time, name, height=340),
         figure(f"{title} over the frames of the lineage", over_frames, "frames", height=340),
@@ -101,9 +100,13 @@ def _lines(
     links: Sequence[Link],
     x: Position,
     y: Position,
-    errors: Sequence[float] = (),
+    *,
+    has_bars: bool = False,
 ) -> list[Trace]:
-    """Return thin lines and dots for all entries, and the winner's ancestors over them."""
+    """Return thin lines and dots for all entries, and the winner's ancestors over them.
+
+    `has_bars` adds the 95 % intervals of ratings to the dots of all entries.
+    """
     traces = []
     for group, color, width, links_of_group, entries in (
         (_PODS, POD, 0.8, links, list(log.entries.values())),
@@ -112,8 +115,10 @@ def _lines(
         ends = joined([(x(a), y(a)), (x(b), y(b))] for a, b in links_of_group)
         traces.append(_line(ends, group, color, width))
         places = np.array([x(entry) for entry in entries]), np.array([*map(y, entries)])
-        bars = {"array": np.array(errors), "thickness": 0.7, "width": 2, "color": color}
-        style = {"error_y": bars} if len(errors) == len(entries) else {}
+        errors = np.array([1.96 * entry.standard_error for entry in entries])
+        bars = {"array": errors, "thickness": 0.7, "width": 2, "color": color}
+        is_rated = has_bars and bool(log.state.ratings) and group == _PODS
+        style = {"error_y": bars} if is_rated else {}
         marker = {"color": color, "size": 4 + width}
         texts = [describe(entry, log) for entry in entries]
         traces.append(trace(*places, group, text=texts, mode="markers", marker=marker, **style))

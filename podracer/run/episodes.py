@@ -79,7 +79,7 @@ def record_episodes(
         np.stack(x, axis=1) for x in zip(*columns, strict=True)
     )  # [B, T, ...]
     counts &= np.arange(counts.shape[1]) >= begins[:, None]
-    cut = timeout.any(axis=1)
+    cut = (timeout & counts).any(axis=1)
     observation, distribution = jax.tree.map(lambda *x: np.stack(x, axis=1)[counts], *inputs)
     return Dataset(
         observation=observation,

@@ -20,6 +20,7 @@ from podracer.io.signals import Stopwatch
 from podracer.run.resume import Best, Totals
 from podracer.schedules import current_values, over_run
 from podracer.scores.score import whole_return
+from podracer.types import Discrete
 
 _LOG = logging.getLogger("podracer")
 
@@ -33,6 +34,7 @@ class Recorder:
         self._equal: Best | None = None  # the newest evaluation, if it equals the best
         self.chunk_seconds = 0.0  # the driver's for a chunk, by the last record
         self._env, self._keeps_best = env, experiment.keep_best
+        self._is_greedy = experiment.evaluation_policy == "greedy"
         # Each pod of a population has its own.
         self._agent = None if experiment.pods else over_run(experiment.agent, experiment.num_steps)
         self._changes: dict[str, float] = {}  # numbers that were changed while the run trained
@@ -140,11 +142,13 @@ class Recorder:
             text += ": their returns are partial, never the best, and reach no target."
             self.warn("unfinished", text)
         if evaluation.repetition:
-            text = 'take `evaluation_policy="sampled"`, `evaluation_epsilon=0.01`'
-            self.warn(
-                "repetition",
-                f"{evaluation.repetition}: to measure more {text} or fewer `evaluation_episodes`.",
+            ways = ['`evaluation_policy="sampled"`'] if self._is_greedy else []
+            ways += (
+                ["`evaluation_epsilon=0.01`"] if isinstance(self._env.spec.action, Discrete) else []
             )
+            text = f"{', '.join(ways)} or " if ways else ""
+            text = f"to measure more take {text}fewer `evaluation_episodes`."
+            self.warn("repetition", f"{evaluation.repetition}: {text}")
 
     def warn(self, subject: str, text: str) -> None:
         """Warn once of each subject."""

@@ -129,11 +129,15 @@ class RunRecords:
 
         Returns of a data set, which the run replayed, are no score.
         """
-        environment = self.config.get("environment")
-        is_replayed = isinstance(environment, dict) and environment.get("kind") == "DataEnvironment"
-        if is_replayed and not self.is_evaluated and not self.has_diverged:
+        if self.is_replayed and not self.is_evaluated and not self.has_diverged:
             return math.nan, NOT_EVALUATED
         return final_score(self.records, has_diverged=self.has_diverged)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the run learned from a data set, whose returns are those of its records."""
+        environment = self.config.get("environment")
+        return isinstance(environment, dict) and environment.get("kind") == "DataEnvironment"
 
     @property
     def final_evaluation(self) -> float:
@@ -142,9 +146,12 @@ class RunRecords:
 
     @property
     def final_return(self) -> float:
-        """Mean return of training episodes at the end, NaN for a learner that met a fault."""
+        """Mean return of training episodes at the end.
+
+        NaN for a learner that met a fault, and for one of a data set, which plays none.
+        """
         mean = final_mean(self.series("episode_return", "updates")[1])
-        return math.nan if mean is None or self.has_diverged else mean
+        return math.nan if mean is None or self.has_diverged or self.is_replayed else mean
 
     @property
     def marks(self) -> list[str]:
@@ -264,10 +271,10 @@ def members_of(
     shared = {k for r in run.records for k in r if k == "seconds" or group(k) == "time"}
     members = []
     for index, pod in enumerate(pods):
-        # A selection changes the hyperparameters, so that all pods are of one configuration.
         values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
-        values = {} if has_selection(experiment) else values
-        agent = {**experiment.get("agent", {}), **values}
+        if has_selection(experiment):  # changes them: all pods are of one configuration
+            values = dict.fromkeys(values, "chosen by the selection")
+        agent = _with_values(experiment.get("agent", {}), values)
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
         frames, records = 0, []
         for record in series:
@@ -282,6 +289,13 @@ def members_of(
         name = f"{run.name} pod {index}"
         members.append(RunRecords(name, config, records, crash, whole=run, pod=index))
     return members
+
+
+def _with_values(agent: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return an agent's settings by dotted name, with other values; a schedule's is its start."""
+    settings = dict(leaves(redact_settings(agent)))
+    starts = {f"{name}.start" for name in values}
+    return {k: x for k, x in settings.items() if k not in starts} | values
 
 
 MOST_PARTS = 16  # components of a metric of several numbers that are shown apart

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracer.types import ArraySpec, PyTree
@@ -64,7 +65,7 @@ def _array(spec: ArraySpec, value: Any, name: str) -> np.ndarray:
         raise RequestError(f"{name} must hold numbers.")
     with np.errstate(all="ignore"):
         converted = array.astype(spec.dtype)
-    if np.issubdtype(spec.dtype, np.floating):
+    if jnp.issubdtype(spec.dtype, jnp.floating):  # bfloat16, too
         if not np.isfinite(converted).all():
             raise RequestError(f"{name} has numbers that are not finite as {spec.dtype}.")
     elif not np.array_equal(converted, array):

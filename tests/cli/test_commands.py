@@ -18,6 +18,7 @@ import textwrap
 import time
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -30,17 +31,20 @@ from podracer.cli import pods
 from podracer.cli.main import main
 from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experiment
 from podracer.cli.resume import free_settings
+from podracer.cli.runs import EvalOptions, evaluate
 from podracer.cli.train import TrainOptions
 from podracer.cli.values import read_whole_number
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.errors import CheckpointError, ConfigError
+from podracer.evaluate import Evaluation
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
 from podracer.run import training
 from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 from podracer.tournament.config import Tournament
+from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 
 @pytest.fixture
@@ -1078,3 +1082,23 @@ def test_records_that_are_none_are_said(run, outcome):
     code, text = outcome("report", run)
     assert code == 73
     assert text == f"podracer: {run}/metrics.jsonl: line 1 is not a record of numbers.\n"
+
+
+def test_an_evaluation_is_json_and_advises_what_its_actions_allow(monkeypatch, capsys):
+    """Also where the returns are not finite."""
+    spec = EnvironmentSpec("e", ArraySpec((1,)), Continuous((0.0,), (1.0,)))
+    run = SimpleNamespace(
+        agent=None, env=SimpleNamespace(spec=spec), state=SimpleNamespace(update=3), pod=None
+    )
+    acting = {"policy": "greedy", "epsilon": 0.0}
+    monkeypatch.setattr(EvalOptions, "reopen", lambda self: None)
+    monkeypatch.setattr(EvalOptions, "open", lambda self, experiment: (run, acting, ()))
+    returns = np.full(4, np.inf)
+    played = Evaluation(returns, np.ones(4), np.array(0), np.array(1))
+    monkeypatch.setattr("podracer.evaluate.make_evaluator", lambda *_, **__: lambda: played)
+    with np.errstate(invalid="ignore"):
+        assert evaluate(EvalOptions(Path("run"), episodes=4, json=True)) == 0
+    out, error = capsys.readouterr()
+    figures = json.loads(out, parse_constant=pytest.fail)
+    assert (figures["return_mean"], figures["length_mean"]) == (None, 1.0)
+    assert error.endswith("of one episode: to measure more take --policy sampled.\n")

@@ -81,6 +81,9 @@ OPERATIONS = {
     "gelu": lambda a: jax.nn.gelu(a["x"], approximate=False),
     "erf_inv": lambda a: lax.erf_inv(jnp.tanh(a["x"])),
     "round": lambda a: lax.round(a["x"]),
+    "round near halves": lambda a: lax.round(
+        jnp.where(a["b"], jnp.array([0.49999997, 0.5, -1.5, 8388609]), a["x"])
+    ),
     "round to even": lambda a: jnp.round(2 * a["x"]) / 2,
     "clamp": lambda a: lax.clamp(-0.5, a["x"], a["y"]),
     "select_n": lambda a: jnp.where(a["b"], a["x"], a["y"]),
@@ -100,6 +103,10 @@ OPERATIONS = {
     "lt of words": lambda a: a["w"] < a["w"][::-1],
     "random_bits": lambda a: jax.random.bits(jax.random.wrap_key_data(a["w"][:2]), (5,)),
     "normal": lambda a: jax.random.normal(jax.random.wrap_key_data(a["w"][:2]), (5,)),
+    "split of keys": lambda a: jax.random.key_data(
+        jax.random.split(jax.random.wrap_key_data(a["w"][:2]), (2, 3))
+    ),
+    "randint": lambda a: jax.random.randint(jax.random.wrap_key_data(a["w"][:2]), (5,), 0, 7),
     "fold_in": lambda a: jax.random.uniform(
         jax.random.fold_in(jax.random.wrap_key_data(a["w"][:2]), 3)
     ),
@@ -267,6 +274,34 @@ def test_a_clone_is_proven_where_its_data_set_leads_to_no_environment_in_jax(sou
 def test_an_unknown_primitive_is_named():
     with pytest.raises(ConfigError, match=r"no operator for 'cummax', .* `format=stablehlo`"):
         to_onnx(decision_of({"cummax": lambda a: lax.cummax(a["x"])}), {})
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (Discrete(3), {"num_actions": 3}),
+        (Discrete(3, start=2), {"num_actions": 3, "start": 2}),
+        (MultiDiscrete((2, 3), (0, 1)), {"num_actions": (2, 3), "start": (0, 1)}),
+        (BOX, {"low": (-1.0, 0.0), "high": (1.0, 2.0)}),
+    ],
+)
+def test_a_file_names_its_actions(space, actions):
+    spec = EnvironmentSpec("e", ArraySpec((2,)), space)
+    assert files.describe(decision_of({}), spec)["actions"] == actions
+
+
+def gamma(a):
+    return jax.random.gamma(jax.random.wrap_key_data(a["w"][:2]), 2.0)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [lambda a: a["p"] ** 2, lambda a: jnp.sort(a["b"], axis=1), gamma],
+    ids=["power of pixels", "sort of bools", "gamma"],
+)
+def test_what_onnx_has_for_other_numbers_alone_is_refused(operation):
+    with pytest.raises(ConfigError, match=r"ONNX .* take `format=stablehlo`"):
+        to_onnx(decision_of({"result": operation}), {})
 
 
 # --- agents --------------------------------------------------------------------------------------

@@ -257,6 +257,19 @@ def test_tensorboard_draws_a_metric_of_several_numbers_as_a_histogram(tmp_path):
     assert (event.step, figures.min, figures.max, figures.num, figures.sum) == (1, 1, 3, 2, 4)
 
 
+def test_a_value_that_is_far_off_gives_a_histogram_few_bins(tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboardX.proto.event_pb2 import Event
+
+    sink = TensorBoardSink(tmp_path)
+    sink.write(record(1, share=np.append(np.linspace(0, 1, 1000), 1e4)))
+    sink.close()
+    (path,) = tmp_path.iterdir()
+    events = map(Event.FromString, RawEventFileLoader(str(path)).Load())
+    (bins,) = [x.histo.bucket for e in events for x in e.summary.value if x.HasField("histo")]
+    assert len(bins) < 20
+
+
 def test_keys_are_told_apart():
     names = ["updates", "frames_per_second", "episode_return", "evaluation_length", "time_step"]
     assert [group(name) for name in names] == ["run", "run", "episode", "evaluation", "time"]

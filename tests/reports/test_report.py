@@ -282,6 +282,34 @@ def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
     assert "final greedy with epsilon 0.01 evaluation 2.00" in both.text
 
 
+def test_a_ranking_shows_settings_as_they_are_and_what_its_scores_are(tmp_path):
+    runs = []
+    for i, name in enumerate(("a", "b", "c")):
+        agent = {"epochs": i + 2, "normalized": i == 1, "rate": 0.00123456 * i, "torso": "relu"}
+        runs.append(make_run(tmp_path / name, records=3, experiment={"seed": 0, "agent": agent}))
+    other = {"seed": 0, "agent": {**agent, "torso": "tanh"}}
+    runs.append(make_run(tmp_path / "d", records=0, experiment=other))  # has no score
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert "Configuration Runs Episode return 95 %" in page.text
+    assert "epochs 3, normalized true, rate 0.00123, torso relu" in page.text
+    drawn = figures(page.source)["Configurations: settings and score"]["layout"]
+    notes = {(note["x"], note["y"]): note["text"] for note in drawn["annotations"]}
+    assert notes == {
+        (0, 0): "2", (0, 1): "4", (1, 0): "false", (1, 1): "true", (2, 0): "0",
+        (2, 1): "0.00247", (3, 0.5): "relu", (4, 0.5): "0.667",
+    }  # fmt: skip
+
+
+def test_a_chart_says_how_many_runs_it_leaves_out(tmp_path):
+    runs = [make_run(tmp_path / f"a{seed}", seed=seed, records=1) for seed in range(40)]
+    runs += [make_run(tmp_path / "copy", seed=0, records=1)]  # which no chart draws
+    runs += [make_run(tmp_path / "b", learning_rate=0.1, records=1)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert "33 of 41 runs are shown." in page.text
+    page = Page(write_report(runs[20:], tmp_path / "report.html"))
+    assert "runs are shown" not in page.text
+
+
 @pytest.mark.slow
 def test_the_same_runs_give_the_same_page(tmp_path):
     run = make_run(tmp_path / "run", records=2)
@@ -326,6 +354,21 @@ def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path
     page = Page(write_report([path], tmp_path / "report.html"))
     assert page.text.count("out of luck") == 1
     assert "run pod 2" in page.text
+    assert "catch, 3 pods : final episode return" in page.text
+    assert "Thin lines are the pods." in page.text
+
+
+def test_a_pod_has_no_rule_of_the_folder_in_which_the_command_runs(tmp_path, monkeypatch):
+    pods = [{"seed": seed, "hyperparameters": []} for seed in range(2)]
+    path = make_run(tmp_path / "run", records=2, experiment={"seed": 0, "agent": {}, "pods": pods})
+    record = {"updates": 2, "frames": [1000] * 2, "reward_catch": [0.1, 0.2]}
+    (path / "pods.jsonl").write_text(json.dumps(record) + "\n")
+    (path / "checkpoints").mkdir()
+    monkeypatch.chdir(path)
+    loaded = []
+    monkeypatch.setattr("podracer.run.loading.load", lambda *args, **_: loaded.append(args))
+    write_report([path], tmp_path / "report.html")
+    assert not loaded
 
 
 def test_a_pod_that_met_a_fault_is_not_the_best():

@@ -32,6 +32,7 @@ from podracer.reports.watch.watcher import Watcher
 from podracer.tournament import leaderboard
 from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, state_after
 from podracer.tournament.leaderboard import Leaderboard
+from podracer.tournament.ratings import Match
 
 HOSTILE = "<script>alert(1)</script> & {x} $y$"
 
@@ -129,6 +130,24 @@ def test_a_score_of_episodes_that_were_cut_says_so(tmp_path):
     assert "trained for" in texts[0]
 
 
+def test_the_interval_of_a_rating_stands_at_its_entry(tmp_path):
+    """Also where all entries are ancestors of the winner, nearest first."""
+    with Leaderboard(tmp_path, header("go", pods=1)) as board:
+        for number, (wins, losses) in enumerate([(1, 1), (30, 10)]):
+            parents = (f"p0r{number - 1}",) if number else ()
+            attempt = board.start(
+                0, number, parents=parents, hyperparameters={}, experiment={},
+                opponents=("random",),
+            )  # fmt: skip
+            matches = (Match(f"p0r{number}", "random", wins, 0, losses),)
+            assert submit(board, attempt, 0.5, matches=matches) is None
+    entries = read_tournament_log(tmp_path).entries.values()
+    for title in ("Rating over wall time", "Rating over the frames of the lineage"):
+        traces = figures(page_of(tmp_path))[title]["data"]
+        (bars,) = [trace["error_y"]["array"] for trace in traces if "error_y" in trace]
+        assert bars == pytest.approx([1.96 * x.standard_error for x in entries], rel=1e-4)
+
+
 def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
     """Neither while a process writes nor between two; an older log loses the step alone."""
     wall, ticks = [1e9], itertools.count(0.0, 10.0)
@@ -190,6 +209,10 @@ def test_the_board_has_the_hyperparameters_that_vary(page):
         ["2", "p0r0", "5.00 ± 0.250", "1.00k", "fresh", "0.100"],
         ["3", "p0r1", "4.00 ± 0.250", "2.00k", "p0r0", "0.100"],
     ]
+
+
+def test_what_stands_behind_a_score_is_said(page):
+    assert "mean returns &plusmn; their standard errors" in page
 
 
 def test_the_lineage_of_the_winner_is_named(page):

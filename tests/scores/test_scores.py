@@ -492,6 +492,7 @@ def test_pods_with_a_metric_of_several_numbers_have_records_and_scores():
 def test_returns_of_a_data_set_are_no_score(kind, records, score):
     run = RunRecords("run", {"environment": {"kind": kind}}, records, {})
     assert run.final[1] == score
+    assert math.isnan(run.final_return) == (kind == "DataEnvironment")
 
 
 def test_a_line_of_the_terminal_names_what_the_evaluation_leaves_out():
@@ -542,3 +543,17 @@ def test_each_environment_has_panels_of_its_own(tmp_path):
     assert [len(blocks(part)) for part in (first, second)] == [1, 1]
     write_report(runs[:1], tmp_path / "one.html")
     assert "<h3>" not in (tmp_path / "one.html").read_text()
+
+
+def test_a_pod_has_its_own_start_of_a_schedule_and_a_selection_chooses_it():
+    agent = {"learning_rate": {"kind": "Linear", "start": 0.5, "end": 0.0}, "discount": 0.9}
+    values = [{"name": "learning_rate", "value": 0.1}, {"name": "discount", "value": 0.8}]
+    pods = [{"seed": 0, "hyperparameters": values}]
+    settings = []
+    for exchange in (None, {"kind": "Selection"}):
+        config = {"experiment": {"agent": agent, "pods": pods, "exchange": exchange}}
+        (member,) = members_of(RunRecords("run", config, [], {}), [])
+        names = ("learning_rate", "discount", "learning_rate.start", "learning_rate.end")
+        settings.append([member.settings.get(f"agent.{name}") for name in names])
+    chosen = "chosen by the selection"
+    assert settings == [["0.1", "0.8", None, "0.0"], [chosen, chosen, None, "0.0"]]

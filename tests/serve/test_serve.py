@@ -13,6 +13,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint
@@ -259,10 +260,11 @@ def test_numbers_that_a_specification_cannot_hold_are_refused(spec, value, messa
 
 
 def test_trees_of_arrays_are_read():
-    spec = {"image": ArraySpec((1, 2), np.uint8), "parts": (ArraySpec(()), ArraySpec((), bool))}
-    tree = arrays_of(spec, {"image": [[3, 255]], "parts": [0.5, True]})
+    parts = ArraySpec((), jnp.bfloat16), ArraySpec((), bool)
+    spec = {"image": ArraySpec((1, 2), np.uint8), "parts": parts}
+    tree = arrays_of(spec, {"image": [[3, 255]], "parts": [0.1, True]})
     assert tree["image"].dtype == np.uint8
-    assert tree["parts"][0] == np.float32(0.5)
+    assert tree["parts"][0] == jnp.bfloat16(0.1)
     assert tree["parts"][1].dtype == bool
 
 

@@ -269,7 +269,7 @@ def _facts(run: WatchedRun) -> dict[str, str]:
         "Evaluation": number(final),
         "Best evaluation": number(best),
         "Episode return": number(records.final_return),
-        "Progress": percent(run.progress),
+        "Progress": percent(np.floor(100 * run.progress) / 100),
         "Frames": compact(records.last("frames")),
         "Frames/second": compact(float(np.median(pace[-20:])) if len(pace) else None),
         "Wall time": clock(records.last("seconds")),
