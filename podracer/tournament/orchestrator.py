@@ -258,7 +258,7 @@ class Orchestrator:
         for token, code in self.engine.poll().items():
             attempt = self._running.pop(token)
             delay = self._end(attempt, token, code)
-            if attempt.retirement:
+            if attempt.retirement and self._is_unfinished(self.state.pods[attempt.pod]):
                 self.board.record(Stopped(attempt.pod, "retired", attempt.retirement))
             self._settle(attempt.pod, delay)
 

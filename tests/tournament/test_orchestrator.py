@@ -440,6 +440,25 @@ def test_a_pod_that_is_to_retire_has_time_to_save(tmp_path):
     assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
 
 
+def test_a_pod_that_ends_its_last_round_while_it_is_to_retire_has_finished(tmp_path):
+    class Quick(Pretence):
+        def stop(self, token: int) -> None:
+            """Let an attempt end that has only to report."""
+
+    (tmp_path / CAPACITY).write_text("4")
+    tournament, engine = dataclasses.replace(TOURNAMENT, rounds=1), Quick(polls=lambda pod: 3)
+    start = engine.start
+
+    def start_and_shrink(token: int, directory: Path) -> None:
+        start(token, directory)
+        (tmp_path / CAPACITY).write_text("2")
+
+    engine.start = start_and_shrink  # type: ignore[method-assign]
+    state, _ = play(tmp_path, tournament, engine)
+    assert {pod.status for pod in state.pods.values()} == {"waiting"}
+    assert len(state.population) == 4
+
+
 def test_whoever_records_lives_whatever_the_clock_of_the_files_says(tmp_path):
     def script(engine):
         yield
