@@ -369,7 +369,7 @@ def make_evaluator(
 ) -> ProgramEvaluator:
     """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`.
 
-    With `fixed` all evaluations of a pod play the same episodes, those of its seed: a selection
+    With `fixed` all evaluations of a pod play the same episodes, drawn with its seed: a selection
     changes the key in its state. Raises `ConfigError` as `evaluate.make_evaluator` does.
     """
     rule.check(env.spec)

@@ -121,8 +121,8 @@ class Mirror:
     def summary(self) -> str:
         """Return what was copied where, in words."""
         state = str(self._copy) if self._is_claimed else "nothing was copied"
-        behind = f", behind the {self._copy.kind}"
-        state += behind if self._changes else f", copied within {self._lag:.1f} s"
+        copied = f", copied within {self._lag:.1f} s"
+        state += f", behind the {self._copy.kind}" if self._changes else copied
         return f"{self.address}  {state}" + (f", {self._faults} faults" if self._faults else "")
 
     # --- threads ----------------------------------------------------------------------------------
