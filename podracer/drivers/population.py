@@ -369,24 +369,24 @@ def make_evaluator(
 ) -> ProgramEvaluator:
     """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`.
 
-    With `fixed` all evaluations of a pod play the same episodes. Raises `ConfigError` as
-    `evaluate.make_evaluator` does.
+    With `fixed` all evaluations of a pod play the same episodes, drawn with its seed: a selection
+    changes the key in its state. Raises `ConfigError` as `evaluate.make_evaluator` does.
     """
     rule.check(env.spec)
-    agents = stack_agents(blueprint, pods)
+    agents, keys = stack_agents(blueprint, pods), run_keys(pods)
 
-    def evaluate(agents: Blueprint, states: TrainState) -> Episodes:
-        def evaluate_pod(settings: Any, state: TrainState) -> Episodes:
+    def evaluate(agents: Blueprint, states: TrainState, keys: jax.Array) -> Episodes:
+        def evaluate_pod(settings: Any, state: TrainState, run_key: jax.Array) -> Episodes:
             blueprint = dataclasses.replace(agents, settings=settings)
             agent = current_agents(blueprint, state).build()
             params = agent.actor_params(state.learner)
-            update = jnp.uint32(0) if fixed else state.update
-            return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
+            key, update = (run_key, jnp.uint32(0)) if fixed else (state.key, state.update)
+            return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, key, update)
 
-        return jax.vmap(evaluate_pod)(agents.settings, states)
+        return jax.vmap(evaluate_pod)(agents.settings, states, keys)
 
     program = _over_pods(evaluate, mesh, out_specs=PODS)
-    return ProgramEvaluator(jax.jit(program), lambda state: (agents, state))
+    return ProgramEvaluator(jax.jit(program), lambda state: (agents, state, keys))
 
 
 def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree) -> Progress:

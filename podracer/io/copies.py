@@ -206,7 +206,8 @@ def restore(
         has_begun = any(is_there(directory / mark) for mark in (CONFIG, LOG))
         if not has_begun or recorded_address(directory) != address:
             raise
-        report(f"{error} The run in {directory} goes on.")
+        kind = "run" if is_there(directory / CONFIG) else "tournament"
+        report(f"{error} The {kind} in {directory} goes on.")
         return
 
     def check() -> None:
@@ -226,7 +227,7 @@ def restore(
     with RunLock(directory, check, wait=True):  # several processes share a directory
         if is_complete():
             return
-        lease = Lease(store, address, identify(directory, address))
+        lease = Lease(store, address, identify(directory, address), copy.kind)
         with stores.writing(address):
             lease.claim(time.sleep, report)
         with stores.reading(address):

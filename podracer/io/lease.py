@@ -1,4 +1,4 @@
-"""The lease of a mirror: one machine writes the copy of a run in a store.
+"""The lease of a mirror: one machine writes the copy of a run or a tournament in a store.
 
 `leases/000001` below the address names it. It was made by a conditional create, and is written
 again at each heartbeat. Where there is a `leases/000002`, another machine has taken over. A lease
@@ -29,13 +29,17 @@ class LeaseLostError(PodracerError):
 
 
 class Lease:
-    """Right to write the copy of a run at an address; `holder` identifies the run's directory."""
+    """Right to write the copy of a run or a tournament, its `kind`, at an address.
+
+    `holder` identifies its directory.
+    """
 
     EXPIRY_SECONDS = 60.0  # after the last heartbeat
     BEAT_SECONDS = 15.0
 
-    def __init__(self, store: Any, address: str, holder: str) -> None:
+    def __init__(self, store: Any, address: str, holder: str, kind: str) -> None:
         self._store, self._address, self._holder = store, address, holder
+        self._kind = kind
         self._number = 0  # 0 while no lease is held
 
     @property
@@ -83,7 +87,8 @@ class Lease:
         self._number, successor = 0, self._read(newest)
         host = str(successor.get("host", "another machine"))[:100]
         raise LeaseLostError(
-            f"{host!r} writes the copy at {self._address} now: this run goes on without it."
+            f"{host!r} writes the copy at {self._address} now: this {self._kind} goes on "
+            "without it."
         )
 
     def beat(self) -> None:
@@ -113,7 +118,7 @@ class Lease:
             return
         report(
             f"{host!r} wrote at {self._address} {max(age, 0.0):.0f} s ago: if it does not go on, "
-            f"this run takes over in {remaining:.0f} s."
+            f"this {self._kind} takes over in {remaining:.0f} s."
         )
         deadline = time.monotonic() + remaining
         while (left := deadline - time.monotonic()) > 0:
@@ -125,7 +130,8 @@ class Lease:
                 age = (self._store_time() - latest["last_modified"]).total_seconds()
                 raise ConfigError(
                     f"{self._address} is written by {host!r}, whose heartbeat is {max(age, 0):.0f} "
-                    "s old: wait for that run to end or stop it, or choose another address."
+                    f"s old: wait for that {self._kind} to end or stop it, or choose another "
+                    "address."
                 )
 
     def _exists(self, number: int) -> bool:

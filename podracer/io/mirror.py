@@ -72,7 +72,7 @@ class Mirror:
         self._directory, self._is_new = directory, new
         self._store = open_store(address, writes=True)
         self._copy = kind(directory, self._store)
-        self._lease = Lease(self._store, address, "")
+        self._lease = Lease(self._store, address, "", self._copy.kind)
         self._wake, self._closing, self._ended = (threading.Event() for _ in range(3))
         self._changes: deque[float] = deque()  # times of changes that are not copied
         self._is_claimed = False
@@ -80,7 +80,8 @@ class Mirror:
         self._trouble = ""  # the last fault, while it lasts
 
     def __enter__(self) -> Mirror:
-        self._lease = Lease(self._store, self.address, identify(self._directory, self.address))
+        holder = identify(self._directory, self.address)
+        self._lease = Lease(self._store, self.address, holder, self._copy.kind)
         try:
             self._claim()
         except ConfigError:
@@ -120,7 +121,8 @@ class Mirror:
     def summary(self) -> str:
         """Return what was copied where, in words."""
         state = str(self._copy) if self._is_claimed else "nothing was copied"
-        state += ", behind the run" if self._changes else f", copied within {self._lag:.1f} s"
+        copied = f", copied within {self._lag:.1f} s"
+        state += f", behind the {self._copy.kind}" if self._changes else copied
         return f"{self.address}  {state}" + (f", {self._faults} faults" if self._faults else "")
 
     # --- threads ----------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class Mirror:
                 self._end(str(error))
                 return
             except ConfigError as error:  # a late claim: the store was away at the start
-                self._end(f"the run goes on without a copy: {error}")
+                self._end(f"the {self._copy.kind} goes on without a copy: {error}")
                 return
             except Exception as error:
                 num_failures += 1
@@ -186,8 +188,8 @@ class Mirror:
         """Count a fault, and say the first of several in a row."""
         self._faults += 1
         if not self._trouble:
-            text = "the run cannot be copied to %s: %s; it goes on, and so do the attempts."
-            _LOG.warning(text, self.address, reason(error))
+            text = "the %s cannot be copied to %s: %s; it goes on, and so do the attempts."
+            _LOG.warning(text, self._copy.kind, self.address, reason(error))
         self._trouble = reason(error)
 
     def _claim(self) -> None:

@@ -109,7 +109,7 @@ class RunLock:
         except BlockingIOError:
             raise ConfigError(
                 f"{self._path.parent} is in use by {_holder(os.pread(descriptor, 1000, 0))}; "
-                "wait for it to end or choose another run name"
+                "wait for it to end, or choose another directory."
             ) from None
         except OSError as error:
             raise DirectoryError(

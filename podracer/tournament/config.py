@@ -113,10 +113,11 @@ class Tournament:
             )
         check_types(self)
         self._check_numbers()
-        for experiment in self.experiments:
+        for pod, experiment in enumerate(self.experiments):
             check_types(experiment)
             experiment.check()
             self._check_round(experiment)
+            self.experiment_of(pod)
         if isinstance(self.selection, Generational):
             self._check_generations(self.selection)
         if self.opponents is not None:
@@ -158,6 +159,8 @@ class Tournament:
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
+        earlier_frames = (self.rounds - 1) * self.round_frames
+        experiment_of_round(experiment, self.round_frames, earlier_frames).check()
         experiment = experiment_of_round(experiment, self.round_frames)
         experiment.check()
         if isinstance(self.selection, PopulationBased):
@@ -334,6 +337,16 @@ def restore_experiment(
     """
     lender = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
     return from_json(data, KINDS if lender is None else {**KINDS, **kinds_of(lender)}, lender)
+
+
+def check_all_begin(tournament: Tournament) -> None:
+    """Raise `ConfigError` if there are fewer pods than experiments, some of which nobody trains."""
+    pods, count = tournament.pods, len(tournament.experiments)
+    if pods < count:
+        raise ConfigError(
+            f"pods is {pods}, but there are {count} recipes, and pod i begins with recipe i: take "
+            f"{count} pods or more, or fewer recipes."
+        )
 
 
 def check_is_nameable(directory: Path) -> None:

@@ -318,7 +318,8 @@ class Leaderboard:
             self._count_references(old, pod, entry)
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
-            self._index.add(new, self.state.events, self._checksum, ratings)
+            dropped = self.state.dropped
+            self._index.add(new, dropped, self.state.events, self._checksum, ratings)
         except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
             events, _, _ = read_log(self.directory / LOG)
@@ -377,8 +378,9 @@ class Leaderboard:
         return None
 
     def _make_index(self, entries: Iterable[Entry]) -> Index:
-        index = Index(self.directory, self.state.header.size)
-        index.add(entries, self.state.events, self._checksum)
+        entries, index = list(entries), Index(self.directory)
+        dropped = [entry for entry in entries if entry.id not in self.state.board.by_id]
+        index.add(entries, dropped, self.state.events, self._checksum)
         return index
 
 

@@ -36,6 +36,7 @@ from podracer.tournament import selection
 from podracer.tournament.capacity import CapacityFile, weakest_first
 from podracer.tournament.config import (
     Tournament,
+    check_all_begin,
     check_is_nameable,
     check_pods,
     restore_experiment,
@@ -127,6 +128,8 @@ def run_tournament(
     check_pods(tournament, user_experiments)
     directory = user_path(directory)
     address, is_new = mirror_address(mirror, directory), not holds_begun_tournament(directory)
+    if is_new:
+        check_all_begin(tournament)
     if address is not None and is_new:
         check_is_free(address)
     signals = StopSignals(
@@ -255,7 +258,7 @@ class Orchestrator:
         for token, code in self.engine.poll().items():
             attempt = self._running.pop(token)
             delay = self._end(attempt, token, code)
-            if attempt.retirement:
+            if attempt.retirement and self._is_unfinished(self.state.pods[attempt.pod]):
                 self.board.record(Stopped(attempt.pod, "retired", attempt.retirement))
             self._settle(attempt.pod, delay)
 

@@ -271,9 +271,11 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple
     returns are of fewer steps.
     """
     use_compilation_cache()
-    setup = make_run_setup(
-        dataclasses.replace(experiment, evaluation_episodes=episodes, fixed_evaluation=True)
+    pods = tuple(dataclasses.replace(pod, seed=seed) for pod in experiment.pods)
+    experiment = dataclasses.replace(
+        experiment, pods=pods, evaluation_episodes=episodes, fixed_evaluation=True
     )
+    setup = make_run_setup(experiment)
     state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
     episodes_key = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     evaluation = setup.evaluate(dataclasses.replace(state, key=episodes_key))

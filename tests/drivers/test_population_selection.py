@@ -54,6 +54,7 @@ from podracer.reports.run import write_report
 from podracer.reports.selection import lineages
 from podracer.run import sweep
 from podracer.run.loading import load_run
+from podracer.run.setup import make_run_setup
 from podracer.tournament import selection as tournament
 from podracer.types import LearnerState
 
@@ -246,6 +247,17 @@ EXPERIMENT = Experiment(
     exchange=Selection(PopulationBased(RATE, fraction=0.5), 10),
     devices=1,
 )
+
+
+def test_fixed_evaluations_play_the_same_episodes_after_a_selection():
+    """A pod that starts from another one has a new key."""
+    for fixed in (True, False):
+        setup = make_run_setup(dataclasses.replace(EXPERIMENT, fixed_evaluation=fixed))
+        state = setup.init()
+        keys = jax.device_put(state.key[::-1], state.key.sharding)
+        outcomes = [setup.evaluate(x) for x in (state, dataclasses.replace(state, key=keys))]
+        returns = [outcome.returns for outcome in outcomes if outcome is not None]
+        assert np.array_equal(*returns) == fixed
 
 
 @pytest.mark.slow

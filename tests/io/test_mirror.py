@@ -545,7 +545,7 @@ def test_of_many_that_claim_at_once_one_does(address, monkeypatch, cases):
     hurry(monkeypatch, 30.0)
     for trial in cases(range(20)):
         store = open_store(f"{address}/{trial}", writes=True)
-        leases = [Lease(store, address, f"machine {number}") for number in range(8)]
+        leases = [Lease(store, address, f"machine {number}", "run") for number in range(8)]
         barrier, refused = threading.Barrier(8), []
 
         def claim(lease, barrier=barrier, refused=refused):

@@ -303,7 +303,9 @@ def check_index(board: Leaderboard) -> None:
     """The index has the last ratings of all entries."""
     with sqlite3.connect(f"file:{board.directory / INDEX}?mode=ro", uri=True) as index:
         rows = index.execute("SELECT id, score, standard_error FROM entries").fetchall()
+        ranked = index.execute("SELECT id FROM board").fetchall()
     index.close()
+    assert [name for (name,) in ranked] == [entry.id for entry in board.state.board]
     assert {name: rating for name, *rating in rows} == {
         e.id: [e.score, e.standard_error]
         for e in accepted_entries(read_events(board.directory)).values()
@@ -313,6 +315,23 @@ def check_index(board: Leaderboard) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(orchestrator, "PAUSE_SECONDS", 0.0)
+
+
+def test_an_entry_that_has_left_the_leaderboard_stays_away_though_its_rating_rises(
+    tmp_path, monkeypatch
+):
+    def by_chance(pod: int, round: int, opponent: str) -> Match:
+        wins = int(np.random.default_rng([pod, round, *opponent.encode()]).integers(10))
+        return Match(f"p{pod}r{round}", opponent, wins, 0, 9 - wins)
+
+    monkeypatch.setitem(globals(), "outcome", by_chance)
+    highest = []
+    for seed in range(4):
+        league = dataclasses.replace(LEAGUE, rounds=5, matches=4, seed=seed)
+        state = run(tmp_path / str(seed), league)  # which compares the index
+        away = state.ratings.keys() - state.board.by_id.keys() - {league.anchor}
+        highest.append(max(state.ratings[name].elo for name in away) - state.board[-1].score)
+    assert max(highest) > 0.0
 
 
 def test_scores_are_ratings_and_selection_works_on_them(tmp_path):

@@ -31,6 +31,7 @@ from podracer.errors import ConfigError, PodracerError
 from podracer.fields import struct
 from podracer.io.run_directory import RunLock, write_json
 from podracer.io.signals import StopSignals
+from podracer.schedules import Linear
 from podracer.tournament import orchestrator, selection
 from podracer.tournament import pod as pods
 from podracer.tournament.capacity import CAPACITY, CapacityFile
@@ -47,6 +48,7 @@ TOURNAMENT = Tournament(
 )
 MIXED = (recipes.find("cartpole_ppo"), recipes.find("cartpole_dqn"))
 TWO_RATES = tuple(MIXED[0].with_fields({"agent": {"learning_rate": rate}}) for rate in (1e-4, 1e-3))
+DECAYING = MIXED[0].with_fields({"agent": {"learning_rate": Linear(1e-3, 0.0)}})
 SWEEP = dataclasses.replace(
     MIXED[0], pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3))
 )
@@ -438,6 +440,25 @@ def test_a_pod_that_is_to_retire_has_time_to_save(tmp_path):
     assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
 
 
+def test_a_pod_that_ends_its_last_round_while_it_is_to_retire_has_finished(tmp_path):
+    class Quick(Pretence):
+        def stop(self, token: int) -> None:
+            """Let an attempt end that has only to report."""
+
+    (tmp_path / CAPACITY).write_text("4")
+    tournament, engine = dataclasses.replace(TOURNAMENT, rounds=1), Quick(polls=lambda pod: 3)
+    start = engine.start
+
+    def start_and_shrink(token: int, directory: Path) -> None:
+        start(token, directory)
+        (tmp_path / CAPACITY).write_text("2")
+
+    engine.start = start_and_shrink  # type: ignore[method-assign]
+    state, _ = play(tmp_path, tournament, engine)
+    assert {pod.status for pod in state.pods.values()} == {"waiting"}
+    assert len(state.population) == 4
+
+
 def test_whoever_records_lives_whatever_the_clock_of_the_files_says(tmp_path):
     def script(engine):
         yield
@@ -769,6 +790,13 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"anchor": "minimax-1"}, "`anchor` is for leagues: add `opponents`"),
         ({"matches": 2}, "`matches` is for leagues: add `opponents`"),
         ({"experiments": (GENERATIONS_OF_200,), "round_frames": 10_000}, "never reached"),
+        # What only a later round could not do.
+        ({"rounds": 10**6, "round_frames": 10**6}, "an environment makes at most"),
+        (
+            {"experiments": (DECAYING,), "rounds": 10**5, "round_frames": 10**5},
+            "learning_rate would change over 10,035,200,000 frames",
+        ),
+        ({"experiments": MIXED * 3}, "pods is 4, but there are 6 recipes, and pod i"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):

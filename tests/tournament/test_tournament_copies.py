@@ -13,6 +13,7 @@ import json
 import random
 import shutil
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from podracer.errors import CheckpointError, ConfigError
 from podracer.io import mirror
 from podracer.io import store as stores
 from podracer.io.copies import RunCopy, restore
-from podracer.io.lease import Lease
+from podracer.io.lease import Lease, LeaseLostError
 from podracer.io.mirror import Mirror
 from podracer.io.run_directory import write_json
 from podracer.io.seal import seal, seal_json, verify_seal
@@ -386,6 +387,38 @@ def test_a_lost_machine_leaves_no_part_of_a_log(address, tmp_path):
     stores.put_blocks(store, path, 7_000, 10_000)
     assert stores.read_blocks(store) == path.read_bytes()[:10_000]
     assert stores.read_blocks(store, 6_000) == path.read_bytes()[5_000:10_000]
+
+
+def test_a_mirror_of_a_tournament_speaks_of_a_tournament(
+    address, tmp_path, monkeypatch, caplog, capsys
+):
+    store, reports = open_store(address, writes=True), list[str]()
+    first, second = (Lease(store, address, holder, TournamentCopy.kind) for holder in "ab")
+    first.claim(ignore, ignore)
+    with pytest.raises(ConfigError, match="wait for that tournament to end"):
+        second.claim(lambda _: (time.sleep(0.01), first.beat()), reports.append)
+    assert "this tournament takes over in" in reports[0]
+    monkeypatch.setattr(Lease, "EXPIRY_SECONDS", 0.0)
+    second.claim(ignore, ignore)
+    with pytest.raises(LeaseLostError, match="this tournament goes on without it"):
+        first.check()
+    second.release()
+
+    def fault(operation, name, call):
+        if name.startswith("log/") and operation == "put":
+            raise TimeoutError("too slow")
+        return call()
+
+    lost = Store(store, fault)
+    monkeypatch.setattr(mirror, "open_store", lambda *_, **__: lost)
+    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.1)
+    assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0
+    assert f"the tournament cannot be copied to {address}: too slow; it goes on" in caplog.text
+    assert "behind the tournament" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    bring(address, tmp_path / "first", reports.append)
+    assert reports[-1].endswith(f"The tournament in {tmp_path / 'first'} goes on.")
 
 
 def test_a_slow_store_keeps_what_it_copies_and_delays_nobody(address, tmp_path, monkeypatch):
