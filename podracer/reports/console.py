@@ -182,6 +182,7 @@ class Console:
         self._best: float | None = None
         self._returns: deque[float] = deque(maxlen=32)
         self._pace: deque[tuple[int, float]] = deque(maxlen=64)
+        self._is_closed = False
         self._lock = threading.Lock()  # the panel is drawn by a thread of rich
         self._live = self._start()
 
@@ -197,8 +198,9 @@ class Console:
     def close(self) -> None:
         """Restore the terminal with the last state on it; calling it again does nothing."""
         atexit.unregister(self.close)
+        self._is_closed = True
         if self._live is not None:
-            self._live.stop()
+            self._live.stop()  # with a last picture
         elif self._unprinted is not None:
             self._print()
 
@@ -280,7 +282,8 @@ class Console:
 
     def _progress(self) -> Table:
         updates = min(self._latest["updates"], self._total)
-        left = "done" if updates == self._total else f"{clock(self._remaining())} left"
+        left = "ended" if self._is_closed else f"{clock(self._remaining())} left"
+        left = "done" if updates == self._total else left
         row = Table.grid(expand=True, padding=(0, 2, 0, 0))
         row.add_column(ratio=1)
         row.add_column(justify="right")

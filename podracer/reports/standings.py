@@ -113,7 +113,9 @@ def _about(state: TournamentState, rounds: int) -> str:
     num_finished = sum(min(pod.round, rounds) for pod in state.pods.values())
     rejected = f", {state.rejected} reports refused" if state.rejected else ""
     acting = " or ".join(ways_of_acting(state)) or "unknown"
-    scoring = f"{next(iter(state.ratings))} is rated 0" if state.ratings else f"{acting} evaluation"
+    scoring = f"{acting} evaluation ± standard error"
+    if state.ratings:
+        scoring = f"{next(iter(state.ratings))} is rated 0, ± are 95 % intervals"
     paused = ", paused: the capacity is 0" if state.capacity == 0 else ""
     return f"{num_finished} of {rounds * len(state.pods)} rounds, {scoring}{rejected}{paused}"
 
