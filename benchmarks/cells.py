@@ -179,6 +179,10 @@ _BREAKOUT_CNN_REMARK = (
     "The last evaluations of both agents swing. Over the last five, the three seeds of Rainbow are "
     "at 47.6, 47.5 and 57.5, of DQN at 36.3, 33.1 and 39.6."
 )
+_INVADERS_CNN_REMARK = (
+    "Over the last five evaluations the three seeds of Rainbow are at 121.6, 128.9 and 131.1, of "
+    "DQN at 124.5, 125.6 and 120.9."
+)
 _RAINBOW_REMARKS = {
     "Breakout": _RAINBOW_REMARK,
     "Freeway": _FREEWAY_REMARK,
@@ -188,6 +192,7 @@ _RAINBOW_CNN_REMARKS = {
     "Breakout": _BREAKOUT_CNN_REMARK,
     "Asterix": _ASTERIX_REMARK,
     "Freeway": _FREEWAY_CNN_REMARK,
+    "SpaceInvaders": _INVADERS_CNN_REMARK,
 }
 
 

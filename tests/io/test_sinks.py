@@ -481,7 +481,16 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     shown = b"".join(drain(master)).decode()
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    for part in ("my-run", "ppo on catch", "40 %", "200 / 500", "0.750", "ended", "policy loss", "▁█"):
+    for part in (
+        "my-run",
+        "ppo on catch",
+        "40 %",
+        "200 / 500",
+        "0.750",
+        "ended",
+        "policy loss",
+        "▁█",
+    ):
         assert part in text
     row = "waiting         actors 12 %  learner 3 %   lag 1.0   queue 50 %"
     assert (row in text) == bool(waits)
