@@ -24,6 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from podracer import recipes
 from podracer.reports.charts import COLORS
 from podracer.scores.statistics import ENOUGH, bootstrap_interval, interquartile_mean
 
@@ -168,17 +169,28 @@ def unmeasured(groups: Groups) -> Iterator[str]:
         yield "These are in the table of `cells.py`, but were not run, or not with all seeds. Hours"
         yield "count all lacking seeds of one task on one core here, and are estimated. The seconds"
         yield "are the least that a seed alone takes on an H100, by the kernels and FLOPs of the"
-        yield "recipe's program, [compiled for it](compiled.md); a host environment adds its"
-        yield "own."
+        yield "recipe's program in its own environment, [compiled for it](compiled.md), where the"
+        yield "networks are the recipe's; a host environment adds its own."
         head = "| agent | seeds | CPU hours | H100 seconds of a seed, at least | tasks |"
         yield from ("", head, "|---" * 5 + "|")
         yield from (f"| {about} | {', '.join(names)} |" for about, names in tasks.items())
         yield ""
 
 
+# Settings of an agent that decide how much an update computes.
+NETWORKS = ("network", "critic_network", "dueling", "stream_hidden")
+
+
 def least_seconds(cell: Cell) -> float | None:
-    """Return the seconds below which no H100 trains a seed of a cell, None if not compiled."""
+    """Return the seconds below which no H100 trains a seed of a cell, None if not compiled.
+
+    The recipe's program stands for those of cells with its networks.
+    """
     recipe = cell.command.split()[0]
+    agents = cells.experiment_of(cell.command).agent, recipes.find(recipe).agent
+    networks, own = ([getattr(agent, name, None) for name in NETWORKS] for agent in agents)
+    if networks != own:
+        return None
     compiled = [row for row in records.read(COMPILED) if row["recipe"] == recipe]
     bounds = [
         row["update_seconds_at_least"] / row["steps_per_update"]
