@@ -248,9 +248,10 @@ def _mujoco(robot: str) -> list[Cell]:
             MUJOCO,
             task,
             "crossq512",
-            f"halfcheetah_crossq {short} --critic-network.hidden 512 512",
+            f"halfcheetah_crossq {environment} --frames 50000 {SAVE_RARELY} "
+            "--critic-network.hidden 512 512",
             3,
-            120,
+            70,
             published=("crossq",),
         ),
         Cell(
