@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from podracer.agent import Agent, policy_params
 from podracer.dataset import Dataset
@@ -191,7 +192,7 @@ def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
     if isinstance(x, jax.Array):
         if is_exact and jnp.issubdtype(x.dtype, jnp.floating):
             raise ConfigError(f"observations are {spec.dtype}, but these are {x.dtype}.")
-        if x.dtype == spec.dtype or not is_exact or isinstance(x, jax.core.Tracer):
+        if x.dtype == spec.dtype or not is_exact or isinstance(x, Tracer):
             return x  # without waiting for its numbers
     array = np.asarray(x)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -398,6 +398,8 @@ MISTAKES = [
     ),
     ("train catch_a2c agent.learning_rate=x", "agent.learning_rate: 'x' must be a number, or ST"),
     ("train catch_a2c agent.network.torso.activation=silly", "activation cannot be 'silly': did"),
+    ("train catch_a2c agent.discount=1 --discount 0.9", "agent.discount is given twice, as a se"),
+    ("train catch pods=3", "pods is no setting of a command"),
     ("train catch_a2c agent.network=mlp", "write agent.network.FIELD=VALUE"),
     ("train catch_a2c agnet.discount=1", "Experiment has no field 'agnet': did you mean agent"),
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
