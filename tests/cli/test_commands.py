@@ -475,7 +475,10 @@ MISTAKES = [
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2", "give the number of --draws"),
-    ("sweep catch_a2c --vary learning_rate=2:1 --draws 3", "cannot be read"),
+    (
+        "sweep catch_a2c --vary learning_rate=2:1 --draws 3",
+        "the range of learning_rate must be finite and not empty",
+    ),
     ("sweep catch_a2c --vary=", "--vary needs a value"),
     ("sweep catch_a2c --seeds 2 --vary", "--vary needs a value"),
     ("sweep catch_a2c --vary learning_rate", "cannot be read"),
