@@ -335,7 +335,7 @@ def _in_32_bits(name: str, array: Any) -> np.ndarray:
 
 
 def _from_zero(space: Any, observation: PyTree) -> PyTree:
-    """Return observations whose numbers begin at 0, of those of a space of Gymnasium."""
+    """Return observations of a space of Gymnasium with numbers that begin at 0."""
     if isinstance(observation, dict):
         spaces = getattr(space, "spaces", {})
         return {name: _from_zero(spaces.get(name), x) for name, x in observation.items()}

@@ -83,7 +83,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
 def _with_environment_flag(flags: Sequence[str]) -> list[str]:
     """Return arguments with the flag in the place of a setting `environment=NAME` before flags.
 
-    Other settings and flags are those of this environment.
+    Other settings and flags belong to this environment.
     """
     settings = list(itertools.takewhile(lambda x: not x.startswith("-"), flags))
     changed = [f"--{x}" if x.startswith("environment=") else x for x in settings]
