@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,8 +93,12 @@ class Dataset:
             )
         object.__setattr__(self, "timeout", self.timeout & ~self.terminal)
         for name in ("observation", "action", "reward", "final_observation", "distribution"):
-            array = jax.tree.map(_in_32_bits, getattr(self, name))
-            object.__setattr__(self, name, array)
+            value = getattr(self, name)
+            if any(isinstance(leaf, dict | tuple | list) for leaf in _leaves(value)):
+                raise ConfigError(
+                    f"{name} of the data set must be an array, or a dictionary of arrays."
+                )
+            object.__setattr__(self, name, jax.tree.map(partial(_in_32_bits, name), value))
         if self.action.dtype.kind in "biu":
             object.__setattr__(self, "action", self.action.astype(np.int32))
         _check_sizes(self)
@@ -218,17 +223,18 @@ class Dataset:
             raise ConfigError(f"{name} is no data set: it has no array {missing[0]!r}.")
         if observation is None:
             raise ConfigError(f"{name} is no data set: it has no array 'observation'.")
-        final = _tree(arrays, "final_observation")
-        if final is None and "next_observations" in arrays:
-            cut = arrays["timeout"].astype(bool) & ~arrays["terminal"].astype(bool)
-            final = arrays["next_observations"][cut]
-        return Dataset(
+        dataset = Dataset(
             observation=observation,
-            final_observation=final,
+            final_observation=_tree(arrays, "final_observation"),
             environment=str(arrays.get("environment", "")),
             distribution=arrays.get("distribution"),
             **{column: arrays[column] for column in _COLUMNS},
         )
+        following = arrays.get("next_observations")
+        if dataset.final_observation is not None or following is None:
+            return dataset
+        _check_size("next_observations", following, len(dataset.terminal))
+        return dataclasses.replace(dataset, final_observation=following[dataset.timeout])
 
     @staticmethod
     def from_minari(dataset: Any, environment: str | None = None) -> Dataset:
@@ -258,14 +264,15 @@ class Dataset:
         def join(trees: list[PyTree], part: Any) -> PyTree:
             return jax.tree.map(lambda *x: np.concatenate([leaf[part] for leaf in x]), *trees)
 
+        space = getattr(dataset, "observation_space", None)
         return Dataset(
-            observation=join([x.observations for x in episodes], slice(-1)),
+            observation=_from_zero(space, join([x.observations for x in episodes], slice(-1))),
             action=join([x.actions for x in episodes], slice(None))
             - getattr(dataset.action_space, "start", 0),
             reward=np.concatenate([x.rewards for x in episodes]),
             terminal=terminal,
             timeout=timeout,
-            final_observation=join(finals, slice(-1, None)) if finals else None,
+            final_observation=_from_zero(space, join(finals, slice(-1, None))) if finals else None,
             environment=environment,
         )
 
@@ -297,6 +304,12 @@ class Dataset:
                 raise ConfigError(f"{name} of the data set is {has}, not {needs} as {spec.name}'s.")
             for path, leaf in specs.items():
                 _check_like(f"{name}{path}", leaves[path], leaf.shape, leaf.dtype, spec.name)
+                high = leaf.num_values
+                if high is not None and not ((leaves[path] >= 0) & (leaves[path] < high)).all():
+                    raise ConfigError(
+                        f"{name}{path} of the data set must lie in 0 to {high - 1}, as in "
+                        f"{spec.name}."
+                    )
         _check_actions(self.action, spec)
         if self.distribution is not None:
             space = spec.action
@@ -304,13 +317,30 @@ class Dataset:
             _check_like("distribution", self.distribution, (size,), np.float32, spec.name)
 
 
-def _in_32_bits(array: Any) -> np.ndarray:
-    """Return an array as JAX keeps it: no float or integer has 64 bits."""
+def _in_32_bits(name: str, array: Any) -> np.ndarray:
+    """Return an array as JAX keeps it: no float or integer has 64 bits.
+
+    Raises `ConfigError` for integers that would change.
+    """
     array = np.asarray(array)
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return array.astype(np.float32, copy=False)
-    return array.astype(np.int32) if array.dtype in (np.int64, np.uint32) else array
+    if array.dtype not in (np.int64, np.uint32, np.uint64):
+        return array
+    converted = array.astype(np.int32)
+    if not np.array_equal(converted, array):
+        raise ConfigError(f"{name} of the data set has integers that do not fit in 32 bits.")
+    return converted
+
+
+def _from_zero(space: Any, observation: PyTree) -> PyTree:
+    """Return observations of a space of Gymnasium with numbers that begin at 0."""
+    if isinstance(observation, dict):
+        spaces = getattr(space, "spaces", {})
+        return {name: _from_zero(spaces.get(name), x) for name, x in observation.items()}
+    start = getattr(space, "start", 0)
+    return observation - start if np.any(start) else observation
 
 
 def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
@@ -340,14 +370,17 @@ def _check_sizes(dataset: Dataset) -> None:
     for name, array in _arrays(dataset).items():
         is_final = name.startswith("final_observation")
         expected = int(dataset.timeout.sum()) if is_final else len(dataset.terminal)
-        if array.shape[:1] != (expected,):
-            unit = "time-outs" if is_final else "transitions"
-            raise ConfigError(
-                f"{name} of the data set must lead with its {expected} {unit}, but its shape is "
-                f"{array.shape}."
-            )
+        _check_size(name, array, expected, "time-outs" if is_final else "transitions")
     if dataset.reward.ndim != 1 or dataset.action.ndim > 2:
         raise ConfigError("of a data set, reward is [N], and action is [N] or [N, n].")
+
+
+def _check_size(name: str, array: np.ndarray, expected: int, unit: str = "transitions") -> None:
+    if array.shape[:1] != (expected,):
+        raise ConfigError(
+            f"{name} of the data set must lead with its {expected} {unit}, but its shape is "
+            f"{array.shape}."
+        )
 
 
 def _check_like(

@@ -82,8 +82,9 @@ def unchecked(cls: type[T]) -> type[T]:
 def check_ranges(config: Any, path: str) -> None:
     """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
 
-    A field of integers takes no other numbers. Fields that are dataclasses are checked too; the
-    range of such a field holds for its numbers without one. `path` names `config` in the message.
+    A field of integers takes no other numbers, and a bool no text. Fields that are dataclasses are
+    checked too; the range of such a field holds for its numbers without one. `path` names `config`
+    in the message.
     """
     _check_ranges(config, path, None)
 
@@ -96,6 +97,8 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             _check_ranges(value, name, limits_of_field)
             continue
+        if str(field.type) == "bool" and isinstance(value, str):  # any text would count as true
+            raise ConfigError(f"{name} must be true or false, but it is {value!r}.")
         if limits_of_field is not None and value is not None:
             if isinstance(value, list):
                 raise ConfigError(f"{name} must be a tuple, {tuple(value)}, and no list.")

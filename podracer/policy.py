@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from podracer.agent import Agent, policy_params
 from podracer.dataset import Dataset
@@ -183,15 +184,16 @@ class Policy:
 
 
 def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
-    """Return an array with the dtype of a spec.
+    """Return an array with the dtype of a spec, an array of JAX of that dtype as it is.
 
-    Raises `ConfigError` if integers would change, or floats become infinite.
+    Raises `ConfigError` if integers would change or are no states, or floats become infinite.
     """
     is_exact = not jnp.issubdtype(spec.dtype, jnp.floating)
     if isinstance(x, jax.Array):
         if is_exact and jnp.issubdtype(x.dtype, jnp.floating):
             raise ConfigError(f"observations are {spec.dtype}, but these are {x.dtype}.")
-        return x
+        if x.dtype == spec.dtype or not is_exact or isinstance(x, Tracer):
+            return x  # without waiting for its numbers
     array = np.asarray(x)
     with np.errstate(invalid="ignore", over="ignore"):
         converted = array.astype(spec.dtype, copy=False)
@@ -199,6 +201,10 @@ def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
         raise ConfigError(f"observations are {spec.dtype}, but these have other numbers.")
     if converted.dtype != array.dtype and (np.isinf(converted) & np.isfinite(array)).any():
         raise ConfigError(f"observations are {spec.dtype}, but these have larger numbers.")
+    if spec.num_values is not None:
+        low, high = spec.start, spec.start + spec.num_values - 1
+        if not ((converted >= low) & (converted <= high)).all():
+            raise ConfigError(f"observations are {low} to {high}, but these have other numbers.")
     return converted
 
 

@@ -78,6 +78,10 @@ def nan_in(array):
         ({"timeout": np.zeros(10, bool), "final_observation": None}, "last transition .* ends no"),
         ({"terminal": np.zeros((0,), bool)}, r"must be bool\[N\]"),
         ({"reward": np.ones((10, 1))}, r"reward is \[N\]"),
+        ({"observation": np.full((10, 2), 2**32 + 1)}, "observation .* do not fit in 32 bits"),
+        ({"action": np.full(10, 2**32, np.uint64)}, "action .* do not fit in 32 bits"),
+        ({"observation": (np.ones((10, 2)), np.ones(10))}, "an array, or a dictionary of arrays"),
+        ({"observation": {"a": {"b": np.ones(10)}}}, "an array, or a dictionary of arrays"),
         ({"distribution": np.ones((9, 3))}, r"distribution .* must lead with its 10 transitions"),
     ],
 )
@@ -152,6 +156,20 @@ def test_a_file_of_d4rl_has_the_same_transitions(tmp_path):
     arrays |= {"terminals": data.terminal, "timeouts": data.timeout, "next_observations": following}
     np.savez(tmp_path / "d4rl.npz", **arrays)
     assert Dataset.load(tmp_path / "d4rl.npz").digest == data.digest
+    np.savez(tmp_path / "d4rl.npz", **arrays | {"next_observations": following[:-1]})
+    with pytest.raises(ConfigError, match=r"next_observations of .* lead with its 10 transitions"):
+        Dataset.load(tmp_path / "d4rl.npz")
+
+
+def test_states_beyond_those_of_the_environment_are_refused():
+    worlds = make("worlds:dense")
+    indices = np.array([0, worlds.spec.observation.num_values])
+    data = Dataset(
+        observation=indices, action=np.zeros(2, int), reward=np.zeros(2), terminal=[1, 1],
+        timeout=[0, 0],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="observation of the data set must lie in 0 to 1935"):
+        replay(data, worlds)
 
 
 @pytest.mark.parametrize(
@@ -471,6 +489,11 @@ def test_the_episodes_of_minari_have_final_observations_after_time_outs():
     assert np.flatnonzero(data.terminal).tolist() == [2, 7]
     assert np.flatnonzero(data.timeout).tolist() == [4, 5]
     assert data.environment == ""
+
+    source.observation_space = types.SimpleNamespace(start=1)
+    from_one = Dataset.from_minari(source)
+    assert from_one.observation[:, 0].tolist() == [-1, 0, 1, 9, 10, 19, 29, 30]
+    assert from_one.final_observation[:, 0].tolist() == [11, 20]
 
     pairs = Episodes([minari_episode(0, 3, True, lambda x: {"x": x, "y": x[:, :1]})])
     pairs.env_spec = types.SimpleNamespace(id="CartPole-v1")

@@ -215,6 +215,8 @@ def test_no_observation_is_silently_cut_to_an_integer(wrong):
     assert int(policy(np.array([1, 255]))) == int(policy(np.array([1.0, 255.0])))
     with pytest.raises(ConfigError, match="observations are uint8, but these"):
         policy(np.array([wrong, 0]))
+    with pytest.raises(ConfigError, match="observations are uint8, but these"):
+        policy(jnp.array([wrong, 0]))
     with pytest.raises(ConfigError, match="observations are uint8, but these are float32"):
         policy(jnp.zeros(2))
 
@@ -244,6 +246,9 @@ def test_observations_and_actions_have_the_numbers_of_the_environment(start):
             outside = policies[1]({"cell": cell + start, "x": x})
             assert outside == inside - start
             expected.append(int(inside))
+    for cell in (start - 1, start + 5):
+        with pytest.raises(ConfigError, match=f"observations are {start} to {start + 4}, but"):
+            policies[1]({"cell": cell, "x": OBSERVATIONS[0, 0]})
     assert len(set(expected)) > 1
     space = MultiDiscrete((3, 2, 4), start=(0, 5, -2))
     agent, state = build("ppo", dataclasses.replace(SHIFTED, action=space))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.torso import TorsoKind, torso_kind, with_torso
 from podracer.envs.catalog import imported_module
 from podracer.errors import ConfigError
+from podracer.fields import NO_FLAG
 from podracer.recipes import Size
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
@@ -61,6 +63,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     It has the size, the environment with the architecture which that needs, and the torso that
     flags name.
     """
+    flags = _with_environment_flag(flags)
     environment = take_flags(flags, "environment")[0].get("environment")
     for recipe in (name, own_recipe(name, flags)):
         find_modules_here(recipe, environment)
@@ -75,6 +78,16 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     if torso in get_args(TorsoKind) and torso_kind(experiment):
         experiment = with_torso(experiment, cast(TorsoKind, torso))
     return experiment, remaining
+
+
+def _with_environment_flag(flags: Sequence[str]) -> list[str]:
+    """Return arguments with the flag in the place of a setting `environment=NAME` before flags.
+
+    Other settings and flags belong to this environment.
+    """
+    settings = list(itertools.takewhile(lambda x: not x.startswith("-"), flags))
+    changed = [f"--{x}" if x.startswith("environment=") else x for x in settings]
+    return [*changed, *flags[len(settings) :]]
 
 
 def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
@@ -98,7 +111,7 @@ def with_size_for(platform: str, arguments: Sequence[str], experiment: Experimen
     recipe, flags = leading_name(arguments, "catch")
     if platform == "cpu" or not recipes.accelerator_changes(recipe):
         return arguments
-    values, remaining = take_flags(flags, "size", "environment", "arch")
+    values, remaining = take_flags(_with_environment_flag(flags), "size", "environment", "arch")
     default = find_recipe(recipe, remaining)[0]
     size = recipes.fitting_size(recipe, platform, experiment, default)
     return arguments if "size" in values or size == "laptop" else [*arguments, "--size", size]
@@ -135,7 +148,11 @@ def parse_experiment(
     option_values = {field.name: run.pop(field.name) for field in dataclasses.fields(options)}
     parts = {title: dataclasses.replace(part, **values[title]) for title, part in parts.items()}
     agent, driver = parts.pop("agent"), parts.pop(experiment.arch)
+    default = experiment
     experiment = dataclasses.replace(experiment, agent=agent, driver=driver, **run)
+    for path in (setting.partition("=")[0] for setting in settings):
+        if _value_at(experiment, path) != _value_at(default, path):
+            raise ConfigError(f"{path} is given twice, as a setting and as a flag: give it once.")
     experiment = functools.reduce(with_setting, settings, experiment)
     return dataclasses.replace(options, **option_values), experiment, parts
 
@@ -164,6 +181,11 @@ def _run_fields(options: Any, experiment: Experiment) -> list[Field]:
     return [*fields, Field("settings", _SETTINGS_KIND, (), _SETTINGS)]
 
 
+def _value_at(config: Any, path: str) -> Any:
+    """Return the field that a path such as `agent.learning_rate` leads to, or None."""
+    return functools.reduce(lambda part, name: getattr(part, name, None), path.split("."), config)
+
+
 def with_setting(experiment: Experiment, setting: str) -> Experiment:
     """Return an experiment with the field that `PATH=VALUE` names, as Python's dictionaries do.
 
@@ -177,10 +199,12 @@ def with_setting(experiment: Experiment, setting: str) -> Experiment:
         raise ConfigError(no_setting(setting))
     if path == "environment":
         return experiment.with_environment(text)
-    part = functools.reduce(lambda part, name: getattr(part, name, None), parts, experiment)
+    part = _value_at(experiment, ".".join(parts)) if parts else experiment
     if is_part(getattr(part, name, None)):
         raise ConfigError(f"{path} has fields of its own: write {path}.FIELD=VALUE.")
     hints = get_type_hints(type(part), include_extras=True)
+    if NO_FLAG in getattr(hints.get(name), "__metadata__", ()):
+        raise ConfigError(f"{path} is no setting of a command: it is one of Python, or of a sweep.")
     value: Any = read_value(hints[name], path, text) if name in hints else text
     for key in reversed((*parts, name)):
         value = {key: value}

@@ -173,7 +173,7 @@ def _read_space(name: str, text: str) -> Space:
         numbers = tuple(float(value) for value in values.split(","))
         if not all(map(math.isfinite, numbers)):
             raise ValueError
-    except (ValueError, ConfigError):
+    except ValueError:
         raise ConfigError(
             f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
         ) from None

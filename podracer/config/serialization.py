@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from podracer.agents import AGENTS
 from podracer.agents.common.optimizers import Optimizer
 from podracer.config.experiment import Experiment
@@ -73,6 +75,8 @@ def to_json(value: Any) -> Any:
         return {str(name): to_json(item) for name, item in value.items()}
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return value.item()
     if isinstance(value, functools.partial):
         bound = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
         return {"kind": "partial", **to_json(bound)}

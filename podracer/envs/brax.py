@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from podracer.envs.common import (
     import_optional,
     strongly_typed,
 )
+from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
@@ -52,9 +54,16 @@ def timed_transition(
     return TimedState(inner, time + 1), timestep
 
 
+def check_episode_length(name: str, length: Any) -> None:
+    """Raise `ConfigError` for a time limit that would leave episodes without a step."""
+    if type(length) is not int or length < 1:
+        raise ConfigError(f"{name}: episode_length must be 1, 2, 3 and so on, not {length!r}.")
+
+
 @functools.cache
 def load_simulator(name: str, backend: str, episode_length: int) -> Adapted:
     """Return an environment of Brax as reset and step, one object for equal arguments."""
+    check_episode_length(f"brax:{name}", episode_length)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its maintenance
         library = import_optional("brax.envs", f"brax:{name}", "brax")

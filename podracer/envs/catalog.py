@@ -232,6 +232,7 @@ ADAPTERS = {
 }
 
 _ADDRESS = re.compile(r"=(?:https?|wss?|tcp)://[^,]*")
+_AS_IN_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 def make(name: str, **options: Any) -> Any:
@@ -288,12 +289,15 @@ def full_name_of(name: str) -> str:
 
 
 def _parse_option(setting: str) -> tuple[str, Any]:
-    """Return a name and its value: a number, `true`, `false`, `null`, or else a string."""
+    """Return a name and its value: a number, `true`, `false`, `null`, or else a string.
+
+    The last three may be written as in Python: as a string `False` would count as true.
+    """
     key, equals, value = setting.partition("=")
     if not equals or not key.isidentifier():
         raise ConfigError(f"{setting!r} is not an option of an environment: write name,key=value.")
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(_AS_IN_JSON.get(value, value))
     except (json.JSONDecodeError, RecursionError):
         return key, value
     if isinstance(parsed, list | dict):

@@ -45,8 +45,10 @@ def _load(name: str, changes: tuple[tuple[str, Any], ...]) -> Adapted:
         with refusing(f"gymnax cannot make {name!r}", OSError):  # some download their data
             env, params = library.make(name)
         fields = [field.name for field in dataclasses.fields(params)]
-        for key, _ in changes:
+        for key, value in changes:
             check_known(key, fields, f"gymnax:{name} has no parameter")
+            if isinstance(getattr(params, key), int | float) and not isinstance(value, int | float):
+                raise ConfigError(f"gymnax:{name}: {key} must be a number, not {value!r}.")
         params = dataclasses.replace(params, **dict(changes))
         # The observation space of some environments has another dtype than their observations.
         initial, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)

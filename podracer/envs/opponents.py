@@ -35,16 +35,17 @@ def find_opponent(opponent: Opponent | str, game: str = "") -> Opponent:
     Raises `ConfigError` for another name, and for a search where the `game` has dice or hidden
     cards.
     """
-    if not isinstance(opponent, str):
+    if callable(opponent):
         return opponent
-    if opponent == "random":
+    name = str(opponent)  # an environment's option may be a number
+    if name == "random":
         return random_move
-    if match := re.fullmatch(r"minimax-([1-6])", opponent):
+    if match := re.fullmatch(r"minimax-([1-6])", name):
         _require_no_chance(game)
         return minimax_move(int(match[1]))
     raise ConfigError(
         f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or to "
-        f"train against the directory of a run, which would be {Path(opponent).absolute()}; "
+        f"train against the directory of a run, which would be {Path(name).absolute()}; "
         "self-play is the environment's `opponent=self`, without others."
     )
 

@@ -25,6 +25,8 @@ def partial(environment: Environment, hide: int | str) -> PartiallyObserved:
     hidden: set[int] = set()
     for part in str(hide).split("+"):
         first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise ConfigError(f"hide has ranges from the lower index on, but it has {part}.")
         hidden.update(range(int(first), int(last or first) + 1))
     return PartiallyObserved(environment, tuple(sorted(hidden)))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart
-from podracer.envs.brax import TimedState, timed_transition
+from podracer.envs.brax import TimedState, check_episode_length, timed_transition
 from podracer.envs.common import (
     Adapted,
     array_specs,
@@ -49,7 +49,8 @@ def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str)
     with jax.ensure_compile_time_eval(), refusing(f"Playground cannot make {name!r}", Exception):
         env = registry.load(name, config_overrides={"impl": "jax", **dict(config)})
         initial = jax.eval_shape(env.reset, jax.random.key(0))
-    limit = int(env._config.episode_length)
+    limit = env._config.episode_length
+    check_episode_length(f"playground:{name}", limit)
 
     def reset(key: jax.Array) -> tuple[TimedState, TimeStep]:
         state = _without_rng(strongly_typed(env.reset(key)))

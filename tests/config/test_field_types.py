@@ -13,6 +13,7 @@ import podracer
 from podracer import recipes
 from podracer.agents.common.optimizers import Optimizer
 from podracer.config.field_types import check_types
+from podracer.config.serialization import to_json
 from podracer.fields import check_ranges
 from podracer.io.models import current_model
 
@@ -185,3 +186,14 @@ def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():
     with pytest.raises(podracer.ConfigError, match=r"pods cannot be .*: write \(Pod\(seed=1, hy"):
         check_types(dataclasses.replace(CATCH, pods=pods))
     assert CATCH.with_fields({"pods": pods}).pods == tuple(pods)
+
+
+def test_numbers_of_numpy_are_numbers_in_the_file_of_a_run():
+    @dataclasses.dataclass
+    class World:
+        wind: np.float32
+        size: np.int64
+        walls: np.bool_
+
+    world = World(np.float32(0.5), np.int64(3), np.True_)
+    assert to_json(world) == {"kind": "World", "wind": 0.5, "size": 3, "walls": True}

@@ -157,6 +157,7 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
+        ("pgx:tic_tac_toe,opponent=3", "there is no opponent 3"),
         ("pgx:tic_tac_toe,opponent=minmax", "there is no opponent 'minmax'"),
         ("pgx:tic_tac_toe,opponent=runs/a", f"of a run, which would be {Path.cwd()}/runs/a;"),
         ("pgx:tic_tac_toe,opponent=minimax-7", "`minimax-1` to `minimax-6`"),

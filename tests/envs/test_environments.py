@@ -389,6 +389,8 @@ def test_options_may_stand_in_the_name() -> None:
     )
     with pytest.raises(ConfigError, match=r"'rows' is not an option .*name,key=value"):
         make("catch,rows")
+    with pytest.raises(ConfigError, match="max_steps_in_episode must be a number, not 'four'"):
+        make("gymnax:Catch-bsuite,max_steps_in_episode=four")
 
 
 def test_names_lists_what_can_be_made() -> None:
@@ -519,6 +521,7 @@ def test_hidden_components_are_all_that_is_missing() -> None:
         ("partial:pendulum,hide=velocity", "hide has indices and ranges such as 2 or 0[+]4-6"),
         ("partial:pendulum,hide=-1", "but it is -1"),
         ("partial:pendulum,hide=3", "some of the components 0 to 2 of pendulum, not all"),
+        ("partial:pendulum,hide=2-1", "from the lower index on, but it has 2-1"),
         ("partial:pendulum,hide=0-2", "some of the components 0 to 2 of pendulum, not all"),
         ("partial:catch,hide=0", "the observations of catch are not vectors"),
         ("partial:model:pendulum,hide=0", "the observations of pendulum are not vectors"),

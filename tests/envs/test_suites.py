@@ -218,6 +218,8 @@ def test_a_step_of_brax_is_one_of_its_steps(simulators):
     assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [3, 7]
     with pytest.raises(ConfigError, match="action_repeat"):
         make("brax:ant,action_repeat=4")
+    with pytest.raises(ConfigError, match="brax:ant: episode_length must be 1, 2, 3"):
+        make("brax:ant,episode_length=0")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,13 @@ def parsed(*arguments):
     return parse_experiment("train", flags, experiment, TrainOptions())[1]
 
 
+def test_an_environment_may_be_a_setting_and_keeps_the_target_of_a_flag():
+    flags = ("--target-return", "400", "--frames", "4096")
+    expected = parsed("catch", "--environment", "cartpole", *flags)
+    assert expected.target_return == 400
+    assert parsed("catch", "environment=cartpole", *flags) == expected
+
+
 def test_flags_win_over_the_size():
     experiment = parsed("catch", "--size", "accelerator", "--num-envs", "64", "--frames", "4096")
     own = sized("catch")

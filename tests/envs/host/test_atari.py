@@ -306,6 +306,7 @@ def test_the_protocols_state_themselves() -> None:
         ("frame_skip", 1.5, "a whole number"),
         ("repeat_action_probability", 2.0, "lie in"),
         ("stack", True, "a whole number"),
+        ("grayscale", "no", "true or false"),
         ("size", 84, r"a tuple such as \(84, 84\)"),
         ("size", (84, 84.0), "a whole number"),
         ("size", (84, 0), "at least 1"),

@@ -520,6 +520,7 @@ def test_options_stand_in_the_name(batches):
     lake = make("gymnasium:FrozenLake-v1,is_slippery=false,step_seconds=3")
     assert lake == library().Gymnasium("FrozenLake-v1", (("is_slippery", False),), step_seconds=3)
     assert lake.spec.name == "gymnasium:FrozenLake-v1,is_slippery=false"
+    assert lake == make("gymnasium:FrozenLake-v1,is_slippery=False,step_seconds=3")
     batch = batches("FrozenLake-v1", 1, 1, options=(("is_slippery", False),))
     batch.reset(0, np.arange(1), 0)
     shown = [int(batch.step(np.array([action], np.int32)).observation[0]) for action in (1, 1, 2)]
