@@ -193,9 +193,9 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr("podracer.cli.bench.has_one_cpu_device", lambda: True)
     monkeypatch.setattr("podracer.cli.bench.initialize_devices", lambda *_: None)
-    code, said = outcome("tune", "cartpole_sebulba")
+    code, said = outcome("tune", "cartpole_sebulba", "driver.num_envs=8", "seed=3")
     assert code == 71
-    assert "Fastest: podracer train cartpole_sebulba --arch sebulba --devices 1" in said
+    assert "Fastest: podracer train cartpole_sebulba seed=3 --arch sebulba --devices 1" in said
 
 
 @pytest.mark.slow
@@ -416,6 +416,9 @@ MISTAKES = [
     ("bench nothing", "nothing"),
     ("bench --repetitions 1 sebulba", "write the name first: podracer bench sebulba."),
     ("bench recipe nothing", "There is no recipe 'nothing'"),
+    ("bench recipe catch --num-envs 0", "num_envs must be at least 1"),
+    ("bench sebulba --num-envs 0", "num_envs must be at least 1"),
+    ("tune catch --num-envs 0", "num_envs must be at least 1"),
     ("bench sebulba --environment nothing", "There is no environment 'nothing'"),
     # values of an experiment
     ("train catch --frames ten", "'ten' must be a whole number"),
