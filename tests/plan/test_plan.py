@@ -528,6 +528,28 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
 
 
 @pytest.mark.parametrize(
+    ("flags", "num_envs", "frames"),
+    [
+        ([], 4 * 128, 4 * 4_096_000),
+        (["--frames", "1e6"], 4 * 128, 10**6),
+        (["frames=1e6"], 4 * 128, 10**6),
+        (["--num-envs", "256"], 256, 4_096_000),
+        (["driver.num_envs=256"], 256, 4_096_000),
+    ],
+)
+def test_each_device_has_the_recipes_share_of_what_is_not_given(
+    outcome, monkeypatch, flags, num_envs, frames
+):
+    planned = []
+    monkeypatch.setattr("podracer.cli.plan.prepare_compilers", lambda: None)
+    monkeypatch.setattr("podracer.plan.targets.kind_named", lambda _: KINDS["h100"])
+    monkeypatch.setattr("podracer.plan.targets.find_target", lambda *_: here(4))
+    monkeypatch.setattr("podracer.plan.plan.make_plan", lambda *x, **_: planned.append(x[0]))
+    outcome("plan", "catch", *flags, "--target", "h100:4")
+    assert [(x.driver.num_envs, x.frames) for x in planned] == [(num_envs, frames)]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("plan", "catch", "--device-bytes", "-1"), "--device-bytes must lie in"),
