@@ -62,6 +62,9 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     flags name.
     """
     environment = take_flags(flags, "environment")[0].get("environment")
+    for setting in flags:  # where a flag and a setting name one, that of the setting counts
+        if setting.startswith("environment="):
+            environment = setting.partition("=")[2]
     for recipe in (name, own_recipe(name, flags)):
         find_modules_here(recipe, environment)
     options, remaining = take_flags(flags, *recipes.options_of(name))

@@ -402,6 +402,7 @@ MISTAKES = [
     ("train catch_a2c agnet.discount=1", "Experiment has no field 'agnet': did you mean agent"),
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("resume nowhere --lr 1e-3", "There is no flag --lr here"),
+    ("resume nowhere --total-timesteps 1e6", "did you mean --frames?"),
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
     ("train catch --arch", "--arch needs a value: write it behind the flag"),
     ("train catch --arch sebluba", "--arch cannot be 'sebluba': did you mean sebulba?"),
@@ -1006,6 +1007,15 @@ def test_another_environment_has_its_own_architecture_and_no_target(
     assert parse_experiment("train", rest, experiment, options)[1].target_return == 9
     other = "sebulba" if arch == "anakin" else "anakin"
     assert find_experiment([recipe, *flags, "--arch", other])[1].arch == other
+
+
+@pytest.mark.parametrize("target", [("--target-return", "9"), ("target_return=9",)])
+def test_a_target_is_kept_beside_an_environment_that_is_a_setting(target):
+    _, experiment, rest = find_experiment(["cartpole_ppo", *target, f"environment={LAKE}"])
+    options = TrainOptions(arch=experiment.arch)
+    experiment = parse_experiment("train", rest, experiment, options)[1]
+    assert (experiment.environment, experiment.target_return) == (LAKE, 9)
+    assert experiment.arch == "sebulba"
 
 
 @pytest.mark.parametrize(("flags", "target"), [((), None), (("--target-return", "9"), 9)])
