@@ -191,9 +191,9 @@ def tune(arguments: Sequence[str]) -> int:
         best = max(trials, key=lambda trial: trial.steps_per_second)
         settings = best.settings()
         measured_names = {"devices", *(f"driver.{name}" for name in settings)}
-        others = take_flags(flags, "seconds", *settings)[1]
-        others = [x for x in others if x.partition("=")[0] not in measured_names]
-        other_arguments = shlex.join([recipe, *others])
+        remaining = take_flags(flags, "seconds", *settings)[1]
+        remaining = [x for x in remaining if x.partition("=")[0] not in measured_names]
+        other_arguments = shlex.join([recipe, *remaining])
         print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why

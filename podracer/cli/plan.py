@@ -26,7 +26,7 @@ class CompileOptions:
     target: str = "here"
     """Devices to compile for, such as h100, h100:8, tpu-v3:2x2 or tpu-v5e:16x16; `here` is this
     machine. Unless `--num-envs` is given, each device has the recipe's number of environments,
-    timesteps of replay and frames, at its size for an accelerator; given `--frames` are the run's.
+    timesteps of replay and frames, at its size for an accelerator; `--frames` counts for the run.
     """
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments."""

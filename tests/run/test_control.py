@@ -206,10 +206,12 @@ def test_a_schedule_that_control_returns_is_kept_as_its_numbers():
     blueprint, env = build(linear)
     rate = podracer.Linear(5e-4, 1e-4, frames=64.0)
     first = Controller(lambda _: {"agent": {"learning_rate": rate}}, linear, blueprint, env)
-    changed = first.ask(None)
+    changed: Any = first.ask(None)  # type: ignore[arg-type]
     assert changed.settings.learning_rate.start == np.float32(5e-4)
     assert first.record["agent.learning_rate.start"] == 5e-4
-    again = Controller(None, linear, blueprint, env).restore(json.loads(json.dumps(first.changes)))
+    again: Any = Controller(None, linear, blueprint, env).restore(
+        json.loads(json.dumps(first.changes))
+    )
     assert jax.tree.leaves(again.settings) == jax.tree.leaves(changed.settings)
 
 
