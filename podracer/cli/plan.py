@@ -116,9 +116,9 @@ def _parse(
     sized = with_size_for(target.platform, arguments, experiment)
     if sized is not arguments:
         experiment = _parse_flags(command, sized, defaults, summary)[0]
-    chosen = {*take_flags(flags, "num_envs", "frames")[0], *(x.partition("=")[0] for x in flags)}
-    if options.target != "here" and not chosen & {"num_envs", "driver.num_envs"}:
-        frames = {"frames": experiment.frames} if "frames" in chosen else {}
+    names = {*take_flags(flags, "num_envs", "frames")[0], *(x.partition("=")[0] for x in flags)}
+    if options.target != "here" and not names & {"num_envs", "driver.num_envs"}:
+        frames = {"frames": experiment.frames} if "frames" in names else {}
         experiment = dataclasses.replace(scaled(experiment, len(target.devices)), **frames)
     return experiment, target, options
 

@@ -62,7 +62,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     flags name.
     """
     environment = take_flags(flags, "environment")[0].get("environment")
-    for setting in flags:  # where a flag and a setting name one, that of the setting counts
+    for setting in flags:  # one in a setting counts before a flag
         if setting.startswith("environment="):
             environment = setting.partition("=")[2]
     for recipe in (name, own_recipe(name, flags)):
