@@ -42,6 +42,7 @@ from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import lives_on_device, on_host
+from podracer.fields import check_ranges
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
@@ -65,6 +66,7 @@ def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devi
     agent = settings
     if not isinstance(settings, Blueprint):
         agent = Blueprint(settings, env.spec, Context(config.rollout_length))
+    check_ranges(config, "driver")
     config = with_threads(config, env)
     split = split_devices(devices, config)
     check(agent, env, config, split)

@@ -144,6 +144,7 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
         RecipeOptions(),
         description=description,
     )
+    experiment.check()
     initialize_devices(Hosts(), experiment.devices)
     from podracer.bench.anakin import bench_recipe, show_size
 
@@ -173,6 +174,7 @@ def tune(arguments: Sequence[str]) -> int:
         TuneOptions(),
         description=description,
     )
+    experiment.check()
     initialize_devices(Hosts(), experiment.devices, "sebulba")
     codes: list[int] = []
     if not experiment.devices and has_one_cpu_device():
@@ -187,7 +189,11 @@ def tune(arguments: Sequence[str]) -> int:
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
-        other_arguments = shlex.join([recipe, *take_flags(flags, "seconds", *best.settings())[1]])
+        settings = best.settings()
+        measured_names = {"devices", *(f"driver.{name}" for name in settings)}
+        remaining = take_flags(flags, "seconds", *settings)[1]
+        remaining = [x for x in remaining if x.partition("=")[0] not in measured_names]
+        other_arguments = shlex.join([recipe, *remaining])
         print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import keyword
@@ -59,8 +60,16 @@ def _check(name: str, folder: Path) -> None:
 
     if name in recipes.RECIPES or name in (*envs.ENVIRONMENTS, *envs.ADAPTERS):
         raise ConfigError(f"podracer has an environment or a recipe {name}: take another name.")
+    if name in _names_in_recipes():
+        raise ConfigError(f"the recipes of the package use {name}: take another name.")
     if name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"Python has a module {name} already: take another name.")
+
+
+def _names_in_recipes() -> set[str]:
+    """Return the names that the recipes use, which a recipe of the same name would hide."""
+    text = (TEMPLATE / _TEMPLATE_NAME / "recipes.py").read_text(encoding="utf-8")
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
 def _is_installed(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -72,12 +73,17 @@ def list_names(arguments: Sequence[str]) -> int:
 
 def _agents(observation: str | None, action: str | None) -> list[Row]:
     from podracer.agents import AGENTS
+    from podracer.envs.catalog import ACTIONS, OBSERVATIONS
     from podracer.recipes.fitting import can_build
 
     kinds = AGENTS.values()
     if observation or action:
-        task = (observation or "vector", action or "discrete")
-        kinds = [kind for kind in kinds if can_build(kind(), *task)]
+        tasks = list(
+            itertools.product(
+                (observation,) if observation else OBSERVATIONS, (action,) if action else ACTIONS
+            )
+        )
+        kinds = [kind for kind in kinds if any(can_build(kind(), *task) for task in tasks)]
     rows = [{"name": kind.__name__, "description": _summary(kind)} for kind in kinds]
     return sorted(rows, key=lambda row: row["name"])
 

@@ -25,8 +25,9 @@ class CompileOptions:
 
     target: str = "here"
     """Devices to compile for, such as h100, h100:8, tpu-v3:2x2 or tpu-v5e:16x16; `here` is this
-    machine. Unless `--num-envs` is given, each device has the recipe's number of environments and
-    timesteps of replay, at its size for an accelerator."""
+    machine. Unless `--num-envs` is given, each device has the recipe's number of environments,
+    timesteps of replay and frames, at its size for an accelerator; `--frames` counts for the run.
+    """
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments."""
     update_rule: Path | None = None
@@ -115,8 +116,10 @@ def _parse(
     sized = with_size_for(target.platform, arguments, experiment)
     if sized is not arguments:
         experiment = _parse_flags(command, sized, defaults, summary)[0]
-    if options.target != "here" and not take_flags(flags, "num_envs")[0]:
-        experiment = scaled(experiment, len(target.devices))
+    names = {*take_flags(flags, "num_envs", "frames")[0], *(x.partition("=")[0] for x in flags)}
+    if options.target != "here" and not names & {"num_envs", "driver.num_envs"}:
+        frames = {"frames": experiment.frames} if "frames" in names else {}
+        experiment = dataclasses.replace(scaled(experiment, len(target.devices)), **frames)
     return experiment, target, options
 
 

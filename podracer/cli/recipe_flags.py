@@ -65,6 +65,9 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     """
     flags = _with_environment_flag(flags)
     environment = take_flags(flags, "environment")[0].get("environment")
+    for setting in flags:  # one in a setting counts before a flag
+        if setting.startswith("environment="):
+            environment = setting.partition("=")[2]
     for recipe in (name, own_recipe(name, flags)):
         find_modules_here(recipe, environment)
     options, remaining = take_flags(flags, *recipes.options_of(name))

@@ -37,9 +37,10 @@ def nearest(name: str, candidates: Iterable[str], otherwise: str = "") -> str:
     Where none is near it is `otherwise`, by default all names.
     """
     candidates = list(candidates)
-    for own_name in OTHER_NAMES.get(name, ()):
-        if own_name in candidates:
-            return f"did you mean {own_name}?"
+    by_field = {candidate.replace("-", "_"): candidate for candidate in candidates}
+    for own_name in OTHER_NAMES.get(name.replace("-", "_"), ()):
+        if own_name in by_field:
+            return f"did you mean {by_field[own_name]}?"
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     if name.lower() in by_lower:
         return f"did you mean {by_lower[name.lower()]}?"

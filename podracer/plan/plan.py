@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -16,6 +18,7 @@ from podracer.config.experiment import Experiment
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment
+from podracer.errors import ConfigError
 from podracer.plan.compiled import CompiledRun, compile_run
 from podracer.plan.targets import Target
 from podracer.run.setup import build, to_host_environments
@@ -75,7 +78,7 @@ def make_plan(
         _largest(experiment, run),
         steps_per_second,
         source,
-        None if bound is None else steps / bound,
+        steps / bound if bound else None,
         frames,
         hours,
         None if hours is None or price is None else target.num_hosts * price * hours,
@@ -106,20 +109,34 @@ def largest_batch(
     """Return the largest number of environments whose memory fits, 0 where none does.
 
     `memory_of` compiles, so it is asked for `num_envs`, which do not fit, for a quarter of them,
-    and for what the line through both proposes. None where that finds no number.
+    and for what the line through both proposes. None where that finds no number. It raises
+    `ConfigError` for numbers that the agent cannot split, as into minibatches: then multiples of
+    larger divisors of `num_envs`, which it can split, are proposed.
     """
-    small = max(multiple, num_envs // 4 // multiple * multiple)
-    if small >= num_envs:
+    quotient = num_envs // multiple
+    steps = [multiple * n for n in range(1, quotient) if quotient % n == 0]
+
+    def at_most(proposed: float) -> tuple[int, int]:
+        """Return the largest number up to the proposed one and its memory, zeros without one."""
+        numbers = dict.fromkeys(math.floor(proposed / step) * step for step in steps)
+        for number in itertools.takewhile(lambda number: number > 0, numbers):
+            with contextlib.suppress(ConfigError):
+                return number, memory_of(number)
+        return 0, 0
+
+    parts = (max(multiple, num_envs // part) for part in (4, 2))
+    small, small_size = next(filter(any, map(at_most, parts)), (0, 0))
+    if not small:
         return 0
-    small_size, size = memory_of(small), memory_of(num_envs)
+    size = memory_of(num_envs)
     if size <= small_size:
         return small if small_size <= limit else 0
     proposed = small + (limit - small_size) * (num_envs - small) / (size - small_size)
     for _ in range(_TRIES):
-        proposed = max(0, math.floor(proposed / multiple) * multiple)
-        if proposed == 0 or memory_of(proposed) <= limit:
-            return proposed
-        proposed *= 0.9
+        number, size = at_most(proposed)
+        if size <= limit:
+            return number
+        proposed = 0.9 * number
     return None
 
 
@@ -131,6 +148,8 @@ def _measured_speed(
         return None, f"no recorded speed of the {target.title} is given"
     if not seconds:
         return None, "nothing was measured"
+    if experiment.pods:
+        return None, "populations are not measured"
     blueprint, env = build(experiment)
     config: Any = experiment.run_driver
     if isinstance(config, SebulbaConfig):

@@ -16,7 +16,11 @@ from podracer.replay import Replay
 from podracer.schedules import Linear
 
 
-@accelerator(agent={"learning_rate": 2e-3}, driver={"num_envs": 1024}, frames=1_310_720)
+@accelerator(
+    agent={"learning_rate": 2e-3},
+    driver={"num_envs": 1024, "updates_per_chunk": 4},
+    frames=1_310_720,
+)
 def memory_ppo() -> Experiment:
     """Recurrent PPO on a task that needs memory."""
     return Experiment(

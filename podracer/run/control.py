@@ -96,8 +96,9 @@ class Controller:
         return blueprint
 
     def _change(self, changes: Any) -> Blueprint:
-        self.changes = merged(self.changes, changes)
-        self._pending = changed_blueprint(*self._parts, self.changes)
+        values = merged(self.changes, changes)
+        self._pending = changed_blueprint(*self._parts, values)
+        self.changes = _in_json(values)
         return self._pending
 
 
@@ -118,9 +119,26 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             part = values.get(name)
             values[name] = _merged(part if isinstance(part, Mapping) else {}, value)
         else:
-            is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-            values[name] = np.asarray(value).tolist() if is_array else value
+            values[name] = _without_array(value)
     return values
+
+
+def _without_array(value: Any) -> Any:
+    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+    return np.asarray(value).tolist() if is_array else value
+
+
+def _in_json(value: Any) -> Any:
+    """Return values without objects: of a dataclass, such as a schedule, the numbers of its fields.
+
+    Its other fields are as they were, or the change would have been refused.
+    """
+    if dataclasses.is_dataclass(value):
+        fields = (x.name for x in dataclasses.fields(value) if not x.metadata.get("static"))
+        value = {name: getattr(value, name) for name in fields}
+    if isinstance(value, Mapping):
+        return {name: _in_json(part) for name, part in value.items()}
+    return _without_array(value)
 
 
 def changed_blueprint(

@@ -21,14 +21,14 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     agent = blueprint.build()
     possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
     if possible != experiment.evaluations:
-        room = max(1, experiment.num_updates // experiment.evaluations)
-        remedy = ""
-        if room < chunk:
-            remedy = f" `driver.updates_per_chunk={room}` would leave room for all."
-        yield (
-            f"Only {possible} of the {experiment.evaluations} evaluations will run, because a run "
-            f"evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`).{remedy}"
-        )
+        room = experiment.num_updates // experiment.evaluations
+        reason = f"a run evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`)."
+        if not room:
+            reason = f"the run may end with update {experiment.num_updates}, and {reason}"
+        elif room < chunk:
+            reason += f" `driver.updates_per_chunk={room}` would leave room for all."
+        count = f"{possible} of the {experiment.evaluations}"
+        yield f"Only {count} evaluations will run, because {reason}"
     if agent.warmup > experiment.num_steps:
         yield (
             f"Nothing will be learned: the replay's warm-up takes {agent.warmup:,} frames "
@@ -54,13 +54,13 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
 
 def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:
     """Yield a sentence where a library's recipe leaves most of an accelerator idle."""
-    recipe = recipes.RECIPES.get(experiment.recipe)
-    if device.platform == "cpu" or recipe is None:
+    name = experiment.recipe
+    if device.platform == "cpu" or name not in recipes.RECIPES:
         return
-    larger = recipes.with_size(experiment, experiment.recipe, "accelerator").driver.num_envs
+    larger = recipes.with_size(recipes.find(name), name, "accelerator").driver.num_envs
     num_envs = experiment.driver.num_envs * max(1, len(experiment.pods))
     devices = experiment.devices or jax.device_count()
-    if MOSTLY_IDLE * num_envs <= larger * devices:
+    if num_envs < larger and MOSTLY_IDLE * num_envs <= larger * devices:
         yield (
             f"{num_envs:,} environments leave {devices} x {device.device_kind} mostly idle; "
             f'`size="accelerator"` uses {larger:,}.'

@@ -193,9 +193,9 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr("podracer.cli.bench.has_one_cpu_device", lambda: True)
     monkeypatch.setattr("podracer.cli.bench.initialize_devices", lambda *_: None)
-    code, said = outcome("tune", "cartpole_sebulba")
+    code, said = outcome("tune", "cartpole_sebulba", "driver.num_envs=8", "seed=3")
     assert code == 71
-    assert "Fastest: podracer train cartpole_sebulba --arch sebulba --devices 1" in said
+    assert "Fastest: podracer train cartpole_sebulba seed=3 --arch sebulba --devices 1" in said
 
 
 @pytest.mark.slow
@@ -404,6 +404,7 @@ MISTAKES = [
     ("train catch_a2c agnet.discount=1", "Experiment has no field 'agnet': did you mean agent"),
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("resume nowhere --lr 1e-3", "There is no flag --lr here"),
+    ("resume nowhere --total-timesteps 1e6", "did you mean --frames?"),
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
     ("train catch --arch", "--arch needs a value: write it behind the flag"),
     ("train catch --arch sebluba", "--arch cannot be 'sebluba': did you mean sebulba?"),
@@ -418,6 +419,9 @@ MISTAKES = [
     ("bench nothing", "nothing"),
     ("bench --repetitions 1 sebulba", "write the name first: podracer bench sebulba."),
     ("bench recipe nothing", "There is no recipe 'nothing'"),
+    ("bench recipe catch --num-envs 0", "num_envs must be at least 1"),
+    ("bench sebulba --num-envs 0", "num_envs must be at least 1"),
+    ("tune catch --num-envs 0", "num_envs must be at least 1"),
     ("bench sebulba --environment nothing", "There is no environment 'nothing'"),
     # values of an experiment
     ("train catch --frames ten", "'ten' must be a whole number"),
@@ -1008,6 +1012,15 @@ def test_another_environment_has_its_own_architecture_and_no_target(
     assert parse_experiment("train", rest, experiment, options)[1].target_return == 9
     other = "sebulba" if arch == "anakin" else "anakin"
     assert find_experiment([recipe, *flags, "--arch", other])[1].arch == other
+
+
+@pytest.mark.parametrize("target", [("--target-return", "9"), ("target_return=9",)])
+def test_a_target_is_kept_beside_an_environment_that_is_a_setting(target):
+    _, experiment, rest = find_experiment(["cartpole_ppo", *target, f"environment={LAKE}"])
+    options = TrainOptions(arch=experiment.arch)
+    experiment = parse_experiment("train", rest, experiment, options)[1]
+    assert (experiment.environment, experiment.target_return) == (LAKE, 9)
+    assert experiment.arch == "sebulba"
 
 
 @pytest.mark.parametrize(("flags", "target"), [((), None), (("--target-return", "9"), 9)])

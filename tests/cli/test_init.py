@@ -110,6 +110,7 @@ def test_nothing_of_the_template_is_left_in_a_written_project(project):
         ("json", "Python has a module json already"),
         ("optax", "Python has a module optax already"),
         ("catch", "podracer has an environment or a recipe catch"),
+        ("make", "the recipes of the package use make"),
         ("full", "full exists here already"),
         ("file", "file exists here already"),
     ],

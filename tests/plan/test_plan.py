@@ -379,6 +379,16 @@ def test_the_largest_batch_is_found_on_the_line_and_checked():
     assert largest_batch(memory, 8, 8, 150) == 0
 
 
+@pytest.mark.parametrize(("split", "num_envs", "largest"), [(4, 512, 340), (3, 36, 27), (8, 16, 8)])
+def test_the_largest_batch_is_one_that_the_agent_can_split(split, num_envs, largest):
+    def memory(num_envs):
+        if num_envs % split:
+            raise ConfigError("no equal minibatches")
+        return 100 + 10 * num_envs
+
+    assert largest_batch(memory, num_envs, 1, 100 + 10 * (largest + split - 1)) == largest
+
+
 def test_the_largest_batch_goes_down_where_memory_is_no_line():
     def memory(num_envs):
         return 10 * num_envs + 200 * (num_envs < 100)
@@ -451,6 +461,19 @@ def test_launches_bound_the_speed_of_a_gpu(catch, run, monkeypatch):
     assert on_tpu.steps_per_second_at_most == pytest.approx(steps / flops)
 
 
+def test_a_program_without_products_bounds_no_speed_of_a_tpu(catch, run, monkeypatch):
+    tabular = dataclasses.replace(run, programs=[dataclasses.replace(run.programs[0], flops=0)])
+    plan = plan_of(catch, tabular, monkeypatch, kind="tpu-v4")
+    assert plan.steps_per_second_at_most is None
+
+
+def test_a_population_is_not_measured(catch, run, monkeypatch):
+    monkeypatch.setattr("podracer.plan.plan.compile_run", lambda *_: run)
+    population = dataclasses.replace(catch, pods=(Pod(0), Pod(1)))
+    plan = make_plan(population, run.target, seconds=1.0)
+    assert (plan.hours, plan.speed_source) == (None, "populations are not measured")
+
+
 @pytest.mark.slow
 def test_a_plan_proposes_the_largest_batch_that_fits():
     experiment = recipes.find("catch").with_fields({"driver": {"num_envs": 4096}})
@@ -502,6 +525,28 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
     assert code == 0
     assert "It fits into the 1 GiB that a program may use there." in said
     assert "Price: less than $0.01" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_envs", "frames"),
+    [
+        ([], 4 * 128, 4 * 4_096_000),
+        (["--frames", "1e6"], 4 * 128, 10**6),
+        (["frames=1e6"], 4 * 128, 10**6),
+        (["--num-envs", "256"], 256, 4_096_000),
+        (["driver.num_envs=256"], 256, 4_096_000),
+    ],
+)
+def test_each_device_has_the_recipes_share_of_what_is_not_given(
+    outcome, monkeypatch, flags, num_envs, frames
+):
+    planned = []
+    monkeypatch.setattr("podracer.cli.plan.prepare_compilers", lambda: None)
+    monkeypatch.setattr("podracer.plan.targets.kind_named", lambda _: KINDS["h100"])
+    monkeypatch.setattr("podracer.plan.targets.find_target", lambda *_: here(4))
+    monkeypatch.setattr("podracer.plan.plan.make_plan", lambda *x, **_: planned.append(x[0]))
+    outcome("plan", "catch", *flags, "--target", "h100:4")
+    assert [(x.driver.num_envs, x.frames) for x in planned] == [(num_envs, frames)]
 
 
 @pytest.mark.parametrize(

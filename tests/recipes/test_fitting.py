@@ -90,3 +90,15 @@ def test_an_unknown_kind_is_one_sentence(flags, sentence, capsys):
         main(["list", "recipes", *flags])
     assert leaving.value.code == 78
     assert capsys.readouterr().err == f"podracer: {sentence}\n"
+
+
+def test_agents_for_observations_are_those_of_any_actions(capsys):
+    names = {row["name"] for row in listed_agents(capsys, "--observation", "vector")}
+    assert {"DQN", "SAC"} <= names
+    discrete = {row["name"] for row in listed_agents(capsys, "--action", "discrete")}
+    assert "DQN" in discrete
+    assert "SAC" not in discrete
+
+
+def listed_agents(capsys, *flags):
+    return json.loads(listed(capsys, "agents", *flags, "--json"))["agents"]

@@ -7,6 +7,7 @@ import pytest
 
 import podracer
 from podracer import recipes
+from podracer.agents.a2c import A2C
 from podracer.cli import pods
 from podracer.cli import train as train_command
 from podracer.cli.main import main
@@ -36,6 +37,7 @@ def test_each_size_is_larger_and_is_named(name):
     assert larger.frames >= laptop.frames
     assert larger.recipe == f"{name}_accelerator"
     assert larger.environment == laptop.environment
+    assert len(larger.evaluation_updates) == larger.evaluations
 
 
 @pytest.mark.parametrize(
@@ -185,8 +187,15 @@ def test_a_run_says_that_it_leaves_an_accelerator_idle():
         ({"driver": {"num_envs": 4096}}, GPU),
         ({"pods": tuple(map(Pod, range(64)))}, GPU),
         ({"recipe": "mine"}, GPU),
+        ({"driver": {"num_envs": 8192}, "devices": 8}, GPU),  # the size is for one device
+        ({"agent": A2C(), "driver": {"num_envs": 4096}}, GPU),
     ],
 )
 def test_other_runs_say_nothing(changes, device):
     experiment = recipes.find("catch").with_fields({"devices": 1, **changes})
     assert list(idle_device(experiment, device)) == []
+
+
+def test_a_recipe_of_one_size_says_nothing():
+    experiment = dataclasses.replace(recipes.find("pendulum_td3"), devices=8)
+    assert list(idle_device(experiment, GPU)) == []

@@ -17,7 +17,7 @@ from podracer.drivers.common import place_agent, with_agent
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.run.control import changed_blueprint, merged
+from podracer.run.control import Controller, changed_blueprint, merged
 from podracer.run.setup import build
 
 
@@ -199,6 +199,20 @@ def test_a_run_that_cannot_be_controlled_is_refused_before_it_starts(changes, me
     with pytest.raises(ConfigError, match=message):
         podracer.train(experiment, run_dir=tmp_path / "run", control=halve)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_schedule_that_control_returns_is_kept_as_its_numbers():
+    linear = EXPERIMENT.with_fields({"agent": {"learning_rate": podracer.Linear(1e-3, 0.0)}})
+    blueprint, env = build(linear)
+    rate = podracer.Linear(5e-4, 1e-4, frames=64.0)
+    first = Controller(lambda _: {"agent": {"learning_rate": rate}}, linear, blueprint, env)
+    changed: Any = first.ask(None)  # type: ignore[arg-type]
+    assert changed.settings.learning_rate.start == np.float32(5e-4)
+    assert first.record["agent.learning_rate.start"] == 5e-4
+    again: Any = Controller(None, linear, blueprint, env).restore(
+        json.loads(json.dumps(first.changes))
+    )
+    assert jax.tree.leaves(again.settings) == jax.tree.leaves(changed.settings)
 
 
 def test_fields_of_an_environment_that_is_no_pytree_are_refused():

@@ -118,6 +118,9 @@ def test_evaluations_that_have_no_room_are_said():
     assert len(roomy.evaluation_updates) == 10
     (text,) = sentences(few.with_fields({"frames": 1}))
     assert text.endswith("(`driver.updates_per_chunk=1`).")
+    (text,) = sentences(few.with_fields({"frames": 5 * few.driver.steps_per_update}))
+    assert "may end with update 5" in text
+    assert "would leave room" not in text
 
 
 def test_a_target_that_no_evaluation_can_reach_is_said():
