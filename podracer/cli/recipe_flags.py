@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,9 +64,6 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     """
     flags = _with_environment_flag(flags)
     environment = take_flags(flags, "environment")[0].get("environment")
-    for setting in flags:  # one in a setting counts before a flag
-        if setting.startswith("environment="):
-            environment = setting.partition("=")[2]
     for recipe in (name, own_recipe(name, flags)):
         find_modules_here(recipe, environment)
     options, remaining = take_flags(flags, *recipes.options_of(name))
@@ -84,13 +80,11 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
 
 
 def _with_environment_flag(flags: Sequence[str]) -> list[str]:
-    """Return arguments with the flag in the place of a setting `environment=NAME` before flags.
+    """Return arguments with a flag in the place of the setting `environment=NAME`.
 
     Other settings and flags belong to this environment.
     """
-    settings = list(itertools.takewhile(lambda x: not x.startswith("-"), flags))
-    changed = [f"--{x}" if x.startswith("environment=") else x for x in settings]
-    return [*changed, *flags[len(settings) :]]
+    return [f"--{x}" if x.startswith("environment=") else x for x in flags]
 
 
 def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
