@@ -171,10 +171,10 @@ _ASTERIX_REMARK = (
     "at 7.47 without."
 )
 _FREEWAY_CNN_REMARK = (
-    "With DQN's epsilon in Adam and a support of 0 to 6, Rainbow is as fast as DQN at first: after "
-    "0.23 M frames, seeds 0 and 1, at 25.4, and at 23.7 with a support of -5 to 5, where the mean "
-    "of the table's DQN is at 27.3. From 0.65 M frames on it stays near 55, where DQN goes on to "
-    "60; the cause was not found."
+    "With DQN's epsilon in Adam and a support of 0 to 6, Rainbow is as fast as DQN at first. After "
+    "0.23 M frames, seeds 0 and 1, it is at 25.4, and with a support of -5 to 5 at 23.7. The mean "
+    "of the table's DQN is at 27.3 there. From 0.65 M frames on Rainbow stays near 55, where DQN "
+    "goes on to 60; the cause was not found."
 )
 _BREAKOUT_CNN_REMARK = (
     "The last evaluations of both agents swing. Over the last five, the three seeds of Rainbow are "

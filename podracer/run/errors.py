@@ -81,7 +81,7 @@ def classify_error(error: Exception) -> Exception:
             detail = "this machine has no address for its own name, see /etc/hosts."
         failure = DeviceError(f"JAX cannot start the platform {start[1]}: {detail}")
     elif isinstance(error, AssertionError) and _is_raised_in(error, "jax._src.xla_bridge"):
-        platforms = jax.config.jax_platforms
+        platforms = os.environ.get("JAX_PLATFORMS", "")
         failure = DeviceError(f"this machine has no device of JAX_PLATFORMS={platforms}.")
     elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
         failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
