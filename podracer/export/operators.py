@@ -157,6 +157,12 @@ def _split(graph: Graph, equation: Any, name: str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+def _unstack(graph: Graph, equation: Any, name: str) -> list[str]:
+    axis = int(equation.params["axis"])
+    places = (graph.constant(i, np.int64) for i in range(len(equation.outvars)))
+    return [graph.add("Gather", name, place, axis=axis) for place in places]
+
+
 def _tile(graph: Graph, equation: Any, name: str) -> str:
     return graph.add("Tile", name, graph.constant(equation.params["reps"], np.int64))
 
@@ -378,6 +384,7 @@ OPERATORS: dict[str, Operator] = {
     "transpose": _transpose,
     "concatenate": _concatenate,
     "split": _split,
+    "unstack": _unstack,
     "tile": _tile,
     "slice": _slice,
     "rev": _reverse,

@@ -141,6 +141,7 @@ OPERATIONS = {
     "stack along the last axis": lambda a: jnp.stack([a["x"], a["y"]], axis=-1),
     "tile": lambda a: jnp.tile(a["x"], (2, 3)),
     "split": lambda a: jnp.split(a["x"], [1], axis=1)[1],
+    "unstack": lambda a: jnp.unstack(a["x"], axis=1)[1],
     "slice": lambda a: a["x"][1:, ::2],
     "rev": lambda a: a["x"][::-1],
     "dynamic_slice": lambda a: lax.dynamic_slice(a["x"], (5, 0), (2, 4)),
