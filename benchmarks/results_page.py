@@ -42,7 +42,7 @@ HEAD = """\
 # Results
 
 This page compares the returns of podracer's agents with other libraries at frames that are equal
-within 3 %, measured on one or two CPU cores without an accelerator.
+within 3 %. They were measured on one or two CPU cores, some on an accelerator.
 `python benchmarks/results_suite.py --page` writes it from the scores in
 [`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
 
@@ -79,9 +79,10 @@ within 3 %, measured on one or two CPU cores without an accelerator.
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
   that ran while the machine was quiet (load at most the number of processors and a half). If no
   seed did, the two processors shared a core's caches and units with other work, and the seconds are
-  an upper bound (≤). Under Anakin seeds of podracer train as one program and share its start and
-  compilation; under Sebulba they train one after another. No conclusion about speed follows: paired
-  timings are in [`benchmarks/`](../benchmarks/README.md).
+  an upper bound (≤). Where an accelerator is named they are seconds of it instead, and an upper
+  bound, as several runs shared it. Under Anakin seeds of podracer train as one program and share
+  its start and compilation; under Sebulba they train one after another. No conclusion about speed
+  follows: paired timings are in [`benchmarks/`](../benchmarks/README.md).
 """
 
 
@@ -117,7 +118,7 @@ def measured_again(rows: Sequence[records.Row], groups: Groups) -> Iterator[str]
 
 
 def spent(groups: Groups) -> Iterator[str]:
-    """Yield the lines about the frames and the processor hours of all measured seeds."""
+    """Yield the lines about the frames and the hours of all measured seeds."""
     lines = []
     for family in dict.fromkeys(cell.family for cell in cells.CELLS):
         names = {name for cell in cells.CELLS if cell.family == family for name in names_of(cell)}
@@ -129,16 +130,27 @@ def spent(groups: Groups) -> Iterator[str]:
     if lines:
         yield from ("## What was spent", "")
         yield "All seeds of the tables above, with start, compilation and evaluations. Hours of"
-        yield "seeds that ran beside other work are upper bounds."
+        yield "seeds that ran beside other work are upper bounds. Hours of accelerators are apart."
         head = "| | seeds | frames | CPU hours | other libraries' seeds | frames | CPU hours |"
         yield from ("", head, "|---" * 7 + "|", *lines, "")
 
 
 def effort(rows: Sequence[records.Row]) -> str:
-    """Return the columns with the number of seeds, their frames and their processor hours."""
+    """Return the columns with the number of seeds, their frames and the hours that they took."""
     frames = sum(row["frames"] for row in rows)
-    hours = sum(row["cpu_seconds"] for row in rows) / 3600
-    return f"{len(rows)} | {compact(frames)} | {hours:.1f}" if rows else "| |"
+    seconds = {"": 0.0}  # by accelerator, "" for processors
+    for row in rows:
+        device = accelerator(row)
+        seconds[device] = seconds.get(device, 0.0) + row["seconds" if device else "cpu_seconds"]
+    hours = f"{seconds.pop('') / 3600:.1f}"
+    hours += "".join(f", {x / 3600:.1f} of one {device}" for device, x in seconds.items())
+    return f"{len(rows)} | {compact(frames)} | {hours}" if rows else "| |"
+
+
+def accelerator(row: records.Row) -> str:
+    """Return the name of the accelerator that trained a seed, "" for processors alone."""
+    device = row.get("device", {"platform": "cpu"})
+    return "" if device["platform"] == "cpu" else device["kind"]
 
 
 def names_of(cell: Cell) -> list[str]:
@@ -315,9 +327,12 @@ def measured_before(cell: Cell, groups: Groups) -> str:
 def figures(rows: Sequence[records.Row], evaluation: str) -> str:
     """Return the columns that all contenders have."""
     frames = compact(rows[0]["frames"])
-    quiet = records.quiet(rows)
-    seconds = f"{np.mean([row['cpu_seconds'] for row in quiet or rows]):,.0f}"
-    seconds = seconds if quiet else f"≤ {seconds}"
+    if device := accelerator(rows[0]):
+        seconds = f"≤ {np.mean([row['seconds'] for row in rows]):,.0f} of one {device}"
+    else:
+        quiet = records.quiet(rows)
+        seconds = f"{np.mean([row['cpu_seconds'] for row in quiet or rows]):,.0f}"
+        seconds = seconds if quiet else f"≤ {seconds}"
     return f"{len(rows)} | {frames} | {evaluation} | {estimate(rows)} | {best(rows)} | {seconds}"
 
 
@@ -468,7 +483,7 @@ def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> No
         frames, returns = frames[:-1], returns[:, :-1]
         line, label = "--", f"{label}, training"
     if rows[0]["library"] == published.LIBRARY:
-        line = ":"
+        line = ":" if length > 1 else "o"
     if enough(rows):
         low, high = bootstrap_interval(returns)
         axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
