@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,6 +54,7 @@ from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 HERE = Path(__file__).parent
 SHARE_OF_A_CHILD = "0.3"  # of the device's memory
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 STEPS_PER_REPETITION = 2**25  # of Catch, about a second at the goal
 
 
@@ -90,6 +92,7 @@ def all_cases(plan: Plan) -> Iterator[Case]:
     yield from ppo_speed(plan)
     yield Case("lpg/61440", partial(lpg, plan), goal=10e6)
     yield from sebulba_speed(plan)
+    yield Case("latency", partial(latency, plan), "ms of acting in 8 environments")
     yield from simulators(plan)
     yield from sizes(plan)
     yield from populations(plan)
@@ -474,6 +477,40 @@ def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[st
     }
 
 
+def latency(plan: Plan) -> dict[str, Any]:
+    """A step of PPO's actor at CleanRL's settings, beside what it consists of, awaited one by one.
+
+    The environments are drawn frames, so they take no time.
+    """
+    device, observation = jax.devices()[0], np.ones((8, 84, 84, 4), np.uint8)
+    held = jax.device_put(observation, device)
+    program = jax.jit(lambda x: x[:, 0, 0, 0] + 1)
+    parts: dict[str, Callable[[], Any]] = {
+        "program": lambda: jax.block_until_ready(program(held)),
+        "program_and_result": lambda: np.asarray(program(held)),
+        "observation": lambda: jax.block_until_ready(jax.device_put(observation, device)),
+        "observation_program_and_result": lambda: np.asarray(program(observation)),
+    }
+    with ThreadPoolExecutor(1) as thread:
+        parts["another_thread"] = lambda: thread.submit(int).result()
+        figures = {name: median_ms(function, plan.size(500, 3)) for name, function in parts.items()}
+    config = SebulbaConfig(num_envs=8, rollout_length=128, threads_per_actor=1)
+    setup = sebulba.make_setup(PPO(network=TorsoNetwork(CNN())), DrawnFrames(), config, [device])
+    rate = sebulba.measure_acting(setup, plan.size(3, 0) or 0.1)
+    return {"value": 1e3 * config.num_envs / rate, "parts": figures}
+
+
+def median_ms(function: Callable[[], Any], calls: int) -> float:
+    """Return the median of the milliseconds that calls of a function take."""
+    function()
+    seconds = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * float(np.median(seconds))
+
+
 def transfers(plan: Plan) -> Iterator[Case]:
     """Observations to the device, from ordinary and from pinned memory of the host."""
     for kind in ("ordinary", "pinned", "through-pinned"):
@@ -538,15 +575,17 @@ def solved(plan: Plan) -> Iterator[Case]:
 
 
 def other_settings(plan: Plan) -> Iterator[Case]:
-    """Some of the cases again: with kernels that sum in one order, and without TF32."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
+    """Some of the cases again: in one order of sums, kernels launched one by one, without TF32."""
+    flags = os.environ.get("XLA_FLAGS", "")
     for name, variables in (
-        ("deterministic", {"XLA_FLAGS": flags}),
+        ("deterministic", {"XLA_FLAGS": f"{flags} {DETERMINISTIC}".strip()}),
+        ("launches", {"XLA_FLAGS": f"{flags} {NO_COMMAND_BUFFERS}".strip()}),
         ("float32", {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}),
     ):
         if all(os.environ.get(key) == value for key, value in variables.items()):
             continue  # this is that process
         words = ["ppo/pixels", "size/breakout_cnn", "catch/8192", "repeat/cartpole_rainbow"]
+        words += ["latency"] * (name == "launches")
 
         def measure(
             words: list[str] = words, variables: dict[str, str] = variables
