@@ -446,6 +446,19 @@ def test_a_compile_beside_the_initial_state_counts_with_all_its_seconds():
     assert first["time_step"] < 5.0
 
 
+def test_a_report_that_comes_late_leaves_the_rest_to_the_next(monkeypatch):
+    clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
+    monkeypatch.setattr(signals, "time", clock)
+    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
+    clock.perf_counter = lambda: 9.0
+    reports = [Progress(1, 8, {}, time=4.0), Progress(2, 8, {}, time=8.0)]
+    lines = [recorder.record(progress, times) for progress in reports]
+    assert [line["frames_per_second"] for line in lines] == [2.0, 2.0]
+    times.add("time_evaluate")
+    recorder.add_seconds(lines[1], times)
+    assert (lines[1]["time_evaluate"], lines[1]["seconds"]) == (1.0, 9.0)
+
+
 def test_the_reports_of_a_chunk_share_its_time(monkeypatch):
     clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
     monkeypatch.setattr(signals, "time", clock)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,21 +109,32 @@ def from_first_process(tree: PyTree) -> PyTree:
     return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
 
-def fetch(tree: PyTree) -> Any:
-    """Copy arrays to the host as `jax.device_get` does, but wait so that Ctrl-C can end the wait.
+class Arrival:
+    """Arrays that a program computes, on their way to the host, and the time at which they end.
 
     A wait of JAX runs no handler of a signal until it ends, but one for another thread does.
     """
-    is_ready = threading.Event()
 
-    def wait() -> None:
-        with contextlib.suppress(Exception):  # the copy below raises it
-            jax.block_until_ready(tree)
-        is_ready.set()
+    def __init__(self, tree: PyTree) -> None:
+        self._tree, self._is_ready = tree, threading.Event()
+        self.time = math.nan  # of `time.perf_counter`, once the values are there
+        threading.Thread(target=self._wait, daemon=True).start()
 
-    threading.Thread(target=wait, daemon=True).start()
-    is_ready.wait()
-    return jax.device_get(tree)
+    def _wait(self) -> None:
+        with contextlib.suppress(Exception):  # the copy raises it
+            jax.block_until_ready(self._tree)
+        self.time = time.perf_counter()
+        self._is_ready.set()
+
+    def values(self) -> Any:
+        """Wait for the arrays and return copies on the host, as `jax.device_get` does."""
+        self._is_ready.wait()
+        return jax.device_get(self._tree)
+
+
+def fetch(tree: PyTree) -> Any:
+    """Copy arrays to the host as `jax.device_get` does, in a wait that Ctrl-C can end."""
+    return Arrival(tree).values()
 
 
 def check_divisible(name: str, count: int, num_parts: int, parts: str = "devices") -> None:

@@ -28,7 +28,7 @@ from podracer.checks import check_agent, check_environment
 from podracer.devices import kernels
 from podracer.devices.host_memory import keep_on_host
 from podracer.devices.memory import check_program_memory
-from podracer.devices.mesh import DATA, REPLICATED, SHARDED, check_divisible, fetch
+from podracer.devices.mesh import DATA, REPLICATED, SHARDED, Arrival, check_divisible
 from podracer.devices.ordering import in_order
 from podracer.devices.reductions import is_for_gpu
 from podracer.drivers.common import (
@@ -320,7 +320,14 @@ def run_chunks(
     start = time.perf_counter()
     compiled = compile()
     compile_seconds = time.perf_counter() - start
-    pending: tuple[int, Metrics] | None = None  # the chunk that may still run
+
+    def reports(updates: int, arrival: Arrival) -> Iterator[Progress]:
+        nonlocal compile_seconds
+        for progress in to_reports(updates, arrival.values()):
+            yield dataclasses.replace(progress, compile_seconds=compile_seconds, time=arrival.time)
+            compile_seconds = 0.0
+
+    pending: tuple[int, Arrival] | None = None  # the chunk that may still run
     agreed_request = Request.NONE.value
     while updates < (target := updates_of_run(num_updates, updates)):
         chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk
@@ -331,23 +338,24 @@ def run_chunks(
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
             _handle_signals()
+        # Waited for from here on: on a GPU the call may take as long as the chunk, and the report
+        # on it comes one chunk later.
+        arrival = Arrival(metrics)
         updates += length
         if pending is not None:
-            for progress in to_reports(pending[0], fetch(pending[1])):
+            for progress in reports(*pending):
                 agreed_request = progress.request
-                yield dataclasses.replace(progress, compile_seconds=compile_seconds)
-                compile_seconds = 0.0
-        pending = (updates, metrics)
+                yield progress
+        pending = (updates, arrival)
         current_request = agreed_request if multi_host else request()
         is_last = updates >= updates_of_run(num_updates, updates)
         if current_request or is_last or boundary(updates):
-            for progress in to_reports(updates, fetch(metrics)):
+            for progress in reports(updates, arrival):
                 if multi_host:  # where every chunk is a boundary, only here
                     current_request = max(current_request, progress.request)
                 if progress.updates == updates:
                     progress = dataclasses.replace(progress, request=current_request, state=state)
-                yield dataclasses.replace(progress, compile_seconds=compile_seconds)
-                compile_seconds = 0.0
+                yield progress
             agreed_request = Request.NONE.value  # answered; a host that still has one repeats it
             pending = None
 

@@ -330,13 +330,16 @@ class Stopwatch:
         """Return the seconds since the last lap, or since the start."""
         return time.perf_counter() - self._mark + sum(self._stages.values())
 
-    def lap(self, compile_seconds: float = 0.0, parts: int = 1) -> dict[str, float]:
+    def lap(
+        self, compile_seconds: float = 0.0, parts: int = 1, end: float | None = None
+    ) -> dict[str, float]:
         """Return the seconds of each stage since the last lap, and start a new lap.
 
-        The driver's time, without the seconds for which it waited for its program, is cut into
-        equal parts, and all but the first are left to the next laps.
+        The driver's time until `end`, by default now, without the seconds for which it waited for
+        its program, is cut into equal parts, and all but the first are left to the next laps.
         """
-        step = (time.perf_counter() - self._mark - compile_seconds) / parts
+        end = time.perf_counter() if end is None else end
+        step = (end - self._mark - compile_seconds) / parts
         seconds = {"time_step": step, **self._stages}
         self._mark += compile_seconds + step
         self._stages = dict.fromkeys(self._stages, 0.0)

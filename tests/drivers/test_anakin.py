@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+import time
 from functools import partial
 
 import jax
@@ -19,7 +20,7 @@ from podracer.agent import DEFAULT_CONTEXT, Fused
 from podracer.agents.a2c import A2C
 from podracer.bench.anakin import prepare, training
 from podracer.devices import memory
-from podracer.drivers.anakin import anakin, make_chunk
+from podracer.drivers.anakin import anakin, lower_chunk, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
 from podracer.environment import auto_reset
 from podracer.envs import make
@@ -67,6 +68,24 @@ def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
     seen = [(p.updates, p.state is not None) for p in progresses]
     expected = [5, 10, 15, 20, 25, 30]
     assert seen == [(updates, updates in (15, 30)) for updates in expected]
+
+
+def test_a_chunk_has_its_own_time_where_calls_take_as_long_as_chunks():
+    """As on a GPU, whose launches wait for each other; a boundary is reported with its chunk."""
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], updates_per_chunk=1)
+    program = lower_chunk(agent, env, mesh, config, state)()
+
+    def blocking(state, requests):
+        result = jax.block_until_ready(program(state, requests))
+        time.sleep(0.2)
+        return result
+
+    reports = anakin(
+        agent, env, mesh, config, state, num_updates=4, compile=lambda: blocking,
+        boundary=lambda updates: updates == 3,
+    )  # fmt: skip
+    ends = [progress.time for progress in reports]
+    assert (np.diff(ends) > 0.15).all()
 
 
 def test_a_request_makes_a_boundary():
