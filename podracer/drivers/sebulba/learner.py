@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ from jaxtyping import Int64
 
 from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
-from podracer.devices.mesh import fetch, on_one_device
+from podracer.devices.mesh import Arrival, on_one_device
 from podracer.drivers.common import (
     Progress,
     Request,
@@ -129,7 +130,10 @@ class Learner:
         self._no_request = request_array(split.mesh, Request.NONE)
         self._version = actors.first_update  # number of updates dispatched
         self._timer = StageTimer("collect", "learn", "report")
-        self._pending: list[Metrics] = []  # metrics of updates that may still run
+        # Updates that may still run: when each was given to the devices, and its metrics.
+        self._pending: list[tuple[float, Arrival]] = []
+        self._ended = time.perf_counter()  # when the devices had ended the last fetched update
+        self._idle = 0.0  # seconds since the last report in which they had no update
         self._fetched: list[Any] = []  # metrics since the last report
         # Since the last report, of each trajectory: updates that the parameters of its steps were
         # behind, `[T]`, and seconds in each stage of its actor.
@@ -153,7 +157,9 @@ class Learner:
         mesh, multi_host = self._split.mesh, self._multi_host
         request = request_array(mesh, self._request()) if multi_host else self._no_request
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
+        began = time.perf_counter()
         state, params, metrics = self._update(state, shards, request)
+        self._pending.append((began, Arrival(metrics)))
         self._stats += [(self._version - x.versions, x.seconds) for x in rollouts]
         self._faults.update({rollout.actor: rollout.faults for rollout in rollouts})
         for rollout in rollouts:
@@ -162,7 +168,6 @@ class Learner:
         self._version += 1
         params = on_one_device(params)
         self._actors.publish(host_part(params) if self._hosts else params, self._version)
-        self._pending.append(metrics)
         if len(self._pending) > 1:
             self._fetch_metrics()
         self._timer.start("collect")
@@ -174,7 +179,10 @@ class Learner:
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""
-        values = fetch(self._pending.pop(0))
+        began, arrival = self._pending.pop(0)
+        values = arrival.values()
+        self._idle += max(0.0, began - self._ended)
+        self._ended = arrival.time
         self.agreed_request = self._report(self._version - len(self._pending), values).request
         self._fetched.append(values)
 
@@ -198,12 +206,12 @@ class Learner:
         self._check_valid_steps(progress, faults)
         metrics = {
             **progress.metrics,
-            **_utilization_metrics(self._stats, self._timer.collect(), num_actors),
+            **_utilization_metrics(self._stats, self._timer.collect(), self._idle, num_actors),
             "queue_occupancy": self._actors.queue_occupancy(),
             "environment_faults": faults.total(),
             **{f"environment_faults_{kind}": count for kind, count in faults.items() if count},
         }
-        self._fetched, self._stats = [], []
+        self._fetched, self._stats, self._idle = [], [], 0.0
         collected = self._actors.collected_steps
         return dataclasses.replace(progress, metrics=metrics, collected=collected)
 
@@ -238,17 +246,19 @@ class Learner:
         """
         self.agreed_request = Request.NONE
         self._timer.start("collect")
+        self._ended = time.perf_counter()
 
 
 def _utilization_metrics(
     stats: list[tuple[Int64[np.ndarray, " T"], dict[str, float]]],
     learner_seconds: dict[str, float],
+    learner_idle: float,
     num_actors: int,
 ) -> dict[str, float | None]:
     """Return policy lag, shares of idle time, and seconds in each stage (mean over the actors).
 
-    An actor is idle while it waits for parameters or for room in its queue, the learner while it
-    waits for trajectories.
+    An actor is idle while it waits for parameters or for room in its queue, the learner while its
+    devices have no update. Its thread also collects trajectories while they compute.
     """
     lags = np.stack([lags for lags, _ in stats])
     actor_seconds = {
@@ -256,11 +266,13 @@ def _utilization_metrics(
     }
     actor_idle = actor_seconds["parameters"] + actor_seconds["queue"]
     learner_total = learner_seconds["collect"] + learner_seconds["learn"]
+    learner_idle = min(learner_idle, learner_total)
+    learner_seconds |= {"collect": learner_idle, "learn": learner_total - learner_idle}
     return {
         "lag_mean": float(lags.mean()),
         "lag_max": int(lags.max()),
         "actor_idle": actor_idle / max(sum(actor_seconds.values()), 1e-9),
-        "learner_idle": learner_seconds["collect"] / max(learner_total, 1e-9),
+        "learner_idle": learner_idle / max(learner_total, 1e-9),
         **{f"actor_time_{stage}": seconds for stage, seconds in actor_seconds.items()},
         **{f"learner_time_{stage}": seconds for stage, seconds in learner_seconds.items()},
     }

@@ -18,6 +18,7 @@ from variants import variants
 from podracer import recipes
 from podracer.agent import Agent, Blueprint
 from podracer.agents.impala import Impala
+from podracer.agents.ppo import PPO
 from podracer.bench.sebulba import make_setup, measure_simulator
 from podracer.devices import memory
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -521,6 +522,16 @@ def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
             in_flight = p.collected - p.updates * steps
             # Each actor: two in its queue, and one that waits for room.
             assert 0 <= in_flight <= 3 * steps
+
+
+def test_a_learner_whose_device_computes_is_not_idle():
+    """In lock-step its thread collects all that time, and does not wait for trajectories."""
+    agent = PPO(num_epochs=50, num_minibatches=1, network=TorsoNetwork(MLP((256, 256))))
+    _, reports = train_sebulba(*sebulba_setup(agent, policy_lag=0), num_updates=10)
+    metrics = reports[-1].metrics
+    assert 0.0 < metrics["learner_idle"] < 0.5 < metrics["actor_idle"]
+    stages = [metrics[f"learner_time_{stage}"] for stage in ("collect", "learn")]
+    assert metrics["learner_idle"] == pytest.approx(stages[0] / sum(stages))
 
 
 @pytest.mark.figure(21)
