@@ -117,7 +117,7 @@ class Arrival:
 
     def __init__(self, tree: PyTree) -> None:
         self._tree, self._is_ready = tree, threading.Event()
-        self.time = math.nan  # of `time.perf_counter`, once the values are there
+        self.time = math.nan  # in `time.perf_counter`, once the values are there
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:

@@ -335,8 +335,8 @@ class Stopwatch:
     ) -> dict[str, float]:
         """Return the seconds of each stage since the last lap, and start a new lap.
 
-        The driver's time until `end`, by default now, without the seconds for which it waited for
-        its program, is cut into equal parts, and all but the first are left to the next laps.
+        The driver's time ends at `end`, by default now, and leaves out the seconds for which it
+        waited for its program. It is cut into equal parts: all but one are left to the next laps.
         """
         end = time.perf_counter() if end is None else end
         step = (end - self._mark - compile_seconds) / parts

@@ -157,9 +157,9 @@ class Learner:
         mesh, multi_host = self._split.mesh, self._multi_host
         request = request_array(mesh, self._request()) if multi_host else self._no_request
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
-        began = time.perf_counter()
+        dispatched = time.perf_counter()
         state, params, metrics = self._update(state, shards, request)
-        self._pending.append((began, Arrival(metrics)))
+        self._pending.append((dispatched, Arrival(metrics)))
         self._stats += [(self._version - x.versions, x.seconds) for x in rollouts]
         self._faults.update({rollout.actor: rollout.faults for rollout in rollouts})
         for rollout in rollouts:
@@ -179,9 +179,9 @@ class Learner:
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""
-        began, arrival = self._pending.pop(0)
+        dispatched, arrival = self._pending.pop(0)
         values = arrival.values()
-        self._idle += max(0.0, began - self._ended)
+        self._idle += max(0.0, dispatched - self._ended)
         self._ended = arrival.time
         self.agreed_request = self._report(self._version - len(self._pending), values).request
         self._fetched.append(values)
