@@ -606,6 +606,8 @@ def test_a_resume_says_whether_environments_begin_new_episodes(policy_lag, said,
 
 
 def test_a_directory_is_used_once(tmp_path):
+    with pytest.raises(ConfigError, match="resumed in its directory: name it by run_dir"):
+        podracer.train(EXPERIMENT, resume=True)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
     with pytest.raises(ConfigError, match="already holds a run"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
