@@ -19,6 +19,7 @@ from podracer.environment import (
     Resumable,
 )
 from podracer.envs.host.dlpack import lives_on_device
+from podracer.errors import EnvironmentFault
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
 # Advice where a factory that declares nothing fails to make a batch beside another one.
@@ -58,10 +59,11 @@ class OneBatch:
 
 
 class SharedBatch:
-    """The batch of a simulator; whoever steps it has `turn`."""
+    """The batch of a simulator; whoever steps it has `turn`, training as a context."""
 
     def __init__(self, batch: HostEnvironment) -> None:
         self.turn, self.is_closed = threading.Lock(), False
+        self.has_failed = False  # in training, which ends: no evaluation plays in it any more
         self.batch = batch
         self._seeds, self._steps = (0, np.zeros(0, np.uint32), 0), 0
         # Optional features of the batch, set on the instance, where `isinstance` looks.
@@ -72,6 +74,13 @@ class SharedBatch:
         if isinstance(batch, DescribesFaults):
             self.first_faults = batch.first_faults
 
+    def __enter__(self) -> None:
+        self.turn.acquire()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.has_failed = kind is not None
+        self.turn.release()
+
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         self._seeds, self._steps = (seed, indices, start), 0
         return self.batch.reset(seed, indices, start)
@@ -81,8 +90,9 @@ class SharedBatch:
         return self.batch.step(action)
 
     def close(self) -> None:
-        self.is_closed = True
-        self.batch.close()
+        with self.turn:  # not under an evaluation
+            self.is_closed = True
+            self.batch.close()
 
     def _restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
         assert isinstance(self.batch, Resumable)
@@ -104,6 +114,8 @@ class _Loan:
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         self._owner.turn.acquire()
         try:
+            if self._owner.has_failed or self._owner.is_closed:
+                raise EnvironmentFault("training in the simulator has failed.")
             self._state = (self._owner.snapshot(),)
         except BaseException:
             self._owner.turn.release()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.intake import DeviceIntake
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.shared import OneBatch, SharedBatch
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
@@ -392,6 +394,40 @@ def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tm
     assert equal_trees(result.state, on_host.state)
     assert np.array_equal(result.evaluation.returns, on_host.evaluation.returns)
     assert result.evaluation.returns.shape == (6,)
+
+
+def test_no_evaluation_plays_in_a_simulator_that_a_fault_has_closed(tmp_path, monkeypatch):
+    """It waits for the rollout in which training fails."""
+    places, make_batch, is_lent = [], OneBatch.make, threading.Event()
+
+    def lend(*args):
+        batch = make_batch(*args)
+        if not isinstance(batch, SharedBatch):
+            is_lent.set()
+        return batch
+
+    def at(place, batch):
+        if batch is not None and batch.closed and place != "close":
+            places.append(place)
+        if place == "step" and threading.current_thread() is not threading.main_thread():
+            batch.calls = getattr(batch, "calls", 0) + 1
+            if batch.calls == 15:  # in the third rollout, as two updates have twenty frames
+                assert is_lent.wait(60)
+                time.sleep(0.2)
+                raise ValueError("broken")
+
+    @dataclasses.dataclass(frozen=True)
+    class Factory(Counters):
+        shared = True
+
+    experiment = dataclasses.replace(
+        once(num_envs=4, updates_per_chunk=1), environment=Factory(at=at), frames=160
+    )
+    monkeypatch.setattr(OneBatch, "make", lend)
+    overrides = {"evaluations": 8, "evaluation_episodes": 4, "devices": 1}
+    with pytest.raises(EnvironmentFault, match="in an evaluation: training in the sim"):
+        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, **overrides)
+    assert places == []
 
 
 def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp_path, caplog):
