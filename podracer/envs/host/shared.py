@@ -1,12 +1,13 @@
 """One batch of a simulator that exists once: training steps it, evaluations borrow it.
 
 A loan lasts from its `reset` to its `close`, while the batch has no other user: training holds
-`turn` for each rollout. The state of training is set aside before a loan and restored after it.
+its turn for each rollout. The state of training is set aside before a loan and restored after it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,11 +20,11 @@ from podracer.environment import (
     Resumable,
 )
 from podracer.envs.host.dlpack import lives_on_device
-from podracer.errors import EnvironmentFault
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
 # Advice where a factory that declares nothing fails to make a batch beside another one.
 IF_ONE = ". If only one simulator can be open, its factory has `shared = True`."
+WAKE_SECONDS = 0.2  # a loan that waits for its turn looks this often whether training failed
 
 
 def exists_once(env: HostEnvironments) -> bool:
@@ -36,6 +37,8 @@ class OneBatch:
 
     def __init__(self, env: HostEnvironments, num_envs: int) -> None:
         self.num_envs, self.on_device = num_envs, lives_on_device(env)
+        self.check: Callable[[], None] = lambda: None
+        """Raises the fault of training, if it has one; a loan calls it while it waits."""
         self._env = env
         self._owner: SharedBatch | None = None
 
@@ -55,15 +58,17 @@ class OneBatch:
         if self._owner is None or self._owner.is_closed:
             self._owner = SharedBatch(self._env.make(num_envs, num_threads))
             return self._owner
-        return _Loan(self._owner)
+        return _Loan(self._owner, self.check)
 
 
 class SharedBatch:
-    """The batch of a simulator; whoever steps it has `turn`, training as a context."""
+    """The batch of a simulator; whoever steps it has the turn, training as a context.
+
+    What fails or is closed keeps the turn for good, so that nobody plays in it any more.
+    """
 
     def __init__(self, batch: HostEnvironment) -> None:
-        self.turn, self.is_closed = threading.Lock(), False
-        self.has_failed = False  # in training, which ends: no evaluation plays in it any more
+        self.turn, self.is_over, self.is_closed = threading.Lock(), False, False
         self.batch = batch
         self._seeds, self._steps = (0, np.zeros(0, np.uint32), 0), 0
         # Optional features of the batch, set on the instance, where `isinstance` looks.
@@ -78,8 +83,9 @@ class SharedBatch:
         self.turn.acquire()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.has_failed = kind is not None
-        self.turn.release()
+        self.is_over = kind is not None
+        if not self.is_over:
+            self.turn.release()
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         self._seeds, self._steps = (seed, indices, start), 0
@@ -90,9 +96,10 @@ class SharedBatch:
         return self.batch.step(action)
 
     def close(self) -> None:
-        with self.turn:  # not under an evaluation
-            self.is_closed = True
-            self.batch.close()
+        if not self.is_over:
+            self.turn.acquire()
+        self.is_over = self.is_closed = True
+        self.batch.close()
 
     def _restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
         assert isinstance(self.batch, Resumable)
@@ -108,14 +115,13 @@ class SharedBatch:
 class _Loan:
     """A batch for one evaluation, in the rows of another one."""
 
-    def __init__(self, owner: SharedBatch) -> None:
-        self._owner, self._state = owner, None
+    def __init__(self, owner: SharedBatch, check: Callable[[], None]) -> None:
+        self._owner, self._check, self._state = owner, check, None
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        self._owner.turn.acquire()
+        while not self._owner.turn.acquire(timeout=WAKE_SECONDS):
+            self._check()
         try:
-            if self._owner.has_failed or self._owner.is_closed:
-                raise EnvironmentFault("training in the simulator has failed.")
             self._state = (self._owner.snapshot(),)
         except BaseException:
             self._owner.turn.release()
