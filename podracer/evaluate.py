@@ -415,6 +415,7 @@ def _call(function: Callable[[], T], advice: str = "") -> T:
     try:
         return call_environment(_PLACE, function, advice)
     except EnvironmentFault as error:
-        if not str(error).startswith(_PLACE):  # the environments raised it themselves
+        is_of_training = hasattr(error, "component")  # see `OneBatch.check`
+        if not (is_of_training or str(error).startswith(_PLACE)):  # they raised it themselves
             error.args = (f"{_PLACE}: {error}",)
         raise

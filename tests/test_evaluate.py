@@ -487,14 +487,14 @@ def test_a_mean_over_pods_leaves_out_those_that_met_a_fault():
 
 def test_the_best_pod_is_one_whose_episodes_ended():
     recorder = Recorder(EXPERIMENT, podracer.make("catch"))
-    progress = Progress(7, 8, {}, pods={"episodes": np.ones(2)})
-    played = evaluation([[1.0, 2.0], [8.0, 9.0]], [0, 1])
+    progress = Progress(7, 8, {}, pods={"episodes": np.ones(3)})
+    played = evaluation([[1.0, 2.0], [8.0, 9.0], [8.0, np.nan]], [0, 1, 0])
     recorder.add_evaluation(played, record := {}, progress)
     assert recorder.best == Best(7, 1.5)
     assert record["evaluation_unfinished"] == 1
     assert progress.pods is not None
     of_pods = {name: values.tolist() for name, values in progress.pods.items()}
-    np.testing.assert_array_equal(returns_of(of_pods, "evaluation_return"), [1.5, np.nan])
+    np.testing.assert_array_equal(returns_of(of_pods, "evaluation_return"), [1.5, np.nan, np.nan])
 
 
 def test_scores_of_a_tournament_are_compared_only_under_one_policy():

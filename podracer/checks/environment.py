@@ -91,6 +91,7 @@ def check_spec(environment: Any) -> EnvironmentSpec:
         )
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
+    _check_dtypes(spec)
     if isinstance(spec.action, Discrete):
         number = spec.action.num_actions
         if not _is_count(number):
@@ -112,6 +113,17 @@ def check_spec(environment: Any) -> EnvironmentSpec:
             f"{spec.name}: an environment in JAX counts from 0, so leave `start` out."
         )
     return spec
+
+
+def _check_dtypes(spec: EnvironmentSpec) -> None:
+    for path, leaf in leaves_by_path(spec.observation).items():
+        name, dtype = f"{spec.name}: spec.observation{path}", leaf.dtype
+        if not jnp.issubdtype(dtype, np.number) and dtype != np.bool_:
+            raise ConfigError(f"{name} must be of numbers or bool, and not of {dtype}.")
+        if (kept := np.dtype(jax.dtypes.canonicalize_dtype(dtype))) != dtype:
+            raise ConfigError(
+                f"{name} is {dtype}, of which devices keep {kept}: declare and return {kept}."
+            )
 
 
 def _read_spec(environment: Any) -> EnvironmentSpec:

@@ -25,6 +25,7 @@ from podracer.cli.leaderboard import print_ranking
 from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
 from podracer.cli.running import run
+from podracer.cli.sentences import in_flags
 from podracer.cli.values import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.devices.machine import num_cores
@@ -119,7 +120,7 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
         flag = f" --recipe {recipe}" if recipe else ""
         outcome = f"Best      podracer train {quoted_path(best)}{flag}"
     except ConfigError as error:
-        outcome = f"Not ranked: {error}"
+        outcome = f"Not ranked: {in_flags(str(error))}"
     with suppress(OSError):  # a reader of the output that has left, as in `| head`
         if ranking:
             print_ranking(directory, experiment, ranking)

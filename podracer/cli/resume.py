@@ -105,5 +105,5 @@ def _refuse_other_settings(flag: str) -> None:
     if owners_of(name):
         raise ConfigError(
             f"resume goes on as the run began: with another --{name} it would be another run, "
-            f"podracer train RECIPE --{name} VALUE --weights RUN."
+            f"podracer train RECIPE --{name} ... --weights RUN."
         )

@@ -12,9 +12,9 @@ from podracer.io.names import nearest
 FIELD_NAMES = (
     "anchor", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
-    "matches", "mirror", "num_processes", "opponents", "pod_cpus", "pod_gpus", "prices",
-    "process_id", "recipe", "seed", "selection", "size", "target_return", "track", "train_against",
-    "weights",
+    "matches", "max_seconds", "mirror", "num_processes", "opponents", "pod_cpus", "pod_gpus",
+    "prices", "process_id", "recipe", "seed", "selection", "size", "target_return", "track",
+    "train_against", "weights",
 )  # fmt: skip
 _PARTS = ("agent", "driver", "exchange")
 _FLAGS = {  # those that are not named as their fields

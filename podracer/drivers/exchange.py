@@ -55,15 +55,15 @@ def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates:
             "an exchange needs a period: give it by `exchange.every`, in updates, a multiple of a "
             f"chunk's {updates_per_chunk}."
         )
-    if every % updates_per_chunk:
-        nearest = max(1, round(every / updates_per_chunk)) * updates_per_chunk
-        raise ConfigError(
-            f"`exchange.every` counts updates and must be a multiple of a chunk's "
-            f"{updates_per_chunk}, but it is {every}: take {nearest}, or another "
-            "`driver.updates_per_chunk`."
-        )
     if every >= num_updates:
         raise ConfigError(
             f"`exchange.every={every}` is never reached in a run of {num_updates} updates: take a "
             "smaller one, or more `frames`."
+        )
+    if every % updates_per_chunk:
+        nearest = max(1, round(every / updates_per_chunk)) * updates_per_chunk
+        remedy = f"take {nearest}, or another" if nearest < num_updates else "take a smaller"
+        raise ConfigError(
+            f"`exchange.every` counts updates and must be a multiple of a chunk's "
+            f"{updates_per_chunk}, but it is {every}: {remedy} `driver.updates_per_chunk`."
         )

@@ -199,8 +199,8 @@ def restore(
     Raises `ConfigError` if there is no run, if another machine writes it, or if the directory has
     something else; `CheckpointError` if no checkpoint is whole.
     """
-    store = stores.open_store(address)
     try:
+        store = stores.open_store(address)
         copy = kinds[_kind_at(store, address, *kinds)](directory, store)
     except (ConfigError, StorageError) as error:
         has_begun = any(is_there(directory / mark) for mark in (CONFIG, LOG))

@@ -31,11 +31,20 @@ class Budget:
         self._last_mark = bisect(self._marks, self.frames(totals))
 
     def check_left(self, saved_frames: int, totals: Totals) -> None:
-        """Raise `ConfigError` if a run that goes on with fewer frames has made them already."""
-        num_frames = self.frames(totals)
+        """Raise `ConfigError` for other frames that change nothing.
+
+        These are fewer than the run has made already, or more where it has ended for another
+        reason.
+        """
+        num_frames, reason = self.frames(totals), self.reason_to_end(totals)
         if self._frames < saved_frames and self._num_steps < num_frames:
             raise ConfigError(
                 f"frames is {self._frames:,}, but the run has made {num_frames:,} already."
+            )
+        if self._frames > saved_frames and reason not in ("", "frames"):
+            raise ConfigError(
+                f"the run has ended by its `{reason}`, so `frames` alone make it no longer: give "
+                f"another `{reason}`, too, or None."
             )
 
     def frames(self, totals: Totals) -> int:

@@ -50,11 +50,15 @@ _DISK = (
 
 @contextlib.contextmanager
 def tag_component(name: str) -> Iterator[None]:
-    """Tag errors raised within the context with a component's name, for `crash.json`."""
+    """Tag errors raised within the context with a component's name, for `crash.json`.
+
+    Those of a component that was named before keep its name.
+    """
     try:
         yield
     except Exception as error:
-        error.component = name  # type: ignore[attr-defined]
+        if not hasattr(error, "component"):
+            error.component = name  # type: ignore[attr-defined]
         raise
 
 

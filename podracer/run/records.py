@@ -159,9 +159,10 @@ class Recorder:
     def _compare(self, evaluation: Evaluation, progress: Progress) -> None:
         """Remember an evaluation that exceeds all earlier ones, and one that equals the best.
 
-        Pods with a fault or with episodes that did not end are left out.
+        Pods with a fault, with episodes that did not end or without a finite mean are left out.
         """
-        returns = np.where(evaluation.unfinished, -np.inf, evaluation.returns.mean(axis=-1))
+        means = evaluation.returns.mean(axis=-1)
+        returns = np.where(np.isfinite(means) & (evaluation.unfinished == 0), means, -np.inf)
         if progress.pods is not None:
             returns = np.where(np.isnan(progress.pods["episodes"]), -np.inf, returns)
         score = float(returns.max())

@@ -222,12 +222,22 @@ def _last_evaluation(
             "which the pods are ranked: it could not be written."
         )
     if evaluation is None:
-        has_evaluations = read_config(directory / CONFIG)["experiment"].get("evaluations")
-        remedy = "" if has_evaluations else ", with `evaluations=1` or more"
         raise ConfigError(
-            f"{directory} has no evaluation yet, by which its pods are ranked: resume it{remedy}."
+            f"{directory} has no evaluation yet, by which its pods are ranked: resume it"
+            f"{_needed_for_evaluation(directory)}."
         )
     return evaluation
+
+
+def _needed_for_evaluation(directory: Path) -> str:
+    """Return what a run without an evaluation needs to make one, as it is resumed."""
+    experiment, last = read_config(directory / CONFIG)["experiment"], [{}, *read_run(directory)][-1]
+    has_frames = last.get("frames", 0) >= experiment["frames"] * len(experiment["pods"])
+    limit = experiment.get("max_seconds")
+    needed = [] if experiment.get("evaluations") else ["`evaluations=1` or more"]
+    needed += ["more `frames`"] if has_frames else []
+    needed += ["more `max_seconds`"] if limit and last.get("seconds", 0) >= limit else []
+    return f" with {' and '.join(needed)}" if needed else ""
 
 
 def read_run(directory: Path) -> list[dict[str, Any]]:

@@ -140,6 +140,8 @@ def train(
         raise ConfigError("a run begins in one way: give weights without resume and begin.")
     if weights is None and checkpoint != "newest":
         raise ConfigError("a checkpoint is that of another run: name the run by weights.")
+    if resume and run_dir is None:
+        raise ConfigError("a run is resumed in its directory: name it by run_dir.")
     run_dir, num_saved = None if run_dir is None else user_path(run_dir), 0
     if resume and run_dir is not None:
         num_saved = saved_devices(run_dir)

@@ -235,7 +235,11 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "observation of double precision": (
         with_spec(observation={"x": ArraySpec((3,), np.float64)}),
-        ("reset().timestep.observation['x']", "float64[3]", "float32[3]"),
+        ("spec.observation['x'] is float64", "declare and return float32"),
+    ),
+    "observation of text": (
+        with_spec(observation={"x": ArraySpec((3,), "U3")}),
+        ("spec.observation['x'] must be of numbers or bool, and not of <U3",),
     ),
     "observation of another shape": (
         showing(observation=lambda t: {"x": t.observation["x"][:2]}),

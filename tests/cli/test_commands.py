@@ -626,7 +626,8 @@ MISTAKES_IN_FILES = [
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),
     ("resume RUN --save-seconds nan", "save_seconds must be finite"),
-    ("resume RUN --learning-rate 1", "podracer train RECIPE --learning-rate VALUE --weights RUN."),
+    ("resume RUN --learning-rate 1", "podracer train RECIPE --learning-rate ... --weights RUN."),
+    ("resume RUN --no-fused", "podracer train RECIPE --no-fused ... --weights RUN."),
     ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
     ("eval RUN --episodes 99999999999", "--episodes must lie in [1, 1,048,576]"),
     ("eval RUN --seed 99999999999999999999999", "--seed must lie in [0, 4,294,967,295]"),

@@ -382,10 +382,11 @@ def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     finish_sweep(run, EXPERIMENT)
     out = capsys.readouterr().out
     assert f"Not ranked: {run} has no evaluation yet" in out
-    assert "resume it, with `evaluations=1` or more." in out
+    assert "resume it with --evaluations 1 or more and more --frames." in out
     config = read_config(run / "config.json")
     seal_json(
-        run / "config.json", {**config, "experiment": config["experiment"] | {"evaluations": 5}}
+        run / "config.json",
+        {**config, "experiment": config["experiment"] | {"evaluations": 5, "frames": 9 * STEPS}},
     )
     with pytest.raises(ConfigError, match=r"its pods are ranked: resume it\.$"):
         sweep.configurations(run)

@@ -133,12 +133,14 @@ def test_the_run_of_a_directory_goes_on_where_its_store_has_nothing(
     with Run(run, address) as it:
         it.save(1)
     shutil.rmtree(tmp_path / "store")
+    restore(address, run, report=reports.append)
     (tmp_path / "store").mkdir()
     restore(address, run, report=reports.append)
     use(monkeypatch, address, unavailable)
     restore(address, run, report=reports.append)
-    assert "holds no run" in reports[0]
-    assert "503 Slow Down" in reports[1]
+    assert "there is no directory" in reports[0]
+    assert "holds no run" in reports[1]
+    assert "503 Slow Down" in reports[2]
     assert all("goes on." in text for text in reports)
     with pytest.raises(StorageError, match="503 Slow Down"):
         restore(address, tmp_path / "other")

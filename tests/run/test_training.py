@@ -488,6 +488,10 @@ def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
         ConfigError, match=rf"frames is {5 * STEPS}, but the run has made {10 * STEPS:,} al"
     ):
         podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=5 * STEPS)
+    limits = {"target_return": -1.0}, {"max_seconds": 0.001, "target_return": None}
+    for limit in limits:  # without another one, more frames would change nothing
+        with pytest.raises(ConfigError, match=f"ended by its `{next(iter(limit))}`, so `frames`"):
+            podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=90 * STEPS, **limit)
     assert (run / "config.json").read_text() == config
     assert "bit-exact" not in caplog.text
     versions = history.installed_versions()
@@ -602,6 +606,8 @@ def test_a_resume_says_whether_environments_begin_new_episodes(policy_lag, said,
 
 
 def test_a_directory_is_used_once(tmp_path):
+    with pytest.raises(ConfigError, match="resumed in its directory: name it by run_dir"):
+        podracer.train(EXPERIMENT, resume=True)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
     with pytest.raises(ConfigError, match="already holds a run"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "run")

@@ -96,7 +96,7 @@ class Actor:
         self.rollouts = rollouts
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
-        self._turn = env.turn if isinstance(env, SharedBatch) else contextlib.nullcontext()
+        self._turn = env if isinstance(env, SharedBatch) else contextlib.nullcontext()
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
         is_stored = context.start.timestep is not None
         self._is_saved = isinstance(env, Resumable) and (

@@ -32,7 +32,7 @@ from podracer.drivers.sebulba.trajectory import (
 )
 from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
 from podracer.envs.host.dlpack import lives_on_device
-from podracer.envs.host.shared import IF_ONE
+from podracer.envs.host.shared import IF_ONE, OneBatch
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -228,6 +228,8 @@ def make_actor_pool(
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     keys = row_keys(run_key, contexts[0].indices)
     compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
+    if isinstance(env, OneBatch):
+        env.check = supervisor.check
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
         advice = IF_ONE if actors else ""

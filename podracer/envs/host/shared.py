@@ -1,12 +1,13 @@
 """One batch of a simulator that exists once: training steps it, evaluations borrow it.
 
 A loan lasts from its `reset` to its `close`, while the batch has no other user: training holds
-`turn` for each rollout. The state of training is set aside before a loan and restored after it.
+its turn for each rollout. The state of training is set aside before a loan and restored after it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
 # Advice where a factory that declares nothing fails to make a batch beside another one.
 IF_ONE = ". If only one simulator can be open, its factory has `shared = True`."
+WAKE_SECONDS = 0.2  # a loan that waits for its turn looks this often whether training failed
 
 
 def exists_once(env: HostEnvironments) -> bool:
@@ -35,6 +37,8 @@ class OneBatch:
 
     def __init__(self, env: HostEnvironments, num_envs: int) -> None:
         self.num_envs, self.on_device = num_envs, lives_on_device(env)
+        self.check: Callable[[], None] = lambda: None
+        """Raises the fault of training, if it has one; a loan calls it while it waits."""
         self._env = env
         self._owner: SharedBatch | None = None
 
@@ -54,14 +58,17 @@ class OneBatch:
         if self._owner is None or self._owner.is_closed:
             self._owner = SharedBatch(self._env.make(num_envs, num_threads))
             return self._owner
-        return _Loan(self._owner)
+        return _Loan(self._owner, self.check)
 
 
 class SharedBatch:
-    """The batch of a simulator; whoever steps it has `turn`."""
+    """The batch of a simulator; whoever steps it has the turn, training as a context.
+
+    What fails or is closed keeps the turn for good, so that nobody plays in it any more.
+    """
 
     def __init__(self, batch: HostEnvironment) -> None:
-        self.turn, self.is_closed = threading.Lock(), False
+        self.turn, self.is_over, self.is_closed = threading.Lock(), False, False
         self.batch = batch
         self._seeds, self._steps = (0, np.zeros(0, np.uint32), 0), 0
         # Optional features of the batch, set on the instance, where `isinstance` looks.
@@ -72,6 +79,14 @@ class SharedBatch:
         if isinstance(batch, DescribesFaults):
             self.first_faults = batch.first_faults
 
+    def __enter__(self) -> None:
+        self.turn.acquire()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.is_over = kind is not None
+        if not self.is_over:
+            self.turn.release()
+
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         self._seeds, self._steps = (seed, indices, start), 0
         return self.batch.reset(seed, indices, start)
@@ -81,7 +96,9 @@ class SharedBatch:
         return self.batch.step(action)
 
     def close(self) -> None:
-        self.is_closed = True
+        if not self.is_over:
+            self.turn.acquire()
+        self.is_over = self.is_closed = True
         self.batch.close()
 
     def _restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
@@ -98,11 +115,12 @@ class SharedBatch:
 class _Loan:
     """A batch for one evaluation, in the rows of another one."""
 
-    def __init__(self, owner: SharedBatch) -> None:
-        self._owner, self._state = owner, None
+    def __init__(self, owner: SharedBatch, check: Callable[[], None]) -> None:
+        self._owner, self._check, self._state = owner, check, None
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        self._owner.turn.acquire()
+        while not self._owner.turn.acquire(timeout=WAKE_SECONDS):
+            self._check()
         try:
             self._state = (self._owner.snapshot(),)
         except BaseException:

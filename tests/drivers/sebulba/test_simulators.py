@@ -25,6 +25,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.intake import DeviceIntake
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.shared import OneBatch, SharedBatch
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
@@ -392,6 +393,47 @@ def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tm
     assert equal_trees(result.state, on_host.state)
     assert np.array_equal(result.evaluation.returns, on_host.evaluation.returns)
     assert result.evaluation.returns.shape == (6,)
+
+
+@pytest.mark.parametrize("words", ["the environment raised ValueError", "did not answer for"])
+def test_a_fault_of_training_ends_an_evaluation_that_waits_for_it(words, tmp_path, monkeypatch):
+    """Nobody plays in the simulator any more."""
+    places, make_batch = [], OneBatch.make
+    is_lent, is_over = threading.Event(), threading.Event()
+
+    def lend(*args):
+        batch = make_batch(*args)
+        if not isinstance(batch, SharedBatch):
+            is_lent.set()
+        return batch
+
+    def at(place, batch):
+        if batch is not None and batch.closed and place != "close":
+            places.append(place)
+        if place == "step" and threading.current_thread() is not threading.main_thread():
+            batch.calls = getattr(batch, "calls", 0) + 1
+            if batch.calls == 15:  # in the third rollout, as two updates have twenty frames
+                assert is_lent.wait(60)
+                is_over.wait(30 if "answer" in words else 0.2)
+                raise ValueError
+
+    @dataclasses.dataclass(frozen=True)
+    class Factory(Counters):
+        shared = True
+
+    experiment = dataclasses.replace(
+        once(num_envs=4, updates_per_chunk=1), environment=Factory(at=at), frames=160
+    )
+    monkeypatch.setattr(OneBatch, "make", lend)
+    overrides = {"evaluations": 8, "evaluation_episodes": 4, "devices": 1}
+    overrides["driver"] = {"env_timeout_seconds": 0.5 if "answer" in words else 60.0}
+    with pytest.raises(EnvironmentFault, match=f"^actor 0: .*{words}"):
+        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, **overrides)
+    is_over.set()
+    for thread in threading.enumerate():
+        if thread.name in actor_threads():
+            thread.join(30)
+    assert places == []
 
 
 def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp_path, caplog):
