@@ -277,6 +277,11 @@ def build(
     actor = network.build(spec.observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):
         critics = build_critics(critic_network, spec, distribution, batch_norm=batch_norm)
+        if jax.tree.leaves(critics.critic.carry(1)):
+            raise ConfigError(
+                "the critics' network has a memory, but the policy's has none: give both one, "
+                "`agent.network` and `agent.critic_network`, or neither."
+            )
         return ContinuousNetworks(**vars(critics), actor=actor)
 
     observation, size = recurrent.last_step_spec(spec.observation, space.size), recurrence.head_size
