@@ -51,7 +51,7 @@ class Replay:
     updates_per_rollout: int = bounded(1, low=1)
     """Number of updates after each rollout."""
     warmup: int = bounded(1_000)
-    """Minimum number of timesteps to collect before the first update."""
+    """Minimum number of frames to collect before the first update."""
     prioritized: bool = False
     """Sample in proportion to the last TD error to the power of the priority exponent (Schaul et
     al. 2016, arXiv 1511.05952)."""

@@ -29,6 +29,7 @@ from podracer.types import (
     ArraySpec,
     Carry,
     Continuous,
+    Discrete,
     EnvironmentSpec,
     Metrics,
     Params,
@@ -40,8 +41,9 @@ from podracer.types import (
 def require_continuous(spec: EnvironmentSpec) -> Continuous:
     """Return the continuous action space; raise `ConfigError` if there is another one."""
     if not isinstance(spec.action, Continuous):
+        others = "PPO or DQN" if isinstance(spec.action, Discrete) else "PPO or IMPALA"
         raise ConfigError(
-            f"the agent needs continuous actions; {spec.name} has discrete ones: take PPO or DQN."
+            f"the agent needs continuous actions; {spec.name} has discrete ones: take {others}."
         )
     return spec.action
 
