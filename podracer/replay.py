@@ -51,7 +51,7 @@ class Replay:
     updates_per_rollout: int = bounded(1, low=1)
     """Number of updates after each rollout."""
     warmup: int = bounded(1_000)
-    """Minimum number of timesteps to collect before the first update."""
+    """Minimum number of frames to collect before the first update."""
     prioritized: bool = False
     """Sample in proportion to the last TD error to the power of the priority exponent (Schaul et
     al. 2016, arXiv 1511.05952)."""
@@ -250,7 +250,7 @@ class Buffer:
             largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
             weights = jnp.minimum(weights / largest, 1.0)
         if self.data is not None:
-            data_key = jax.random.fold_in(key, 1)
+            data_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the split
             recorded = sample_rows(self.data, data_key, num_recorded, self.length, self.spec)
             steps = _concatenate(trajectory.steps, recorded.steps, axis=1)
             trajectory = Trajectory(

@@ -152,6 +152,7 @@ def test_all_other_agents_refuse_in_one_sentence():
         needs_continuous = name in CONTINUOUS and name != "muzero-sampled"
         words = "continuous actions" if needs_continuous else "one discrete action at a time"
         assert words in str(caught.value), name
+        assert "DQN" not in str(caught.value), name
 
 
 def test_an_evaluation_with_epsilon_is_refused():

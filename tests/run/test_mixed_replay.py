@@ -116,6 +116,18 @@ def test_half_of_a_batch_comes_from_the_data_set(prioritized):
         assert all(map(np.array_equal, *map(jax.tree.leaves, updated)))
 
 
+def test_both_halves_of_a_batch_are_drawn_independently():
+    """The replay has as many starts as the data set, 41, and places show in observations."""
+    rows = jax.tree.map(jnp.asarray, of_cartpole().rows())
+    places = jnp.broadcast_to(jnp.arange(41.0)[:, None], rows.observation.shape)
+    data, spec = dataclasses.replace(rows, observation=places), podracer.make("cartpole").spec
+    recorded = sample_rows(data, jax.random.key(1), 1, 43, spec)
+    buffer = Buffer(Replay(50), spec, 2, data=data)
+    sample = buffer.sample(buffer.add(buffer.init(1), recorded.steps), jax.random.key(0), 400)
+    places = np.asarray(sample.trajectory.steps.timestep.observation[0, 200:, 0])
+    assert (places == sample.starts).mean() < 0.2
+
+
 @pytest.mark.parametrize(
     ("agent", "data"),
     [

@@ -20,6 +20,8 @@ from podracer.networks.spherical import to_unit_norm
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
 
+LARGEST_DECAY = 0.999999  # of a mean; one that never moves from 0 stands for no gradient
+
 
 @runtime_checkable
 class OptimizerBuilder(Protocol):
@@ -44,10 +46,11 @@ class Optimizer:
     """Optimizer of the parameters."""
     epsilon: Annotated[float, Flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
-    rmsprop_decay: float = static(default=0.99, low=0.0, high=1.0)  # static: 1 - decay in float64
-    """Decay of RMSProp's mean squared gradient, in [0, 1]."""
-    adam_momentum: float = static(default=0.9, low=0.0, high=1.0)
-    """Decay beta_1 of Adam's mean gradient, in [0, 1]."""
+    # Static: 1 - decay in float64.
+    rmsprop_decay: float = static(default=0.99, low=0.0, high=LARGEST_DECAY)
+    """Decay of RMSProp's mean squared gradient, in [0, 1)."""
+    adam_momentum: float = static(default=0.9, low=0.0, high=LARGEST_DECAY)
+    """Decay beta_1 of the mean gradient of Adam and RAdam, in [0, 1)."""
 
     def build(
         self, max_gradient_norm: float | None = None, *, root_epsilon: float = 0.0
@@ -62,7 +65,9 @@ class Optimizer:
                 self.adam_momentum, eps=self.epsilon, eps_root=root_epsilon
             )
         elif self.name == "radam":  # Liu et al. 2020 (arXiv 1908.03265)
-            method = optax.scale_by_radam(eps=self.epsilon, eps_root=root_epsilon)
+            method = optax.scale_by_radam(
+                self.adam_momentum, eps=self.epsilon, eps_root=root_epsilon
+            )
         else:
             method = _scale_by_rms(self.rmsprop_decay, self.epsilon, root_epsilon)
         if max_gradient_norm is None:

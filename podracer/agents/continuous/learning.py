@@ -337,9 +337,9 @@ def build_optimizer(settings: ContinuousSettings) -> ScheduledOptimizer:
     method = settings.optimizer.build()
 
     def is_matrix(path: tuple[Any, ...], param: jax.Array) -> bool:
-        # By its name, too: the vectors of residual blocks are stacked.
-        names = {getattr(key, "name", "") for key in path[-1:]}
-        return param.ndim > 1 and not names & {"bias", "scale", "shift"}
+        # By its name, too: vectors of residual blocks and of attention's heads are stacked.
+        name = getattr(path[-1], "name", "") if path else ""
+        return param.ndim > 1 and not name.endswith(("bias", "scale", "shift"))
 
     def matrices(params: Params) -> PyTree:
         return jax.tree.map_with_path(is_matrix, params)

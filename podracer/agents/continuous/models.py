@@ -29,6 +29,7 @@ from podracer.types import (
     ArraySpec,
     Carry,
     Continuous,
+    Discrete,
     EnvironmentSpec,
     Metrics,
     Params,
@@ -40,8 +41,9 @@ from podracer.types import (
 def require_continuous(spec: EnvironmentSpec) -> Continuous:
     """Return the continuous action space; raise `ConfigError` if there is another one."""
     if not isinstance(spec.action, Continuous):
+        others = "PPO or DQN" if isinstance(spec.action, Discrete) else "PPO or IMPALA"
         raise ConfigError(
-            f"the agent needs continuous actions; {spec.name} has discrete ones: take PPO or DQN."
+            f"the agent needs continuous actions; {spec.name} has discrete ones: take {others}."
         )
     return spec.action
 
@@ -277,6 +279,11 @@ def build(
     actor = network.build(spec.observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):
         critics = build_critics(critic_network, spec, distribution, batch_norm=batch_norm)
+        if jax.tree.leaves(critics.critic.carry(1)):
+            raise ConfigError(
+                "the critics' network has a memory, but the policy's has none: give both one, "
+                "`agent.network` and `agent.critic_network`, or neither."
+            )
         return ContinuousNetworks(**vars(critics), actor=actor)
 
     observation, size = recurrent.last_step_spec(spec.observation, space.size), recurrence.head_size

@@ -23,6 +23,7 @@ from walk import (
     fresh,
     learn,
     methods_of,
+    network,
     slow,
 )
 
@@ -267,6 +268,13 @@ def test_they_keep_the_contract(name):
     agent = SETTINGS[name].build(ENV.spec, Context(rollout_length=3))
     with pytest.raises(ConfigError, match="rollout_length is 3, but a rollout has 8 steps"):
         agent.learn(state, trajectory, jax.random.key(0), None)
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm", "gtrxl"])
+def test_critics_remember_only_where_the_policy_does(memory):
+    settings = SAC(network=network(), critic_network=network(memory))
+    with pytest.raises(ConfigError, match="the critics' network has a memory, but the policy's"):
+        settings.build(ENV.spec)
 
 
 @pytest.mark.slow

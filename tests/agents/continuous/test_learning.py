@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_
 from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
-from podracer.networks import ResNet, TorsoNetwork
+from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.types import (
     ArraySpec,
     EnvironmentSpec,
@@ -129,13 +130,16 @@ def test_matrices_decay_and_nothing_else_does():
     assert params.actor.log_temperature.shape == ()
 
     stacked = TorsoNetwork(ResNet(channels=(4,), blocks=3, hidden=8, layer_norm=True))
+    heads = TorsoNetwork(MLP((8,)), memory="transformer", memory_size=8, memory_heads=2)
     spec = EnvironmentSpec("images", ArraySpec((4, 4, 1), jnp.uint8), BOX)
-    agent = methods_of(dataclasses.replace(settings, network=stacked).build(spec))
-    critic = agent.networks.init(jax.random.key(0), 1)[1][0]
-    zeros = jax.tree.map(jnp.zeros_like, critic)
-    updates, _ = optimizer.update(zeros, optimizer.init(critic), critic)
-    decayed = {path[-1].name for path, x in jax.tree.leaves_with_path(updates) if x.any()}
-    assert decayed == {"weight"}
+    for network, matrices in ((stacked, {"weight"}), (heads, {"weight", "weights"})):
+        agent = methods_of(dataclasses.replace(settings, network=network).build(spec))
+        shapes = jax.eval_shape(partial(agent.networks.init, num_critics=1), jax.random.key(0))
+        critic = jax.tree.map(lambda x: jnp.ones(x.shape), shapes[1][0])
+        zeros = jax.tree.map(jnp.zeros_like, critic)
+        updates, _ = optimizer.update(zeros, optimizer.init(critic), critic)
+        decayed = {path[-1].name for path, x in jax.tree.leaves_with_path(updates) if x.any()}
+        assert decayed == matrices
     with pytest.raises(ConfigError, match="weight_decay must be at least 0"):
         check_ranges(dataclasses.replace(settings, weight_decay=-0.1), "agent")
 
