@@ -69,14 +69,14 @@ podracer check MODULE:NAME                              # the faults of your own
 Actions are `discrete` (one of several), `multidiscrete` (several of them at once) or `continuous` (numbers in bounds).
 
 Take a recipe in an environment of this kind and name yours with `--environment`, or in a [recipe of your
-own](add-an-agent.md#on-the-command-line). The lists below have one recipe for each algorithm, first those that need no
-flag but this one. `--torso cnn` gives an agent convolutions. Its settings are those of its own task: see
+own](add-an-agent.md#on-the-command-line). The lists below have one recipe for each algorithm or variant, first those that
+need no flag but this one. `--torso cnn` gives an agent convolutions. Its settings are those of its own task: see
 [settings](settings.md), and begin with the learning rate in a [sweep](tutorials/06-sweep.md).
 
 Where several fit, ask what a frame costs. A2C, PPO, IMPALA and PQN learn from fresh rollouts, so they suit many cheap
 environments. DQN, SAC, TD3 and QT-Opt learn from a replay: fewer frames, more computation for each. MuZero and AlphaZero
 plan, which is the most computation for a frame. R2D2 and `--memory lstm` are for tasks that hide something.
-[Results](results.md) has the scores of all on the same tasks.
+[Results](results.md) has the scores of most.
 
 """
     for observation in OBSERVATIONS:
