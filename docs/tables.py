@@ -69,14 +69,14 @@ podracer check MODULE:NAME                              # the faults of your own
 Actions are `discrete` (one of several), `multidiscrete` (several of them at once) or `continuous` (numbers in bounds).
 
 Take a recipe in an environment of this kind and name yours with `--environment`, or in a [recipe of your
-own](add-an-agent.md#on-the-command-line). The lists below have one recipe for each algorithm, first those that need no
-flag but this one. `--torso cnn` gives an agent convolutions. Its settings are those of its own task: see
+own](add-an-agent.md#on-the-command-line). The lists below have one recipe for each algorithm or variant, first those that
+need no flag but this one. `--torso cnn` gives an agent convolutions. Its settings are those of its own task: see
 [settings](settings.md), and begin with the learning rate in a [sweep](tutorials/06-sweep.md).
 
 Where several fit, ask what a frame costs. A2C, PPO, IMPALA and PQN learn from fresh rollouts, so they suit many cheap
 environments. DQN, SAC, TD3 and QT-Opt learn from a replay: fewer frames, more computation for each. MuZero and AlphaZero
 plan, which is the most computation for a frame. R2D2 and `--memory lstm` are for tasks that hide something.
-[Results](results.md) has the scores of all on the same tasks.
+[Results](results.md) has the scores of most.
 
 """
     for observation in OBSERVATIONS:
@@ -143,7 +143,7 @@ only those of a kind ([words](which-recipe.md)). `podracer.make(NAME)` returns o
 `podracer train RECIPE --environment NAME` trains in it.
 
 Environments of the device are written in JAX and step inside the compiled program, thousands side by side. Environments
-of the host are stepped by processes, under [Sebulba](sebulba.md). `MB` is the size of the wheels that the extra
+of the host are stepped by processes or native threads, under [Sebulba](sebulba.md). `MB` is the size of the wheels that the extra
 downloads besides podracer's own, on Linux with Python 3.11: `pip install "podracer-rl[EXTRA]"`. Recipes train in the
 environment by default. `scored` lists the names with scores over seeds in [results](results.md); the others run in
 tests, and their scores are not known.

@@ -1,7 +1,7 @@
 """Hyperparameters chosen by Optuna: eight suggestions at a time, trained as one compiled program.
 
-Needs `pip install optuna`. Optuna asks for values and is told what they were worth. All rounds run
-one program, because other hyperparameters compile nothing.
+Needs `pip install optuna`. The script asks Optuna for values and reports their score. All
+rounds run one program, because other hyperparameters compile nothing.
 """
 
 # Where Optuna is not installed, its types are unknown.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podracer.cli.run_options import RunOptions
+from podracer.cli.run_options import RunOptions, RunPath
 from podracer.errors import ConfigError
 from podracer.io.directories import quoted_path
 from podracer.io.paths import place_of
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class LeaderboardOptions(RunOptions):
     """Print the ranking of a tournament or of a sweep, also while it runs."""
 
+    run: RunPath
+    """Directory of the tournament or sweep, or its address in a store: s3://, gs://, az:// or
+    file://."""
     watch: bool = False
     """Show the leaderboard of a tournament again every second until Ctrl-C."""
     json: bool = False

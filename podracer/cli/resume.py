@@ -38,6 +38,9 @@ class ResumeOptions(RunOptions):
     run: RunPath
     """Directory of the run, sweep or tournament, or its address in a store, from which it comes
     into --run-dir first."""
+    recipe: str | None = None
+    """Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's agent,
+    network or environment is your own; a tournament takes several, joined by commas."""
     run_dir: Path | None = None
     """Directory that gets the run of an address, and keeps it; it is made if there is none."""
     track: Trackers = ()

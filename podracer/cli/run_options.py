@@ -40,7 +40,7 @@ class RunOptions:
     """Directory of the run, or its address in a store: s3://, gs://, az:// or file://."""
     recipe: str | None = None
     """Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's agent,
-    network or environment is your own; a tournament takes several, joined by commas."""
+    network or environment is your own."""
     environment: str | None = None
     """Environment of the run, repeated. It is needed where the name has a module imported, such as
     gymnasium:my_package:Maze-v0: no file decides that."""

@@ -96,7 +96,7 @@ def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -
 
 
 ENVIRONMENTS = {
-    "catch": Builtin(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
+    "catch": Builtin(Catch, "a falling ball and a paddle on a board of 10 by 5 cells"),
     "cartpole": Builtin(
         partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"
     ),

@@ -6,9 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import pickle
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,7 +28,6 @@ from podracer.environment import (
 )
 from podracer.envs import ENVIRONMENTS, cartpole, catch, make, names, pendulum
 from podracer.envs.cartpole import CartPole, CartPoleState
-from podracer.envs.catalog import ADAPTERS
 from podracer.envs.catch import Catch
 from podracer.envs.pendulum import Pendulum, PendulumState
 from podracer.envs.probes import GAMMA, PROBES
@@ -530,20 +527,3 @@ def test_hidden_components_are_all_that_is_missing() -> None:
 def test_what_cannot_be_hidden(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(name)
-
-
-def test_the_table_of_the_documentation_is_that_of_the_catalog() -> None:
-    """Every name with its extra, and whether it runs on a device or on the host."""
-    page = Path(__file__).parents[2] / "docs" / "add-an-environment.md"
-    table = page.read_text().partition("### Environments by name")[2].partition("are objects")[0]
-    rows = [[x.strip() for x in line.split("|")[1:-1]] for line in table.splitlines()]
-    documented = {
-        name: (row[1].strip("`"), row[4].partition(",")[0])
-        for row in rows
-        if len(row) == 6
-        for name in re.findall(r"`([a-z][\w-]*)(?::\w+)?`", row[0])
-    }
-    expected = {name.partition(":")[0]: ("", "device") for name in ENVIRONMENTS}
-    for prefix, adapter in ADAPTERS.items():
-        expected[prefix] = (adapter.extra, "host" if adapter.on_host else "device")
-    assert documented == expected
