@@ -20,7 +20,7 @@ from podracer.networks.spherical import to_unit_norm
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
 
-LARGEST_DECAY = 0.999999  # of a mean; one that never moves from 0 stands for no gradient
+LARGEST_DECAY = 0.999999  # a mean that never moves from 0 stands for no gradient
 
 
 @runtime_checkable
