@@ -280,13 +280,16 @@ def _newer() -> list[Cell]:
 
 
 _CLASSIC_REMARK = (
-    "The largest return is 22. Craftax's scoreboard is of the full game, where it is 226."
+    "The largest return is 22, of which DreamerV3 has 53 % after 1 M frames (Dedieu et al. 2025, "
+    "arXiv 2502.01591). Craftax's scoreboard is of the full game. The GTrXL was measured with a "
+    "discount of 0.999, a lambda of 0.8 and an entropy cost of 0.002. With the recipe's of today it "
+    "is at 4.40 after 0.42 M frames (seed 0), where it was at 3.30."
 )
 _CRAFTAX_REMARK = (
     "Craftax's scoreboard has PPO with a GRU at 2.3 % of the largest reward, 226, after 1 M "
     "frames, and PPO without memory at 2.2 %: returns of 5.2 and 5.0. Its agents have 1,024 "
-    "environments and layers of 512 units, a discount of 0.99 and an entropy cost of 0.01; here "
-    "are 64, 128, 0.999 and 0.002, the settings of transformerXL_PPO_JAX for 1 G frames."
+    "environments and layers of 512 units, a discount of 0.99 and an entropy cost of 0.01; these "
+    "returns are with 64, 128, 0.999 and 0.002, settings for 1 G frames, which the recipe had."
 )
 
 
