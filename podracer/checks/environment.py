@@ -122,7 +122,7 @@ def _check_dtypes(spec: EnvironmentSpec) -> None:
             raise ConfigError(f"{name} must be of numbers or bool, and not of {dtype}.")
         if (canonical := np.dtype(jax.dtypes.canonicalize_dtype(dtype))) != dtype:
             raise ConfigError(
-                f"{name} is {dtype}, of which devices keep {canonical}: declare and return {canonical}."
+                f"{name} is {dtype}, of which devices keep {canonical}: declare and return that."
             )
 
 

@@ -111,13 +111,12 @@ def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) 
     a chunk, whose length `records` decides, so there they may not change.
     """
     selects = "rule" in (saved.get("exchange") or {})
-    free = FREE_ON_RESUME - {"records"} if selects else FREE_ON_RESUME
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(
             redact_settings(saved), redact_settings(current)
         ).items()
-        if name not in free
+        if name not in FREE_ON_RESUME or (selects and name == "records")
     ]
     if changed:
         raise ConfigError(
