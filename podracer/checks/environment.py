@@ -120,9 +120,9 @@ def _check_dtypes(spec: EnvironmentSpec) -> None:
         name, dtype = f"{spec.name}: spec.observation{path}", leaf.dtype
         if not jnp.issubdtype(dtype, np.number) and dtype != np.bool_:
             raise ConfigError(f"{name} must be of numbers or bool, and not of {dtype}.")
-        if (narrow := np.dtype(jax.dtypes.canonicalize_dtype(dtype))) != dtype:
+        if (canonical := np.dtype(jax.dtypes.canonicalize_dtype(dtype))) != dtype:
             raise ConfigError(
-                f"{name} is {dtype}, of which devices keep {narrow}: declare and return {narrow}."
+                f"{name} is {dtype}, of which devices keep {canonical}: declare and return that."
             )
 
 

@@ -107,14 +107,16 @@ def experiment_digest(experiment: Experiment) -> str:
 def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise `ConfigError` with the differences if a checkpoint is of another computation.
 
-    Secrets are no part of it, as checkpoints hold none.
+    Secrets are no part of it, as checkpoints hold none. A selection scores pods by the episodes of
+    a chunk, whose length `records` decides, so there they may not change.
     """
+    selects = "rule" in (saved.get("exchange") or {})
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(
             redact_settings(saved), redact_settings(current)
         ).items()
-        if name not in FREE_ON_RESUME
+        if name not in FREE_ON_RESUME or (selects and name == "records")
     ]
     if changed:
         raise ConfigError(

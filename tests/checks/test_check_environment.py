@@ -235,7 +235,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "observation of double precision": (
         with_spec(observation={"x": ArraySpec((3,), np.float64)}),
-        ("spec.observation['x'] is float64", "declare and return float32"),
+        ("spec.observation['x'] is float64", "devices keep float32: declare and return"),
     ),
     "observation of text": (
         with_spec(observation={"x": ArraySpec((3,), "U3")}),
