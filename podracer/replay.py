@@ -250,7 +250,7 @@ class Buffer:
             largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
             weights = jnp.minimum(weights / largest, 1.0)
         if self.data is not None:
-            data_key = jax.random.fold_in(key, 2)  # 0 and 1 are of the split
+            data_key = jax.random.fold_in(key, 2)  # keys 0 and 1 are the split's
             recorded = sample_rows(self.data, data_key, num_recorded, self.length, self.spec)
             steps = _concatenate(trajectory.steps, recorded.steps, axis=1)
             trajectory = Trajectory(

@@ -20,7 +20,7 @@ from podracer.networks.spherical import to_unit_norm
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
 
-LARGEST_DECAY = 0.999999  # a mean that never moves from 0 stands for no gradient
+_LARGEST_DECAY = 0.999999  # with 1 a mean never moves from 0
 
 
 @runtime_checkable
@@ -47,9 +47,9 @@ class Optimizer:
     epsilon: Annotated[float, Flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
     # Static: 1 - decay in float64.
-    rmsprop_decay: float = static(default=0.99, low=0.0, high=LARGEST_DECAY)
+    rmsprop_decay: float = static(default=0.99, low=0.0, high=_LARGEST_DECAY)
     """Decay of RMSProp's mean squared gradient, in [0, 1)."""
-    adam_momentum: float = static(default=0.9, low=0.0, high=LARGEST_DECAY)
+    adam_momentum: float = static(default=0.9, low=0.0, high=_LARGEST_DECAY)
     """Decay beta_1 of the mean gradient of Adam and RAdam, in [0, 1)."""
 
     def build(
