@@ -41,9 +41,9 @@ from podracer.types import (
 def require_continuous(spec: EnvironmentSpec) -> Continuous:
     """Return the continuous action space; raise `ConfigError` if there is another one."""
     if not isinstance(spec.action, Continuous):
-        suited = "PPO or DQN" if isinstance(spec.action, Discrete) else "PPO or IMPALA"
+        advice = "PPO or DQN" if isinstance(spec.action, Discrete) else "PPO or IMPALA"
         raise ConfigError(
-            f"the agent needs continuous actions; {spec.name} has discrete ones: take {suited}."
+            f"the agent needs continuous actions; {spec.name} has discrete ones: take {advice}."
         )
     return spec.action
 
