@@ -206,6 +206,7 @@ def data_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_on_a_data_set_is_resumed_exactly(data_file, tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{data_file}")
     podracer.train(experiment, run_dir=tmp_path / "whole")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from agents import SMALL
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
-from variants import variants
 
 import podracer
 from podracer.agents.impala import Impala
@@ -153,7 +152,10 @@ def test_both_drivers_compute_the_same(timeout):
     assert podracer.check_environment(env).usable
 
 
-@variants("driver", [AnakinConfig()], [SebulbaConfig(policy_lag=0, threads_per_actor=1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "driver", [AnakinConfig(), SebulbaConfig(policy_lag=0, threads_per_actor=1)]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(driver, tmp_path):
     sizes = {"num_envs": 24, "rollout_length": 8, "updates_per_chunk": 1}
     experiment = podracer.Experiment(
