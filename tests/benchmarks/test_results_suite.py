@@ -304,7 +304,7 @@ def test_what_was_measured_has_the_settings_of_its_cell():
     When these were measured, rates fell over whole chunks, and Craftax had a long discount.
     """
     changed = {f"minatar-{game.lower()}/podracer/pqn" for game in cells.GAMES}
-    changed |= {"craftax-classic/podracer/ppo-gtrxl", "craftax/podracer/ppo-gru"}
+    changed |= {"craftax-classic/podracer/ppo-gtrxl"}
     groups = records.newest(records.read())
     measured = [cell for cell in cells.CELLS if cell.name in groups]
     assert len(measured) > 50
