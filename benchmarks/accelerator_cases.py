@@ -478,9 +478,9 @@ def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[st
 
 
 def latency(plan: Plan) -> dict[str, Any]:
-    """A step of PPO's actor at CleanRL's settings, beside what it consists of, awaited one by one.
+    """Time a step of PPO's actor at CleanRL's settings, and each of its parts alone.
 
-    The environments are drawn frames, so they take no time.
+    The environments are drawn frames, which take no time.
     """
     device, observation = jax.devices()[0], np.ones((8, 84, 84, 4), np.uint8)
     held = jax.device_put(observation, device)

@@ -181,7 +181,7 @@ _BREAKOUT_CNN_REMARK = (
     "at 47.6, 47.5 and 57.5, of DQN at 36.3, 33.1 and 39.6."
 )
 _BTR_REMARK = (
-    "A tie with Rainbow, with half of its updates. Over the last five evaluations the three seeds "
+    "Level with Rainbow, with half of its updates. Over the last five evaluations the three seeds "
     "are at 43.4, 47.5 and 50.7."
 )
 _INVADERS_CNN_REMARK = (

@@ -42,7 +42,7 @@ HEAD = """\
 # Results
 
 This page compares the returns of podracer's agents with other libraries at frames that are equal
-within 3 %. They were measured on one or two CPU cores, some on an accelerator.
+within 3 %. Most were measured on one or two CPU cores, some on an accelerator.
 `python benchmarks/results_suite.py --page` writes it from the scores in
 [`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
 

@@ -110,7 +110,7 @@ def from_first_process(tree: PyTree) -> PyTree:
 
 
 class Arrival:
-    """Arrays that a program computes, on their way to the host, and the time at which they end.
+    """Arrays that a program still computes, and the time at which they are there.
 
     A wait of JAX runs no handler of a signal until it ends, but one for another thread does.
     """
