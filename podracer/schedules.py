@@ -44,8 +44,10 @@ def value_at(schedule: Schedule | jax.Array, frames: jax.Array) -> float | jax.A
         return schedule
     if schedule.frames is None:
         raise ConfigError("a schedule without `frames` needs a run, whose frames it takes.")
-    progress = jnp.minimum(1.0, frames.astype(jnp.float32) / schedule.frames)
-    return schedule.start + (schedule.end - schedule.start) * progress
+    progress = frames.astype(jnp.float32) / schedule.frames
+    value = schedule.start + (schedule.end - schedule.start) * progress
+    # Decided by the frames: a sum that is rounded may miss the end.
+    return jnp.where(frames >= schedule.frames, schedule.end, value)
 
 
 def over_run(config: Config, frames: int) -> Config:
@@ -77,8 +79,9 @@ def current_values(config: Any, frames: int) -> dict[str, float]:
         if not isinstance(value, Linear):
             values |= {f"{name}.{key}": x for key, x in current_values(value, frames).items()}
         elif value.frames is not None:
-            progress = min(1.0, frames / value.frames)
-            values[name] = value.start + (value.end - value.start) * progress
+            progress = frames / value.frames
+            present = value.start + (value.end - value.start) * progress
+            values[name] = value.end if frames >= value.frames else present
     return values
 
 

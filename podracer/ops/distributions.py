@@ -16,6 +16,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from podracer.devices.kernels import argmax, cumulative_sum, fold, log_softmax, softmax
@@ -25,6 +26,8 @@ from podracer.types import ActionSpace, Continuous, Discrete, MultiDiscrete
 
 LOG_SCALE_BOUNDS = (-5.0, 2.0)
 """Bounds that the logarithm of a Gaussian's scale is clipped to."""
+
+_BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 
 
 @struct
@@ -214,16 +217,20 @@ def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
     if not isinstance(space, Continuous):
         return action
     low, high = _bounds(space, action)
-    # Clipped to the bounds too, which rounding may miss by one step.
-    return jnp.clip(low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low), low, high)
+    scaled = low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+    # Rounding may miss the upper bound by a step, on either side.
+    return jnp.where(action >= 1.0, high, jnp.clip(scaled, low, high))
 
 
 def from_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
-    """Compute the inverse of `to_bounds` for actions within the bounds."""
+    """Compute the inverse of `to_bounds`: -1 and 1 at the bounds or beyond, and only there."""
     if not isinstance(space, Continuous):
         return action
     low, high = _bounds(space, action)
-    return (action - low) / (high - low) * 2.0 - 1.0
+    scaled = (action - low) / (high - low) * 2.0 - 1.0
+    # Decided before scaling: a compiled program multiplies by a rounded reciprocal of the width.
+    inside = jnp.clip(scaled, -_BELOW_ONE, _BELOW_ONE)
+    return jnp.where(action >= high, 1.0, jnp.where(action <= low, -1.0, inside))
 
 
 def clipped_log_prob(distribution: ActionDistribution, action: jax.Array) -> Float[Array, "*b"]:
