@@ -15,7 +15,7 @@ import numpy as np
 
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.io.npz import DAMAGE
+from podracer.io.npz import DAMAGE, read_header, unpack
 from podracer.io.schema import leaves_by_path
 from podracer.types import (
     ArraySpec,
@@ -35,6 +35,7 @@ _ALIASES = {
     "terminal": "terminals",
     "timeout": "timeouts",
 }
+_MOST_NAME_BYTES = 2**16
 
 
 @struct
@@ -103,10 +104,6 @@ class Dataset:
             object.__setattr__(self, "action", self.action.astype(np.int32))
         _check_sizes(self)
         for name, array in _arrays(self).items():
-            if array.dtype.kind not in "biuf":
-                raise ConfigError(
-                    f"{name} of the data set has no numbers, its dtype is {array.dtype}."
-                )
             if not np.isfinite(array).all():
                 raise ConfigError(f"{name} of the data set has numbers that are not finite.")
         if not (self.terminal[-1] or self.timeout[-1]):
@@ -210,21 +207,15 @@ class Dataset:
         """
         name = name or str(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (*DAMAGE, zipfile.LargeZipFile) as error:
+            with zipfile.ZipFile(path) as archive:
+                members = _members(archive.namelist(), name)
+                _check_headers({x: read_header(archive, y) for x, y in members.items()}, name)
+                arrays = {field: unpack(archive, member) for field, member in members.items()}
+        except DAMAGE as error:
             reason = getattr(error, "strerror", None) or "numpy.savez writes such files"
             raise ConfigError(f"{name} is no data set in an .npz file: {reason}.") from error
-        for column, alias in _ALIASES.items():
-            if alias in arrays:
-                arrays.setdefault(column, arrays.pop(alias))
-        observation = _tree(arrays, "observation")
-        if missing := [column for column in _COLUMNS if column not in arrays]:
-            raise ConfigError(f"{name} is no data set: it has no array {missing[0]!r}.")
-        if observation is None:
-            raise ConfigError(f"{name} is no data set: it has no array 'observation'.")
         dataset = Dataset(
-            observation=observation,
+            observation=_tree(arrays, "observation"),
             final_observation=_tree(arrays, "final_observation"),
             environment=str(arrays.get("environment", "")),
             distribution=arrays.get("distribution"),
@@ -233,7 +224,6 @@ class Dataset:
         following = arrays.get("next_observations")
         if dataset.final_observation is not None or following is None:
             return dataset
-        _check_size("next_observations", following, len(dataset.terminal))
         return dataclasses.replace(dataset, final_observation=following[dataset.timeout])
 
     @staticmethod
@@ -246,12 +236,8 @@ class Dataset:
         episodes = list(dataset.iterate_episodes())
         if not episodes:
             raise ConfigError("the Minari data set has no episodes.")
-        for leaf in _leaves(episodes[0].observations):
-            if not isinstance(leaf, np.ndarray):
-                raise ConfigError(
-                    "observations of a Minari data set must be arrays or a dictionary of arrays, "
-                    f"but they have a {type(leaf).__name__}."
-                )
+        for number, episode in enumerate(episodes):
+            _check_episode(number, episode, episodes[0])
         terminal = np.concatenate([x.terminations for x in episodes]).astype(bool)
         ends = np.cumsum([len(x.rewards) for x in episodes]) - 1
         timeout = np.zeros_like(terminal)
@@ -281,10 +267,9 @@ class Dataset:
     @property
     def spec(self) -> EnvironmentSpec:
         """Specification of an environment that the data set may come from, by its numbers alone."""
-        observation = jax.tree.map(lambda x: ArraySpec(x.shape[1:], x.dtype), self.observation)
-        action = self.action
+        observation, action = _row_specs(self.observation), self.action
         if action.dtype.kind != "f":
-            sizes = np.max(action, axis=0) + 1
+            sizes = np.max(action, axis=0).astype(np.int64) + 1
             if action.ndim == 1 and self.distribution is not None:
                 sizes = self.distribution.shape[-1]
             space = Discrete(int(sizes)) if action.ndim == 1 else MultiDiscrete(tuple(sizes))
@@ -292,40 +277,50 @@ class Dataset:
             space = Continuous(tuple(action.min(axis=0)), tuple(action.max(axis=0)))
         return EnvironmentSpec("data", observation, space)
 
-    def check(self, spec: EnvironmentSpec) -> None:
-        """Raise `ConfigError` unless an environment can have these transitions."""
-        parts = {"observation": (spec.observation, self.observation)}
+    def check(self, spec: EnvironmentSpec) -> Dataset:
+        """Return the transitions as an environment can have them, or raise `ConfigError`.
+
+        Actions that are one rounding away from a bound, on either side, are at it.
+        """
+        parts = {"observation": self.observation}
         if self.final_observation is not None:
-            parts["final_observation"] = (spec.observation, self.final_observation)
-        for name, (expected, arrays) in parts.items():
-            leaves, specs = leaves_by_path(arrays), leaves_by_path(expected)
-            if leaves.keys() != specs.keys():
-                has, needs = ("/".join(x) or "an array" for x in (leaves, specs))
-                raise ConfigError(f"{name} of the data set is {has}, not {needs} as {spec.name}'s.")
-            for path, leaf in specs.items():
-                _check_like(f"{name}{path}", leaves[path], leaf.shape, leaf.dtype, spec.name)
+            parts["final_observation"] = self.final_observation
+        for name, arrays in parts.items():
+            _check_like(name, arrays, spec.observation, f"{spec.name}'s")
+            leaves = leaves_by_path(arrays)
+            for path, leaf in leaves_by_path(spec.observation).items():
                 high = leaf.num_values
                 if high is not None and not ((leaves[path] >= 0) & (leaves[path] < high)).all():
                     raise ConfigError(
                         f"{name}{path} of the data set must lie in 0 to {high - 1}, as in "
                         f"{spec.name}."
                     )
-        _check_actions(self.action, spec)
+        space = spec.action
         if self.distribution is not None:
-            space = spec.action
             size = 2 * space.size if isinstance(space, Continuous) else sum(space.components)
-            _check_like("distribution", self.distribution, (size,), np.float32, spec.name)
+            _check_like("distribution", self.distribution, ArraySpec((size,)), f"{spec.name}'s")
+        action = _checked_actions(self.action, spec)
+        same = action is self.action or np.array_equal(action, self.action)
+        return self if same else dataclasses.replace(self, action=action)
 
 
 def _in_32_bits(name: str, array: Any) -> np.ndarray:
     """Return an array as JAX keeps it: no float or integer has 64 bits.
 
-    Raises `ConfigError` for integers that would change.
+    Raises `ConfigError` for integers that would change, and where there are no numbers.
     """
     array = np.asarray(array)
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(f"{name} of the data set has no numbers, its dtype is {array.dtype}.")
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return array.astype(np.float32, copy=False)
+            rounded = array.astype(np.float32, copy=False)
+        if name != "action" or rounded is array or not array.size:
+            return rounded
+        # The extremes may be an environment's bounds, and are rounded as those are.
+        box = Continuous.within(*(np.atleast_1d(f(array, axis=0)) for f in (np.min, np.max)))
+        inside = np.clip(rounded, *(np.asarray(x, np.float32) for x in (box.low, box.high)))
+        return np.where(np.isfinite(rounded), inside, rounded)
     if array.dtype not in (np.int64, np.uint32, np.uint64):
         return array
     converted = array.astype(np.int32)
@@ -366,52 +361,145 @@ def _tree(arrays: dict[str, np.ndarray], field: str) -> PyTree:
     return parts or arrays.get(field)
 
 
+def _row_specs(arrays: PyTree) -> PyTree:
+    """Return the specifications of one row of arrays `[N, ...]`."""
+    return jax.tree.map(lambda x: ArraySpec(x.shape[1:], x.dtype), arrays)
+
+
+def _members(files: list[str], name: str) -> dict[str, str]:
+    """Return the arrays of a data set in an archive by field: its others are not unpacked.
+
+    Raises `ConfigError` where one is missing.
+    """
+    members = {x: x for x in (file.removesuffix(".npy") for file in files)}
+    for column, alias in _ALIASES.items():
+        if alias in members:
+            members.setdefault(column, members.pop(alias))
+    roots = {field: field.partition(".")[0] for field in members}
+    trees = ("observation", "final_observation")
+    fields = (*_COLUMNS, "environment", "distribution", "next_observations")
+    known = {x: members[x] for x, root in roots.items() if x in fields or root in trees}
+    present = {roots[x] for x in known}
+    for column in (*_COLUMNS, "observation"):
+        if column not in present:
+            raise ConfigError(f"{name} is no data set: it has no array {column!r}.")
+    if "final_observation" in present:
+        known.pop("next_observations", None)
+    return known
+
+
+def _check_headers(headers: dict[str, tuple[tuple[int, ...], np.dtype]], name: str) -> None:
+    """Raise `ConfigError` where arrays that are not read yet do not fit each other."""
+    count = next(iter(headers["terminal"][0]), 0)
+    for field, (shape, dtype) in headers.items():
+        if field == "environment":
+            if shape or dtype.kind != "U" or dtype.itemsize > _MOST_NAME_BYTES:
+                raise ConfigError(f"environment of {name} must be a name.")
+        elif dtype.kind not in "biuf":
+            raise ConfigError(f"{field} of the data set has no numbers, its dtype is {dtype}.")
+        elif not field.startswith("final_observation"):
+            _check_size(field, shape, count)
+        elif next(iter(shape), 0) > count:
+            raise ConfigError(f"{field} of the data set has more rows than {count} transitions.")
+
+
+def _check_episode(number: int, episode: Any, first: Any) -> None:
+    """Raise `ConfigError` unless an episode of Minari has steps, and rows as the first one's."""
+    if not (length := np.size(episode.rewards)):
+        raise ConfigError(f"episode {number} of the Minari data set has no steps.")
+    for name in ("rewards", "terminations", "actions", "observations"):
+        tree, is_observation = getattr(episode, name), name == "observations"
+        for leaf in _leaves(tree) if is_observation else [tree]:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biuf":
+                kinds = "arrays or a dictionary of arrays" if is_observation else "arrays"
+                raise ConfigError(
+                    f"{name} of a Minari data set must be {kinds}, but they have a "
+                    f"{getattr(leaf, 'dtype', type(leaf).__name__)}."
+                )
+            unit = "timesteps" if is_observation else "transitions"
+            _check_size(f"{name} of episode {number}", leaf.shape, length + is_observation, unit)
+        rows, expected = (
+            {path: x.shape[1:] for path, x in leaves_by_path(part).items()}
+            for part in (tree, getattr(first, name))
+        )
+        if rows != expected:
+            has, needs = ({path.strip("[]'"): x for path, x in y.items()} for y in (rows, expected))
+            raise ConfigError(
+                f"{name} of episode {number} of the Minari data set have rows of shape {has}, not "
+                f"{needs} as those of episode 0."
+            )
+
+
 def _check_sizes(dataset: Dataset) -> None:
     for name, array in _arrays(dataset).items():
         is_final = name.startswith("final_observation")
         expected = int(dataset.timeout.sum()) if is_final else len(dataset.terminal)
-        _check_size(name, array, expected, "time-outs" if is_final else "transitions")
-    if dataset.reward.ndim != 1 or dataset.action.ndim > 2:
+        _check_size(name, array.shape, expected, "time-outs" if is_final else "transitions")
+    action = dataset.action
+    if dataset.reward.ndim != 1 or action.ndim > 2 or not action.size:
         raise ConfigError("of a data set, reward is [N], and action is [N] or [N, n].")
+    if action.dtype.kind == "f" and action.ndim == 1:
+        raise ConfigError(
+            f"action of the data set is float32{list(action.shape)}, but continuous actions are "
+            "[N, n]: give action[:, None]."
+        )
+    if dataset.final_observation is not None:
+        expected = _row_specs(dataset.observation)
+        _check_like("final_observation", dataset.final_observation, expected, "its observation's")
 
 
-def _check_size(name: str, array: np.ndarray, expected: int, unit: str = "transitions") -> None:
-    if array.shape[:1] != (expected,):
+def _check_size(
+    name: str, shape: tuple[int, ...], expected: int, unit: str = "transitions"
+) -> None:
+    if shape[:1] != (expected,):
         raise ConfigError(
             f"{name} of the data set must lead with its {expected} {unit}, but its shape is "
-            f"{array.shape}."
+            f"{shape}."
         )
 
 
-def _check_like(
-    name: str, array: np.ndarray, shape: tuple[int, ...], dtype: Any, environment: str
-) -> None:
-    if array.shape[1:] != shape or array.dtype != dtype:
-        raise ConfigError(
-            f"{name} of the data set is {array.dtype}{list(array.shape[1:])}, but that of "
-            f"{environment} is {np.dtype(dtype)}{list(shape)}."
-        )
+def _check_like(name: str, arrays: PyTree, expected: PyTree, whose: str) -> None:
+    """Raise `ConfigError` unless rows of arrays `[N, ...]` have the expected specifications."""
+    leaves, specs = leaves_by_path(_row_specs(arrays)), leaves_by_path(expected)
+    if leaves.keys() != specs.keys():
+        has, needs = ("/".join(x) or "an array" for x in (leaves, specs))
+        raise ConfigError(f"{name} of the data set is {has}, not {needs} as {whose}.")
+    for path, spec in specs.items():
+        leaf = leaves[path]
+        if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
+            has, needs = (f"{x.dtype}{list(x.shape)}" for x in (leaf, spec))
+            raise ConfigError(f"{name}{path} of the data set is {has}, not {needs} as {whose}.")
 
 
-def _check_actions(action: np.ndarray, spec: EnvironmentSpec) -> None:
+def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
+    """Return actions of an environment, those next to a bound at it. Raises `ConfigError`."""
     space = spec.action
     if isinstance(space, Continuous):
-        _check_like("action", action, (space.size,), np.float32, spec.name)
+        _check_like("action", action, ArraySpec((space.size,)), f"{spec.name}'s")
         low, high = (np.asarray(x, np.float32) for x in (space.low, space.high))
+        rounding = np.spacing(np.maximum(np.abs(low), np.abs(high)))
+        for bound in (low, high):
+            action = np.where(np.abs(action - bound) <= rounding, bound, action)
         is_invalid = (action < low) | (action > high)
     else:
         shape = (len(space.components),) if isinstance(space, MultiDiscrete) else ()
-        _check_like("action", action, shape, np.int32, spec.name)
-        is_invalid = (action < 0) | (action >= np.asarray(space.components).reshape(shape or ()))
+        _check_like("action", action, ArraySpec(shape, np.int32), f"{spec.name}'s")
+        is_invalid = (action < 0) | (action >= np.asarray(space.components).reshape(shape))
     if is_invalid.any():
         row = int(np.argwhere(is_invalid)[0][0])
+        # The digits that a number in 32 bits has, as its source may have written it.
+        given = np.array2string(action[row], 10**6, separator=", ", floatmode="unique")
         raise ConfigError(
-            f"action {row} of the data set, {action[row].tolist()}, is none of {spec.name}: "
+            f"action {row} of the data set, {given}, is none of {spec.name}: "
             f"actions lie in {_range_text(space)}."
         )
+    return action
 
 
 def _range_text(space: Any) -> str:
     if isinstance(space, Continuous):
-        return f"{list(space.low)} to {list(space.high)}"
-    return f"0 to {[n - 1 for n in space.components]}"
+        low, high = ([float(f"{x:.7g}") for x in bounds] for bounds in (space.low, space.high))
+        return f"{low} to {high}"
+    if isinstance(space, Discrete):
+        return f"0 to {space.num_actions - 1}"
+    return f"{[0] * space.size} to {[n - 1 for n in space.components]}"

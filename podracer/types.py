@@ -233,6 +233,17 @@ class Continuous:
         object.__setattr__(self, "low", _to_python(self.low))
         object.__setattr__(self, "high", _to_python(self.high))
 
+    @classmethod
+    def within(cls, low: np.ndarray, high: np.ndarray) -> Continuous:
+        """Return the box in float32 of bounds `[size]` with more digits: none is outside of it."""
+        sides: list[np.ndarray] = []
+        for bounds, inward, exceeds in ((low, np.inf, np.less), (high, -np.inf, np.greater)):
+            with np.errstate(over="ignore"):
+                rounded = bounds.astype(np.float32)
+            is_outside = exceeds(rounded, bounds)
+            sides.append(np.where(is_outside, np.nextafter(rounded, np.float32(inward)), rounded))
+        return cls(tuple(sides[0].tolist()), tuple(sides[1].tolist()))
+
     @property
     def size(self) -> int:
         """Number of coordinates."""

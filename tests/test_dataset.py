@@ -94,11 +94,19 @@ def test_arrays_that_do_not_fit_are_refused(changes, message):
     ("changes", "space", "message"),
     [
         ({"action": np.arange(10)}, None, "action 3 of the data set, 3, is none of walk: .* 0 to"),
-        ({"action": np.ones(10)}, None, r"action of the data set is float32\[\], but .* int32"),
-        ({"observation": np.ones((10, 3))}, None, r"float32\[3\], but that of walk is float32\[2"),
-        ({"observation": {"a": np.ones((10, 2))}}, None, r"is \['a'\], not an array as walk's"),
-        ({"distribution": np.ones((10, 2))}, None, r"distribution of .*\[2\], .* of walk .*\[3\]"),
-        ({"distribution": np.ones(10)}, None, r"distribution of .*\[\], .* of walk .*\[3\]"),
+        ({"action": np.ones((10, 1))}, None, r"action of .* float32\[1\], not int32\[\] as walk's"),
+        (
+            {"observation": np.ones((10, 3)), "final_observation": None},
+            None,
+            r"is float32\[3\], not float32\[2\] as walk's",
+        ),
+        (
+            {"observation": {"a": np.ones((10, 2))}, "final_observation": None},
+            None,
+            r"is \['a'\], not an array as walk's",
+        ),
+        ({"distribution": np.ones((10, 2))}, None, r"distribution of .*\[2\], not .*\[3\]"),
+        ({"distribution": np.ones(10)}, None, r"distribution of .*\[\], not .*\[3\]"),
         ({"action": np.full((10, 2), 1.5)}, BOX, r"action 0 .* lie in \[-1.0, 0.0\] to \[1.0, 2"),
     ],
 )

@@ -104,10 +104,9 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     Raises `ConfigError` where the transitions cannot be of that environment.
     """
     spec = dataset.spec if environment is None else environment.spec
-    dataset.check(spec)
     return DataEnvironment(
         digest=dataset.digest,
-        rows=jax.tree.map(jnp.asarray, dataset.rows()),
+        rows=jax.tree.map(jnp.asarray, dataset.check(spec).rows()),
         environment=environment,
         spec=spec,
     )

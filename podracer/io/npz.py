@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 
@@ -12,8 +15,9 @@ import numpy as np
 from podracer.errors import ConfigError
 
 DAMAGE = (
-    OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError,
-    zipfile.BadZipFile, zlib.error,
+    OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, OverflowError, MemoryError,
+    SyntaxError, tokenize.TokenError, struct.error, lzma.LZMAError, zipfile.BadZipFile,
+    zipfile.LargeZipFile, zlib.error,
 )  # fmt: skip
 """What reading a damaged archive may raise."""
 
@@ -31,6 +35,29 @@ def check_digest(content: bytes, digest: str, name: str) -> None:
         raise ConfigError(f"{name} is not the file that the run began with.")
 
 
+def read_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Return an array's shape and dtype.
+
+    Raises one of `DAMAGE`, also where the archive has not as many bytes as they need.
+    """
+    member = archive.getinfo(f"{name}.npy")
+    with archive.open(member) as file:
+        formats = np.lib.format
+        is_long = formats.read_magic(file) == (2, 0)
+        read = formats.read_array_header_2_0 if is_long else formats.read_array_header_1_0
+        shape, _, dtype = read(file)
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or file.tell() + size != member.file_size:
+            raise ValueError(f"{name} is not as long as {dtype}{list(shape)}")
+    return shape, dtype
+
+
+def unpack(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Return an array whose header was checked. Raises one of `DAMAGE`."""
+    with archive.open(f"{name}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def read_array(
     archive: zipfile.ZipFile, name: str, dtype: type, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
@@ -38,14 +65,9 @@ def read_array(
 
     Its header is checked before anything is unpacked. Raises one of `DAMAGE`.
     """
-    with archive.open(f"{name}.npy") as file:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{name} is not an array")
-        stored_shape, fortran, stored_dtype = np.lib.format.read_array_header_1_0(file)
-        expected_dtype = np.dtype(dtype)
-        size = math.prod(stored_shape) * expected_dtype.itemsize
-        wrong_shape = shape is not None and stored_shape != shape
-        if stored_dtype != expected_dtype or size > _LIMIT or wrong_shape:
-            raise ValueError(f"{name} is {stored_dtype}{list(stored_shape)}")
-        values = np.frombuffer(file.read(size), expected_dtype)
-        return values.reshape(stored_shape, order="F" if fortran else "C")
+    stored_shape, stored_dtype = read_header(archive, name)
+    is_too_large = math.prod(stored_shape) * stored_dtype.itemsize > _LIMIT
+    wrong_shape = shape is not None and stored_shape != shape
+    if stored_dtype != np.dtype(dtype) or is_too_large or wrong_shape:
+        raise ValueError(f"{name} is {stored_dtype}{list(stored_shape)}")
+    return unpack(archive, name)

@@ -69,8 +69,7 @@ def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Conte
     data = settings.read(_content(settings, name))
     if not isinstance(data, Dataset):
         return Context(rollout_length, data)
-    data.check(spec)
-    rows = data.rows()
+    rows = data.check(spec).rows()
     if isinstance(settings, MixesData) and settings.has_data_on_host:
         rows = dataclasses.replace(rows, observation=in_host_memory(rows.observation))
     rows = jax.tree.map(

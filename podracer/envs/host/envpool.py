@@ -198,10 +198,9 @@ def _make_spec(task: str, **options: Any) -> Any:
 def _action(task: str, space: Any) -> Discrete | Continuous:
     if getattr(space, "start", None) == 0:
         return Discrete(int(space.n))
-    if getattr(space, "dtype", None) in (np.float32, np.float64):
-        low, high = space.low, space.high
-        if low.ndim == 1 and np.isfinite([low, high]).all():
-            return Continuous(tuple(low.tolist()), tuple(high.tolist()))
+    is_box = getattr(space, "dtype", None) in (np.float32, np.float64) and space.low.ndim == 1
+    if is_box and np.isfinite([space.low, space.high]).all():
+        return Continuous.within(space.low, space.high)
     raise ConfigError(
         f"envpool:{task} has actions of the kind {space}: neither discrete nor bounded."
     )

@@ -345,12 +345,12 @@ def _action(name: str, space: Any) -> ActionSpace:
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return MultiDiscrete((2,) * space.shape[0])
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
-        low = _round_inward(space.low, np.float32(np.inf), np.less)
-        high = _round_inward(space.high, np.float32(-np.inf), np.greater)
+        box = Continuous.within(space.low, space.high)
+        low, high = (np.asarray(x, np.float32) for x in (box.low, box.high))
         with np.errstate(over="ignore", invalid="ignore"):
             is_bounded = np.isfinite(high - low).all()  # in float32
         if low.size and is_bounded and (low < high).all():
-            return Continuous(tuple(low.tolist()), tuple(high.tolist()))
+            return box
     raise ConfigError(
         f"{name}: the action space {space} cannot be used: it must be Discrete, or have "
         "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds, "
@@ -358,12 +358,3 @@ def _action(name: str, space: Any) -> ActionSpace:
         "function that makes the environment and wraps it, such as in "
         "gymnasium.wrappers.TransformAction(env, FUNCTION, SPACE) with SPACE as one of these."
     )
-
-
-def _round_inward(
-    bounds: np.ndarray, target: np.float32, exceeds: Callable[..., Any]
-) -> np.ndarray:
-    """Return bounds in f32, none of them outside of the original ones."""
-    with np.errstate(over="ignore"):
-        rounded = bounds.astype(np.float32)
-    return np.where(exceeds(rounded, bounds), np.nextafter(rounded, target), rounded)
