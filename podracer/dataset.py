@@ -498,7 +498,7 @@ def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
 
 def _range_text(space: Any) -> str:
     if isinstance(space, Continuous):
-        low, high = ([float(f"{x:.7g}") for x in bounds] for bounds in (space.low, space.high))
+        low, high = ([float(f"{x:.6g}") for x in bounds] for bounds in (space.low, space.high))
         return f"{low} to {high}"
     if isinstance(space, Discrete):
         return f"0 to {space.num_actions - 1}"

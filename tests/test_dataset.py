@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import io
 import sys
+import tracemalloc
 import types
 import warnings
+import zipfile
 from functools import partial
 
 import jax
@@ -83,6 +86,10 @@ def nan_in(array):
         ({"observation": (np.ones((10, 2)), np.ones(10))}, "an array, or a dictionary of arrays"),
         ({"observation": {"a": {"b": np.ones(10)}}}, "an array, or a dictionary of arrays"),
         ({"distribution": np.ones((9, 3))}, r"distribution .* must lead with its 10 transitions"),
+        ({"action": np.ones(10)}, r"action of .* float32\[10\], but .* give action\[:, None\]"),
+        ({"action": np.ones((10, 0))}, r"action is \[N\] or \[N, n\]"),
+        ({"final_observation": np.ones((2, 3))}, r"float32\[3\], not float32\[2\] as its observ"),
+        ({"final_observation": {"a": np.ones(2)}}, r"is \['a'\], not an array as its observation"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes, message):
@@ -107,12 +114,43 @@ def test_arrays_that_do_not_fit_are_refused(changes, message):
         ),
         ({"distribution": np.ones((10, 2))}, None, r"distribution of .*\[2\], not .*\[3\]"),
         ({"distribution": np.ones(10)}, None, r"distribution of .*\[\], not .*\[3\]"),
+        ({"action": np.full((10, 2), 1.51)}, BOX, r"action 0 of the data set, \[1.51, 1.51\], is"),
         ({"action": np.full((10, 2), 1.5)}, BOX, r"action 0 .* lie in \[-1.0, 0.0\] to \[1.0, 2"),
     ],
 )
 def test_transitions_of_another_environment_are_refused(changes, space, message):
     with pytest.raises(ConfigError, match=message):
         replay(dataset(**changes), WALK if space is None else auto_reset(Walk(space)))
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.3, 0.4, 0.7, 2.0])
+def test_an_action_at_a_bound_is_at_it_in_any_precision(bound):
+    """In float32 the nearest number may be outside of the bounds, or inside."""
+    nearest = float(np.float32(bound))
+    inward = podracer.Continuous.within(np.float64([-bound]), np.float64([bound]))
+    for space in (inward, podracer.Continuous((-nearest,), (nearest,))):
+        low, high = np.float32(space.low[0]), np.float32(space.high[0])
+        step = np.spacing(high)
+        for at_bound in (bound, np.float32(bound), high + step, high - step):
+            action = np.tile([[at_bound], [-at_bound], [0.01], [at_bound], [0.0]], (2, 1))
+            rows = replay(dataset(action=action), auto_reset(Walk(space))).rows
+            expected = [high, low, np.float32(0.01), high, 0]
+            assert rows.action[~rows.last][:5, 0].tolist() == expected
+        action[3] = far = high + 3 * step
+        text = rf"action 3 of the data set, \[{far!s}\], .* lie in \[-{bound}\] to \[{bound}\]"
+        with pytest.raises(ConfigError, match=text):
+            replay(dataset(action=action), auto_reset(Walk(space)))
+
+
+def test_extremes_of_actions_are_rounded_as_bounds_are():
+    """So a policy that is learned from them chooses no action beyond them."""
+    low, high = np.sort(np.random.default_rng(0).uniform(-9, 9, (4_000, 2)).round(2)).T
+    high += 0.01
+    space = dataset(action=np.stack([low, high] * 5)).spec.action
+    assert space == podracer.Continuous.within(low, high)
+    assert (low <= space.low).all()
+    assert (high >= space.high).all()
+    np.testing.assert_allclose([space.low, space.high], [low, high], rtol=1.3e-7)
 
 
 def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
@@ -196,6 +234,57 @@ def test_a_file_that_is_no_data_set_is_refused(content, message, tmp_path):
         np.savez(path, **content)
     with pytest.raises(ConfigError, match=message):
         make(f"data:{path}")
+
+
+def array_file(version, header):
+    """An array's file with any header and no data."""
+    size = len(header).to_bytes(2 * version, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + header.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        array_file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 30 + ",)}"),
+        array_file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (10,)}"),
+        array_file(1, "{'descr': '|O', 'fortran_order': False, 'shape': (10,)}"),
+        array_file(2, "(" * 9_000),
+        array_file(2, "  1\n 2"),
+        array_file(3, "{}"),
+        b"",
+    ],
+)
+def test_a_damaged_array_is_refused(content, tmp_path):
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        with zipfile.ZipFile(io.BytesIO(dataset().encode())) as whole:
+            for name in {*whole.namelist()} - {"reward.npy"}:
+                archive.writestr(name, whole.read(name))
+        archive.writestr("reward.npy", content)
+    with pytest.raises(ConfigError, match=r"data.npz is no data set in an .npz file: numpy.savez"):
+        Dataset.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("observation", "observation of the data set must lead with its 10 transitions"),
+        ("final_observation.x", "has more rows than 10 transitions"),
+        ("environment", "environment of .* must be a name"),
+        ("anything", "no array 'action'"),
+    ],
+)
+def test_what_fits_no_data_set_is_not_unpacked(name, message, tmp_path):
+    """A small archive may hold gigabytes of zeros."""
+    path, content = tmp_path / "data.npz", dataset().encode()
+    with np.load(io.BytesIO(content)) as file:
+        arrays = {x: file[x] for x in file if x != "action" or name != "anything"}
+    np.savez_compressed(path, **arrays | {name: np.zeros(2**23)})
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match=message):
+        Dataset.load(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
 
 
 def test_a_file_decides_no_import(tmp_path):
@@ -513,6 +602,30 @@ def test_the_episodes_of_minari_have_final_observations_after_time_outs():
         Dataset.from_minari(Episodes([minari_episode(0, 3, True, lambda x: (x, x))]))
     with pytest.raises(ConfigError, match="the Minari data set has no episodes"):
         Dataset.from_minari(Episodes([]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": np.zeros(0)}, "episode 1 of the Minari data set has no steps"),
+        ({"rewards": None}, "rewards of a Minari data set must be arrays, but they have a None"),
+        ({"rewards": np.zeros((3, 1))}, r"rewards of episode 1 .* rows of shape {'': \(1,\)}, not"),
+        ({"terminations": np.zeros(2)}, r"terminations of episode 1 of .* its 3 trans.* \(2,\)"),
+        ({"actions": np.zeros(4)}, r"actions of episode 1 of .* with its 3 transitions"),
+        ({"actions": np.zeros((3, 2))}, r"actions of episode 1 .* {'': \(2,\)}, not {'': \(\)}"),
+        ({"actions": {"x": np.zeros(3)}}, "actions of a Minari data set must be arrays, .* a dict"),
+        ({"actions": np.full(3, "x")}, "actions of a Minari data set must be arrays, .* a <U1"),
+        ({"observations": np.zeros((3, 2))}, r"observations of episode 1 .* its 4 timesteps"),
+        ({"observations": np.zeros((4, 3))}, r"{'': \(3,\)}, not {'': \(2,\)} as those of episode"),
+        ({"observations": {"x": np.zeros((4, 2))}}, r"{'x': \(2,\)}, not {'': \(2,\)} as those of"),
+        ({"observations": np.float64(1)}, "observations of a Minari data set must be arrays or a"),
+    ],
+)
+def test_episodes_of_minari_that_do_not_fit_are_refused(changes, message):
+    episodes = [minari_episode(0, 3, True), minari_episode(5, 3, False)]
+    vars(episodes[1]).update(changes)
+    with pytest.raises(ConfigError, match=message):
+        Dataset.from_minari(Episodes(episodes, types.SimpleNamespace(start=0)))
 
 
 def test_a_data_set_of_minari_is_named_by_its_id(monkeypatch):
