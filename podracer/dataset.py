@@ -64,7 +64,7 @@ class Dataset:
     """Observations on which actions were chosen: an array, or a dictionary of arrays."""
     action: np.ndarray
     """Actions: integers from 0 on, `[N]` or `[N, n]`, or f32 `[N, n]` in the environment's
-    units."""
+    units, whose extremes are rounded inward from more digits."""
     reward: np.ndarray
     """Rewards for the actions, f32."""
     terminal: np.ndarray
@@ -375,16 +375,12 @@ def _members(files: list[str], name: str) -> dict[str, str]:
     for column, alias in _ALIASES.items():
         if alias in members:
             members.setdefault(column, members.pop(alias))
-    roots = {field: field.partition(".")[0] for field in members}
     trees = ("observation", "final_observation")
     fields = (*_COLUMNS, "environment", "distribution", "next_observations")
-    known = {x: members[x] for x, root in roots.items() if x in fields or root in trees}
-    present = {roots[x] for x in known}
+    known = {x: y for x, y in members.items() if x in fields or x.partition(".")[0] in trees}
     for column in (*_COLUMNS, "observation"):
-        if column not in present:
+        if not any(field.partition(".")[0] == column for field in known):
             raise ConfigError(f"{name} is no data set: it has no array {column!r}.")
-    if "final_observation" in present:
-        known.pop("next_observations", None)
     return known
 
 

@@ -48,7 +48,7 @@ def read_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], n
         shape, _, dtype = read(file)
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or file.tell() + size != member.file_size:
-            raise ValueError(f"{name} is not as long as {dtype}{list(shape)}")
+            raise ValueError(f"{name} is {dtype}{list(shape)}, but has another size")
     return shape, dtype
 
 
