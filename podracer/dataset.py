@@ -319,8 +319,8 @@ def _in_32_bits(name: str, array: Any) -> np.ndarray:
             return rounded
         # The extremes may be an environment's bounds, and are rounded as those are.
         box = Continuous.within(*(np.atleast_1d(f(array, axis=0)) for f in (np.min, np.max)))
-        inside = np.clip(rounded, *(np.asarray(x, np.float32) for x in (box.low, box.high)))
-        return np.where(np.isfinite(rounded), inside, rounded)
+        clipped = np.clip(rounded, *(np.asarray(x, np.float32) for x in (box.low, box.high)))
+        return np.where(np.isfinite(rounded), clipped, rounded)
     if array.dtype not in (np.int64, np.uint32, np.uint64):
         return array
     converted = array.astype(np.int32)
@@ -377,11 +377,11 @@ def _members(files: list[str], name: str) -> dict[str, str]:
             members.setdefault(column, members.pop(alias))
     trees = ("observation", "final_observation")
     fields = (*_COLUMNS, "environment", "distribution", "next_observations")
-    known = {x: y for x, y in members.items() if x in fields or x.partition(".")[0] in trees}
+    wanted = {x: y for x, y in members.items() if x in fields or x.partition(".")[0] in trees}
     for column in (*_COLUMNS, "observation"):
-        if not any(field.partition(".")[0] == column for field in known):
+        if not any(field.partition(".")[0] == column for field in wanted):
             raise ConfigError(f"{name} is no data set: it has no array {column!r}.")
-    return known
+    return wanted
 
 
 def _check_headers(headers: dict[str, tuple[tuple[int, ...], np.dtype]], name: str) -> None:
@@ -454,17 +454,17 @@ def _check_size(
         )
 
 
-def _check_like(name: str, arrays: PyTree, expected: PyTree, whose: str) -> None:
+def _check_like(name: str, arrays: PyTree, expected: PyTree, owner: str) -> None:
     """Raise `ConfigError` unless rows of arrays `[N, ...]` have the expected specifications."""
     leaves, specs = leaves_by_path(_row_specs(arrays)), leaves_by_path(expected)
     if leaves.keys() != specs.keys():
         has, needs = ("/".join(x) or "an array" for x in (leaves, specs))
-        raise ConfigError(f"{name} of the data set is {has}, not {needs} as {whose}.")
+        raise ConfigError(f"{name} of the data set is {has}, not {needs} as {owner}.")
     for path, spec in specs.items():
         leaf = leaves[path]
         if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
             has, needs = (f"{x.dtype}{list(x.shape)}" for x in (leaf, spec))
-            raise ConfigError(f"{name}{path} of the data set is {has}, not {needs} as {whose}.")
+            raise ConfigError(f"{name}{path} of the data set is {has}, not {needs} as {owner}.")
 
 
 def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
@@ -484,9 +484,9 @@ def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
     if is_invalid.any():
         row = int(np.argwhere(is_invalid)[0][0])
         # The digits that a number in 32 bits has, as its source may have written it.
-        given = np.array2string(action[row], 10**6, separator=", ", floatmode="unique")
+        numbers = np.array2string(action[row], 10**6, separator=", ", floatmode="unique")
         raise ConfigError(
-            f"action {row} of the data set, {given}, is none of {spec.name}: "
+            f"action {row} of the data set, {numbers}, is none of {spec.name}: "
             f"actions lie in {_range_text(space)}."
         )
     return action

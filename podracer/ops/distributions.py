@@ -229,8 +229,8 @@ def from_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
     low, high = _bounds(space, action)
     scaled = (action - low) / (high - low) * 2.0 - 1.0
     # Decided before scaling: a compiled program multiplies by a rounded reciprocal of the width.
-    inside = jnp.clip(scaled, -_BELOW_ONE, _BELOW_ONE)
-    return jnp.where(action >= high, 1.0, jnp.where(action <= low, -1.0, inside))
+    clipped = jnp.clip(scaled, -_BELOW_ONE, _BELOW_ONE)
+    return jnp.where(action >= high, 1.0, jnp.where(action <= low, -1.0, clipped))
 
 
 def clipped_log_prob(distribution: ActionDistribution, action: jax.Array) -> Float[Array, "*b"]:
