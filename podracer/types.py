@@ -146,8 +146,8 @@ class ArraySpec:
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
     An environment of the host may convert from numbers that begin at `start`: so do those that a
     `Policy` takes.
-    With `scaled` networks divide the bytes (uint8) by 255, as those of pixels from 0 to 255. None
-    is True for bytes `[H, W, C]` and False for all else, whose numbers are taken as they are.
+    With `scaled` networks divide the bytes (uint8) by 255, as pixels from 0 to 255. None is True
+    for bytes `[H, W, C]` and False for all else, whose numbers are taken as they are.
     """
 
     shape: tuple[int, ...]

@@ -42,9 +42,9 @@ def examine(environment: Gymnasium) -> EnvironmentReport:
     worker = local_worker(setup, factory(spec.name, *fields))
     play = Play(worker, spec, STEPS)
     with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
-        before = _global_generators()
+        earlier_generators = _global_generators()
         play.run(seed=1)
-        play.draws_globally = _global_generators() != before
+        play.draws_globally = _global_generators() != earlier_generators
         repeats = [Play(worker, spec, min(COMPARED_STEPS, play.num_steps)) for _ in range(2)]
         if not play.errors:
             for repeat, seed in zip(repeats, (1, 2), strict=True):
