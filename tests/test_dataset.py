@@ -20,6 +20,7 @@ from walk import BOX, WALK, Walk, built, network
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.cloning import Cloning
+from podracer.agents.dqn import DQN
 from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
@@ -33,6 +34,7 @@ from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.agents import agents_as_rows
+from podracer.envs.cartpole import CartPole
 from podracer.envs.data import replay
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.lifetimes import Lifetimes
@@ -40,7 +42,7 @@ from podracer.envs.model import WithModel
 from podracer.envs.partial import partial as partially_observed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
-from podracer.replay import sample_rows
+from podracer.replay import Replay, sample_rows
 from podracer.run.episodes import record_episodes
 from podracer.run.setup import build
 
@@ -105,6 +107,25 @@ def test_arrays_that_do_not_fit_are_refused(changes, message):
 def test_transitions_of_another_environment_are_refused(changes, space, message):
     with pytest.raises(ConfigError, match=message):
         replay(dataset(**changes), WALK if space is None else auto_reset(Walk(space)))
+
+
+def test_games_of_two_players_are_refused(tmp_path):
+    """Their values need to know whose turn it was, which no data set says."""
+
+    class Turns(CartPole):
+        @property
+        def spec(self):
+            return dataclasses.replace(super().spec, takes_turns=True)
+
+    with pytest.raises(ConfigError, match="does not say whose turn it was"):
+        replay(dataset(), Turns())
+    path = tmp_path / "data.npz"
+    path.write_bytes(dataset().encode())
+    dqn = DQN(replay=Replay(64, data=str(path)))
+    driver = AnakinConfig(num_envs=1, rollout_length=1, updates_per_chunk=1)
+    experiment = Experiment(environment=Turns(), agent=dqn, driver=driver, frames=1)
+    with pytest.raises(ConfigError, match="does not say whose turn it was"):
+        build(experiment)
 
 
 def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
