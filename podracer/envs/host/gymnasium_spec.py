@@ -136,11 +136,13 @@ def inspect_environment(
     return EnvironmentSpec(name, specs, action), setup
 
 
-def layers(env: Any) -> Iterator[Any]:
-    """Yield an environment, what it wraps, what that wraps, and so on."""
-    while env is not None:
-        yield env
+def layers(env: Any) -> list[Any]:
+    """Return an environment, what it wraps, what that wraps, and so on."""
+    found: list[Any] = []
+    while env is not None and all(env is not layer for layer in found):
+        found.append(env)
         env = getattr(env, "__dict__", {}).get("env")
+    return found
 
 
 def running_statistics(env: Any) -> Iterator[str]:
