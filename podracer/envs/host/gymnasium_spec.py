@@ -138,11 +138,11 @@ def inspect_environment(
 
 def layers(env: Any) -> list[Any]:
     """Return an environment, what it wraps, what that wraps, and so on."""
-    found: list[Any] = []
-    while env is not None and all(env is not layer for layer in found):
-        found.append(env)
+    chain: list[Any] = []
+    while env is not None and all(env is not layer for layer in chain):
+        chain.append(env)
         env = getattr(env, "__dict__", {}).get("env")
-    return found
+    return chain
 
 
 def running_statistics(env: Any) -> Iterator[str]:
