@@ -67,6 +67,8 @@ class EpisodeStats:
     """Number of episodes that ended."""
     total_return: Float32[Array, "B"]
     """Sum of the returns of the episodes that ended."""
+    total_error: Float32[Array, "B"]
+    """Rounding error of `total_return`."""
     total_length: Int32[Array, "B"]
     """Sum of the lengths of the episodes that ended."""
 
@@ -79,6 +81,7 @@ def zero_episode_stats(num_envs: int) -> EpisodeStats:
         running_length=jnp.zeros(num_envs, jnp.int32),
         count=jnp.zeros(num_envs, jnp.int32),
         total_return=jnp.zeros(num_envs),
+        total_error=jnp.zeros(num_envs),
         total_length=jnp.zeros(num_envs, jnp.int32),
     )
 
@@ -94,12 +97,15 @@ def update_episode_stats(
     length = episodes.running_length + (~timestep.last).astype(jnp.int32)
     ended = next_timestep.ends_episode(timestep.last)
     begins = ended | next_timestep.first
+    ended_return = jnp.where(ended, running[0], 0.0)
+    total = compensated_sum(episodes.total_return, episodes.total_error, ended_return)
     return EpisodeStats(
         running_return=jnp.where(begins, 0.0, running[0]),
         running_error=jnp.where(begins, 0.0, running[1]),
         running_length=jnp.where(begins, 0, length),
         count=episodes.count + ended.astype(jnp.int32),
-        total_return=episodes.total_return + jnp.where(ended, running[0], 0.0),
+        total_return=total[0],
+        total_error=total[1],
         total_length=episodes.total_length + jnp.where(ended, length, 0),
     )
 

@@ -146,6 +146,8 @@ class ArraySpec:
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
     An environment of the host may convert from numbers that begin at `start`: so do those that a
     `Policy` takes.
+    With `scaled` networks divide the bytes (uint8) by 255, as pixels from 0 to 255. None is True
+    for bytes `[H, W, C]` and False for all else, whose numbers are taken as they are.
     """
 
     shape: tuple[int, ...]
@@ -153,6 +155,7 @@ class ArraySpec:
     frame_stack: bool = False
     num_values: int | None = None
     start: int = 0
+    scaled: bool | None = None
 
     def __post_init__(self) -> None:
         shape = _to_python(tuple(self.shape) if isinstance(self.shape, list) else self.shape)
@@ -161,6 +164,8 @@ class ArraySpec:
             raise ConfigError(f"ArraySpec.shape must be a tuple of sizes, not {shape!r}{advice}.")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if self.scaled is None:
+            object.__setattr__(self, "scaled", self.dtype == np.uint8 and len(shape) == 3)
 
 
 ACTION_MASK = "action_mask"

@@ -23,6 +23,7 @@ from walk import BOX, WALK, Walk, built, network
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.cloning import Cloning
+from podracer.agents.dqn import DQN
 from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
@@ -36,6 +37,7 @@ from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.agents import agents_as_rows
+from podracer.envs.cartpole import CartPole
 from podracer.envs.data import replay
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.lifetimes import Lifetimes
@@ -43,7 +45,7 @@ from podracer.envs.model import WithModel
 from podracer.envs.partial import partial as partially_observed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
-from podracer.replay import sample_rows
+from podracer.replay import Replay, sample_rows
 from podracer.run.episodes import record_episodes
 from podracer.run.setup import build
 
@@ -151,6 +153,25 @@ def test_extremes_of_actions_are_rounded_as_bounds_are():
     assert (low <= space.low).all()
     assert (high >= space.high).all()
     np.testing.assert_allclose([space.low, space.high], [low, high], rtol=1.3e-7)
+
+
+def test_games_of_two_players_are_refused(tmp_path):
+    """Their values need to know whose turn it was, which no data set says."""
+
+    class Turns(CartPole):
+        @property
+        def spec(self):
+            return dataclasses.replace(super().spec, takes_turns=True)
+
+    with pytest.raises(ConfigError, match="does not say whose turn it was"):
+        replay(dataset(), Turns())
+    path = tmp_path / "data.npz"
+    path.write_bytes(dataset().encode())
+    dqn = DQN(replay=Replay(64, data=str(path)))
+    driver = AnakinConfig(num_envs=1, rollout_length=1, updates_per_chunk=1)
+    experiment = Experiment(environment=Turns(), agent=dqn, driver=driver, frames=1)
+    with pytest.raises(ConfigError, match="does not say whose turn it was"):
+        build(experiment)
 
 
 def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():

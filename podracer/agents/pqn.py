@@ -9,7 +9,7 @@ implementation (arXiv 2407.04811), and the settings of its authors' code.
 Differences from both: recurrent networks have the targets of the rollout too, where theirs are
 computed again for each minibatch; they begin from a stored state instead of a window of four
 earlier steps, and do not see the last action; returns bootstrap at a time-out; rewards are not
-scaled; weights are initially orthogonal; an observation is divided by 255 only where it has bytes.
+scaled; weights are initially orthogonal; an observation is divided by 255 only where it has pixels.
 """
 
 from __future__ import annotations

@@ -124,6 +124,8 @@ def _check_dtypes(spec: EnvironmentSpec) -> None:
             raise ConfigError(
                 f"{name} is {dtype}, of which devices keep {canonical}: declare and return that."
             )
+        if leaf.scaled and dtype != np.uint8:
+            raise ConfigError(f"{name} is {dtype}, but only uint8 can be `scaled`.")
 
 
 def _read_spec(environment: Any) -> EnvironmentSpec:

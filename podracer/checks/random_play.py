@@ -1,13 +1,35 @@
-"""Random actions of host environments."""
+"""Random actions of host environments, and what observations under them say."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from podracer.ops.action_masks import action_mask
 from podracer.types import Continuous, Discrete, EnvironmentSpec
+
+MAX_CODE = 31  # pixels are brighter somewhere
+
+
+def wrong_scales(name: str, leaf: Any, largest: float) -> Iterator[str]:
+    """Yield what is wrong where networks divide the numbers of a leaf by 255, or do not.
+
+    `leaf` has a dtype, a shape and `scaled`, and `largest` is their maximum in random play.
+    """
+    if leaf.scaled and 0 < largest <= MAX_CODE:
+        yield (
+            f"{name} reaches {largest:g}, and networks divide it by 255, as pixels from 0 to 255: "
+            f"other numbers need a space of their own, such as Box(0, {largest:g}, ...), or "
+            "ArraySpec(..., scaled=False)."
+        )
+    is_image = len(leaf.shape) == 3 or leaf.dtype == np.uint8
+    if is_image and not leaf.scaled and 127 < largest < 256:
+        yield (
+            f"{name} reaches {largest:g}, and networks take it as it is: they divide pixels by 255 "
+            "where a space of uint8 is from 0 to 255, or ArraySpec(..., scaled=True) says so."
+        )
 
 
 def random_actions(

@@ -57,6 +57,7 @@ def _describe(spec: EnvironmentSpec) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(spec.observation)
     observation = ", ".join(
         f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}".strip()
+        + (" divided by 255" if leaf.scaled else "")
         for path, leaf in leaves
     )
     return {"observation": observation, "action": str(spec.action)}

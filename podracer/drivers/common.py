@@ -397,8 +397,8 @@ def reduce_metrics(
     # Lengths as floats: episodes that began long before may add up to more than an int32 holds.
     lengths = episodes.total_length.astype(jnp.float32)
     rounded_off = (episodes.total_length - lengths.astype(jnp.int32)).astype(jnp.float32)
-    returns = episodes.total_return
-    totals = sum_of_pairs(returns, jnp.zeros_like(returns)), sum_of_pairs(lengths, rounded_off)
+    returns = sum_of_pairs(episodes.total_return, -episodes.total_error)
+    totals = returns, sum_of_pairs(lengths, rounded_off)
     floats, unravel = ravel_pytree((means, totals))
     means, (total_return, length) = unravel(jax.lax.psum(floats, axis) if axis else floats)
     request = jnp.where(chunk_ends > 0, Request.CHUNK_END.value, Request.NONE.value)

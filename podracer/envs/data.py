@@ -104,12 +104,22 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     Raises `ConfigError` where the transitions cannot be of that environment.
     """
     spec = dataset.spec if environment is None else environment.spec
+    refuse_turns(spec)
     return DataEnvironment(
         digest=dataset.digest,
         rows=jax.tree.map(jnp.asarray, dataset.check(spec).rows()),
         environment=environment,
         spec=spec,
     )
+
+
+def refuse_turns(spec: EnvironmentSpec) -> None:
+    """Raise `ConfigError` for games of two players, where each gain is the other one's loss."""
+    if spec.takes_turns:
+        raise ConfigError(
+            f"a data set does not say whose turn it was, as values in {spec.name} need: record "
+            "games against an opponent."
+        )
 
 
 def _minari(id: str) -> Dataset:

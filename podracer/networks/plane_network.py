@@ -18,7 +18,14 @@ import jax.numpy as jnp
 from podracer.errors import ConfigError
 from podracer.networks.layers import Convolution, HeadLayers, Normalized, cast, relu
 from podracer.networks.network import Head, Network
-from podracer.networks.torsos import CNN, ResNet, apply_convolutions, as_float, make_convolutions
+from podracer.networks.torsos import (
+    CNN,
+    ResNet,
+    apply_convolutions,
+    as_float,
+    make_convolutions,
+    unscaled,
+)
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
 HEAD_PLANES = 16  # most planes of a head, before its fully connected layers
@@ -62,10 +69,11 @@ class PlaneNetwork:
             return eqx.filter(make(key), eqx.is_array)
 
         def apply(
-            params: Params, carry: Carry, observation: PyTree, first: jax.Array
+            params: Params, carry: Carry, observations: PyTree, first: jax.Array
         ) -> tuple[dict[str, jax.Array], Carry]:
             T, B = first.shape
-            flat = [x.reshape(T * B, *x.shape[2:]) for x in jax.tree.leaves(observation)]
+            leaves = jax.tree.leaves(jax.tree.map(unscaled, observation, observations))
+            flat = [x.reshape(T * B, *x.shape[2:]) for x in leaves]
             outputs = eqx.combine(params, layers)(_stack_planes(flat))
             return {name: x.reshape(T, B, *x.shape[1:]) for name, x in outputs.items()}, ()
 

@@ -21,7 +21,7 @@ from podracer.fields import bounded
 from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.spherical import SphericalHead
-from podracer.networks.torsos import MLP, Torso, apply_to_batch, apply_torso, make_torso
+from podracer.networks.torsos import MLP, Torso, apply_to_batch, apply_torso, make_torso, unscaled
 from podracer.networks.transformer import Transformer
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
@@ -104,7 +104,7 @@ class TorsoNetwork:
         ) -> tuple[dict[str, jax.Array], Carry]:
             outputs: dict[str, jax.Array] = {}
             carries = {}
-            observations = jax.tree.map(_one_hot, observation, observations)
+            observations = jax.tree.map(_as_input, observation, observations)
             combined = eqx.combine(params, trunks)
             noises = _noises(noise, [trunk.heads for trunk in combined.values()])
             for name, trunk in combined.items():
@@ -117,7 +117,7 @@ class TorsoNetwork:
             params: Params, observations: PyTree, weights: jax.Array, axis: str | None
         ) -> tuple[dict[str, jax.Array], Params]:
             outputs: dict[str, jax.Array] = {}
-            observations = jax.tree.map(_one_hot, observation, observations)
+            observations = jax.tree.map(_as_input, observation, observations)
             combined = eqx.combine(params, trunks)
             for name, trunk in combined.items():
                 head_outputs, combined[name] = trunk.learn(observations, weights, axis)
@@ -166,7 +166,7 @@ def _for_quantiles(noise: jax.Array | None, K: int) -> jax.Array | None:
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
-    """Return the spec of a torso's input for one leaf of an observation; see `_one_hot`."""
+    """Return the spec of a torso's input for one leaf of an observation; see `_as_input`."""
     if spec.num_values is None:
         return spec
     if spec.num_values > MAX_ONE_HOT:
@@ -177,8 +177,8 @@ def _torso_input(spec: ArraySpec) -> ArraySpec:
     return ArraySpec((*spec.shape, spec.num_values))
 
 
-def _one_hot(spec: ArraySpec, x: jax.Array) -> jax.Array:
-    return jax.nn.one_hot(x, spec.num_values) if spec.num_values else x
+def _as_input(spec: ArraySpec, x: jax.Array) -> jax.Array:
+    return jax.nn.one_hot(x, spec.num_values) if spec.num_values else unscaled(spec, x)
 
 
 def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:

@@ -37,7 +37,7 @@ from podracer.networks.spherical import (
     inverted_layers,
 )
 from podracer.ops.pooling import adaptive_max_pool, max_pool
-from podracer.types import PyTree
+from podracer.types import ArraySpec, PyTree
 
 SCANNED_BLOCKS = 3
 """Number of residual blocks in a stage from which on they are one loop, which compiles once."""
@@ -292,8 +292,13 @@ def make_convolutions(
     return tuple(layers), (height, width, channels)
 
 
+def unscaled(spec: ArraySpec, x: jax.Array) -> jax.Array:
+    """Return bytes that are not to be scaled as float32, and everything else as it is."""
+    return x.astype(jnp.float32) if x.dtype == jnp.uint8 and not spec.scaled else x
+
+
 def as_float(x: jax.Array) -> jax.Array:
-    """Scale uint8 images to [0, 1]; cast everything else to float32 (float64 stays)."""
+    """Scale uint8 to [0, 1]; cast everything else to float32 (float64 stays)."""
     return cast(x) / 255.0 if x.dtype == jnp.uint8 else cast(x)
 
 

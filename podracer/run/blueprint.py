@@ -18,6 +18,7 @@ from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
 from podracer.devices.host_memory import in_host_memory, is_host_memory
 from podracer.environment import Environment, HasActions, HostEnvironments
+from podracer.envs.data import refuse_turns
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
 from podracer.io.reading import LARGE_FILE, read_limited
@@ -69,6 +70,7 @@ def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Conte
     data = settings.read(_content(settings, name))
     if not isinstance(data, Dataset):
         return Context(rollout_length, data)
+    refuse_turns(spec)
     rows = data.check(spec).rows()
     if isinstance(settings, MixesData) and settings.has_data_on_host:
         rows = dataclasses.replace(rows, observation=in_host_memory(rows.observation))

@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer import checks
 from podracer.checks.errors import describe_error
-from podracer.checks.random_play import random_actions
+from podracer.checks.random_play import random_actions, wrong_scales
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import NO_RESTART, TimestepValidator
 from podracer.environment import AutoReset, HostEnvironments, Resumable, auto_reset
@@ -24,6 +24,7 @@ from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
 from podracer.envs.host.shared import exists_once
 from podracer.errors import ConfigError, PodracerError
+from podracer.io.schema import leaves_by_path
 from podracer.types import EnvironmentSpec, TimeStep
 
 STEPS, SECONDS = 200, 5.0  # random play ends with the first of them
@@ -137,6 +138,10 @@ def _play(environment: Any, spec: EnvironmentSpec, num_envs: int) -> Environment
         if step is not None
     ]
     stacked: Any = jax.tree.map(lambda *x: np.stack(x), *timesteps)
+    arrays = leaves_by_path(stacked.observation)
+    for path, leaf in leaves_by_path(spec.observation).items():
+        texts = wrong_scales(f"observation{path}", leaf, arrays[path].max(initial=0))
+        warnings += [Finding("warning", text) for text in texts]
     if not stacked.first[0].all():
         errors.append(Finding("error", "`reset` must return timesteps with `first` set."))
     figures = _figures(stacked, num_envs, seconds)

@@ -35,14 +35,19 @@ from walk import (
 
 from podracer.agent import Agent
 from podracer.agents.common import epochs
-from podracer.agents.common.normalization import normalized_by_actor, scale_rewards
+from podracer.agents.common.normalization import (
+    init_returns,
+    normalized_by_actor,
+    scale_rewards,
+    update_returns,
+)
 from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.errors import ConfigError
 from podracer.ops.moments import init_moments
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Linear
-from podracer.types import LearnerState, Trajectory
+from podracer.types import LearnerState, Step, TimeStep, Trajectory
 
 
 def advantages(settings: Any, agent: Agent, state: LearnerState, trajectory: Trajectory) -> Any:
@@ -232,6 +237,41 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
     old_learner = dataclasses.replace(old_state.shared, return_moments=None)
     expected, _ = learn(unscaled, LearnerState(old_learner), divided)
     close(state.shared.params, expected.shared.params, atol=1e-5)
+
+
+def test_rewards_of_both_players_have_opposite_signs_in_the_sums():
+    """Also where a player moves twice, across rollouts, terminals and time-outs."""
+    rng, steps = np.random.default_rng(0), 80
+    discount = rng.choice([-1.0, -1.0, 1.0, 0.0], (steps + 1, B))
+    last = (rng.random((steps + 1, B)) < 0.1) & (discount == 1)
+    timesteps = TimeStep(
+        observation=jnp.zeros((steps + 1, B, 1)),
+        reward=jnp.asarray(rng.normal(1.0, 1.0, (steps + 1, B)), jnp.float32),
+        discount=jnp.asarray(discount, jnp.float32),
+        first=jnp.asarray(discount == 0),
+        last=jnp.asarray(last),
+    )
+    gains = []  # discounted, each of the player who makes the newest move
+    for b in range(B):
+        player, gain = 1.0, 0.0  # the one to move, and what the first player has gained
+        for t in range(1, steps + 1):
+            gain = 0.9 * gain + player * float(timesteps.reward[t, b])
+            gains += [] if last[t - 1, b] else [player * gain]
+            player *= -1 if discount[t, b] == -1 else 1
+            gain = 0.0 if last[t, b] or discount[t, b] == 0 else gain
+
+    def rollout(begin, end):
+        part = Step(jax.tree.map(lambda x: x[begin:end], timesteps), (), ())
+        return Trajectory(part, jax.tree.map(lambda x: x[end], timesteps), (), ())
+
+    moments, sums, returns = init_moments(jnp.zeros(())), jnp.zeros(B), init_returns()
+    for part in (rollout(0, 33), rollout(33, steps)):
+        returns, _ = update_returns(returns, sums, part, discount=0.9, axis=None)
+        _, moments, sums = scale_rewards(moments, sums, part, discount=0.9, axis=None)
+    close(moments.variance, np.var(gains), rtol=1e-4)
+    close(
+        (returns.moments.variance, returns.largest), (np.var(gains), np.abs(gains).max()), rtol=1e-4
+    )
 
 
 def test_a_learning_rate_falls_to_zero():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 
 import podracer
 from podracer.cli.main import main
@@ -117,6 +117,43 @@ class Pixels(Walk):
         return np.array([3, 10])
 
 
+class Board(Walk):
+    observation_space = spaces.Box(0, 255, (3, 3, 1), np.uint8)
+
+    def observe(self):
+        return self.np_random.integers(0, 11, (3, 3, 1), dtype=np.uint8)
+
+
+class FloatImage(Walk):
+    observation_space = spaces.Box(0, 255, (3, 3, 1), np.float32)
+
+    def observe(self):
+        return self.np_random.uniform(0, 255, (3, 3, 1)).astype(np.float32)
+
+
+class Global(Walk):
+    def observe(self):
+        return np.random.uniform(-9.0, 9.0, 2).astype(np.float32)  # noqa: NPY002
+
+
+class Masked(Walk):
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": np.ones(2, np.int8)}
+
+
+class MaskedByMethod(Walk):
+    def action_masks(self):
+        return np.ones(2, bool)
+
+
+def normalized():
+    return wrappers.NormalizeObservation(wrappers.TimeLimit(Walk(), 5))
+
+
+def normalized_rewards():
+    return wrappers.TimeLimit(wrappers.NormalizeReward(Walk()), 5)
+
+
 class NoSpace(Walk):
     action_space = None
 
@@ -130,6 +167,13 @@ WARNINGS = {
     Fixed: ("two seeds give the same episodes",),
     Endless: ("no episode ended within 1,000 steps", "TimeLimit"),
     BooleanReward: ("rewards are of type bool",),
+    Board: ("observation reaches 10, and networks divide it by 255", "Box(0, 10, ...)"),
+    FloatImage: ("networks take it as it is", "uint8"),
+    Global: ("generators of `random` or NumPy", "workers=0", "self.np_random"),
+    Masked: ('info["action_mask"]', "into the observation"),
+    MaskedByMethod: ("action_masks()", "into the observation"),
+    normalized: ("NormalizeObservation has running statistics", "`normalize_observations`"),
+    normalized_rewards: ("NormalizeReward has running statistics", "`normalize_rewards`"),
 }
 ERRORS = {
     WithoutSeed: ("`reset(seed=seed)` raised TypeError", "keyword argument 'seed'"),
@@ -153,6 +197,23 @@ def test_an_environment_without_a_fault_is_usable():
     assert report.figures["steps a second of one environment"] > 0
     assert report.spec == podracer.Gymnasium(Walk).spec
     assert "no errors and no warnings" in str(report)
+
+
+def test_who_trains_is_told_of_running_statistics_too(caplog):
+    def fresh():
+        return wrappers.NormalizeReward(Walk())
+
+    podracer.Gymnasium(fresh, workers=0)
+    assert "NormalizeReward has running statistics (`return_rms`)" in caplog.text
+
+    def frozen():
+        env = wrappers.NormalizeReward(Walk())
+        env.update_running_mean = False
+        return env
+
+    caplog.clear()
+    assert not podracer.check_environment(podracer.Gymnasium(frozen, workers=0)).findings
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("kind", WARNINGS, ids=lambda kind: kind.__name__)
@@ -251,6 +312,41 @@ def test_an_environment_in_jax_is_played_too():
     assert finding.text == "it does not restart by itself: train in podracer.auto_reset(...)."
     with pytest.raises(podracer.ConfigError, match="reward is not finite"):
         podracer.check_environment(podracer.auto_reset(Steps(reward=np.inf)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    board: ArraySpec
+    most: int = 1
+
+    @property
+    def spec(self):
+        return EnvironmentSpec("board", self.board, Discrete(2))
+
+    def reset(self, key):
+        return jnp.int32(0), podracer.restart(self.observe())
+
+    def step(self, key, state, action):
+        return state + 1, podracer.transition(self.observe(), 1.0, terminal=state >= 2)
+
+    def observe(self):
+        return jnp.full(self.board.shape, self.most, jnp.uint8)
+
+
+def test_the_scale_of_bytes_is_told():
+    def findings(shape, most, **settings):
+        board = Bytes(ArraySpec(shape, np.uint8, **settings), most)
+        report = podracer.check_environment(podracer.auto_reset(board))
+        assert ("divided by 255" in str(report)) == report.spec.observation.scaled
+        return [finding.text for finding in report.findings]
+
+    assert not findings((4,), 1)
+    assert not findings((2, 2, 1), 200)
+    assert not findings((2, 2, 1), 1, scaled=False)
+    assert "reaches 1, and networks divide it by 255" in findings((2, 2, 1), 1)[0]
+    assert "networks take it as it is" in findings((4,), 200)[0]
+    with pytest.raises(podracer.ConfigError, match="only uint8 can be `scaled`"):
+        podracer.check_environment(Bytes(ArraySpec((4,), scaled=True)))
 
 
 def test_what_can_be_traced_alone_is_refused_before_a_compile(monkeypatch):

@@ -394,7 +394,7 @@ def test_onnx_refuses_bfloat16_and_stablehlo_takes_it():
     proof_of(agent, WALK, format="stablehlo")
 
 
-MASKED = {"board": ArraySpec((5, 6, 2), np.uint8), ACTION_MASK: ArraySpec((3,), bool)}
+MASKED = {"board": ArraySpec((5, 6, 2), np.uint8, scaled=False), ACTION_MASK: ArraySpec((3,), bool)}
 LSTM = TorsoNetwork(MLP((8,)), shared=False, memory="lstm", memory_size=5)
 NETWORKS = {
     "masks and images": (CNN((4,), (3,), (2,), (8,), "silu"), MASKED),

@@ -30,6 +30,7 @@ from podracer.networks.layers import (
     orthogonal,
     relu,
 )
+from podracer.networks.plane_network import PlaneNetwork
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
 from podracer.types import ArraySpec
@@ -402,14 +403,25 @@ def test_heads_start_with_their_scale(key):
     assert np.abs(outputs["policy"]).max() < 0.1 < np.abs(outputs["value"]).max()
 
 
-def test_bytes_are_scaled_to_one_and_floats_are_not():
-    as_bytes, as_floats = (
-        make(observation=ArraySpec((5,), kind)) for kind in (np.uint8, np.float32)
-    )
-    params = random_params(as_bytes)
-    image = observe(ArraySpec((5,), np.uint8))
-    expected, _ = as_floats.apply(params, (), image.astype(jnp.float32) / 255, firsts())
-    close(as_bytes.apply(params, (), image, firsts())[0], expected)
+@pytest.mark.parametrize(
+    ("spec", "divisor"),
+    [
+        (IMAGE, 255),
+        (dataclasses.replace(IMAGE, scaled=False), 1),
+        (ArraySpec((5,), np.uint8), 1),
+        (ArraySpec((5,), np.uint8, scaled=True), 255),
+    ],
+)
+@pytest.mark.parametrize("builder", [TorsoNetwork(SMALL_CNN), PlaneNetwork(CNN((2,), (2,), (1,)))])
+def test_bytes_are_divided_where_they_are_pixels(builder, spec, divisor):
+    """So that those that are numbers count as much as the same in another dtype."""
+    specs = {"x": spec, "image": ArraySpec(IMAGE.shape)}
+    network, inputs = builder.build(specs, {"value": Head(1)}), observe(specs)
+    params = random_params(network)
+    floats = {**inputs, "x": inputs["x"].astype(jnp.float32) / divisor}
+    as_floats = jax.tree.map(lambda x: ArraySpec(x.shape), specs)
+    expected, _ = builder.build(as_floats, {"value": Head(1)}).apply(params, (), floats, firsts())
+    close(network.apply(params, (), inputs, firsts())[0], expected, atol=1e-3)
 
 
 def test_images_and_vectors_are_both_seen():

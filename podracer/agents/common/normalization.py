@@ -71,10 +71,13 @@ def scale_rewards(
 def _discounted_rewards(
     sums: jax.Array, trajectory: Trajectory, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the discounted sums of past rewards `[T, B]`, and the newest ones after ends `[B]`."""
+    """Return the discounted sums of past rewards `[T, B]`, and the newest ones after ends `[B]`.
+
+    They change their sign where the turn passes: each is of the player who gets the reward.
+    """
     next_timesteps = trajectory.next_timesteps()
     ended = next_timesteps.last | (next_timesteps.discount == 0)
-    decay = jnp.full_like(next_timesteps.reward, 1.0) * discount
+    decay = discount * trajectory.steps.timestep.discount  # between the last reward and this one
     return discounted_sums(sums, next_timesteps.reward, decay, ended)
 
 

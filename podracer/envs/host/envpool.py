@@ -211,4 +211,7 @@ def _array_specs(space: Any) -> Any:
         return {key: _array_specs(inner) for key, inner in space.spaces.items()}
     if hasattr(space, "n") and space.start == 0:
         return ArraySpec((), np.int32, num_values=int(space.n))
-    return ArraySpec(space.shape, narrower(space.dtype))
+    is_pixels = space.dtype == np.uint8 and bool(
+        (space.low == 0).all() and (space.high == 255).all()
+    )
+    return ArraySpec(space.shape, narrower(space.dtype), scaled=is_pixels)

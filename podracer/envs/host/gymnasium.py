@@ -119,7 +119,9 @@ class Gymnasium:
     workers: int | None = None
     """0 steps the environments in this process, each batch in the thread that calls it: so may
     classes that are defined in a notebook, or in a script without that line. An environment that
-    hangs or crashes then takes the run with it. None starts the processes that `make` asks for."""
+    hangs or crashes then takes the run with it. One that draws from `random` or `np.random`, whose
+    generators are this process's own, follows no seed. None starts the processes that `make` asks
+    for."""
 
     def __post_init__(self) -> None:
         for field, low in (("step_seconds", 1e-3), ("reset_seconds", 1e-3), ("max_restarts", 0)):

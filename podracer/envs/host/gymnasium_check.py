@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podracer.checks.errors import describe_error
-from podracer.checks.random_play import random_actions
+from podracer.checks.random_play import random_actions, wrong_scales
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.envs.host.gymnasium import Gymnasium, timestep_of
-from podracer.envs.host.gymnasium_spec import factory, inspect_environment
+from podracer.envs.host.gymnasium_spec import (
+    factory,
+    inspect_environment,
+    layers,
+    running_statistics,
+)
 from podracer.envs.host.gymnasium_worker import Fault, Leaf, Worker, local_worker
-from podracer.types import EnvironmentSpec
+from podracer.ops.action_masks import action_mask
+from podracer.types import ACTION_MASK, EnvironmentSpec
 
 if TYPE_CHECKING:
     from gymnasium import Env
 
 STEPS, SECONDS = 1_000, 5.0  # random play ends by whichever comes first
 COMPARED_STEPS = 200  # steps for which two episodes with one seed are compared
+MASK_NAMES = {ACTION_MASK, "action_masks"}  # keys of `info`
 LOST_SHARE = 0.1  # share of the changes of a number that float32 may lose
 
 
@@ -33,7 +42,9 @@ def examine(environment: Gymnasium) -> EnvironmentReport:
     worker = local_worker(setup, factory(spec.name, *fields))
     play = Play(worker, spec, STEPS)
     with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
+        earlier_generators = _global_generators()
         play.run(seed=1)
+        play.draws_globally = _global_generators() != earlier_generators
         repeats = [Play(worker, spec, min(COMPARED_STEPS, play.num_steps)) for _ in range(2)]
         if not play.errors:
             for repeat, seed in zip(repeats, (1, 2), strict=True):
@@ -44,6 +55,11 @@ def examine(environment: Gymnasium) -> EnvironmentReport:
         findings = [Finding("error", text) for repeat in repeats for text in repeat.errors[:1]]
         findings += [Finding("warning", text) for text in warnings]
     return EnvironmentReport(spec.name, spec, tuple(findings), play.figures())
+
+
+def _global_generators() -> bytes:
+    """Return the states of the generators that all code of a process shares."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))  # noqa: NPY002
 
 
 def _on_seeds(play: Play, same: Play, different_seed: Play) -> Iterator[str]:
@@ -77,6 +93,9 @@ class Play:
         self.returns: list[float] = []
         self.leaves: dict[str, _Numbers] = {}
         self.reward_kinds: set[str] = set()
+        self.masks: set[str] = set()  # where the environment offers what agents do not see
+        self.statistics: list[str] = []
+        self.draws_globally = False
 
     def run(self, seed: int) -> None:
         """Play with the random actions of a seed; end at the first error."""
@@ -84,6 +103,9 @@ class Play:
         self.call = "__init__"
         try:
             env = self.worker.envs[0] = self.worker.make()
+            self.statistics = list(running_statistics(env))
+            if any(hasattr(layer, "action_masks") for layer in layers(env)):
+                self.masks.add("action_masks()")
             self._reset(env, seed)
             while self.num_steps < self.most_steps and time.monotonic() < end:
                 self._step(env, generator)
@@ -105,7 +127,7 @@ class Play:
         self.step_seconds += time.perf_counter() - start
         self.num_steps += 1
         self.worker.write_step(0, result)
-        self._look(env, result[0])
+        self._look(env, result)
         self.reward_kinds.add(type(result[1]).__name__)
         self.total += float(shared.reward[0])
         if self.worker.episode_ended[0]:
@@ -122,10 +144,13 @@ class Play:
         self.reset_seconds += time.perf_counter() - start
         self.num_resets += 1
         self.worker.write_reset(0, result)
-        self._look(env, result[0])
+        self._look(env, result)
 
-    def _look(self, env: Env, observation: Any) -> None:
+    def _look(self, env: Env, result: tuple[Any, ...]) -> None:
         """Take a timestep that was written into the worker's memory. Raises `Fault`."""
+        observation, info = result[0], result[-1]
+        if isinstance(info, Mapping):
+            self.masks |= {f'info["{key}"]' for key in MASK_NAMES & info.keys()}
         for fault in self.worker.find_faults(0, 1):
             raise fault
         shared = self.worker.shared
@@ -142,6 +167,19 @@ class Play:
         """Yield what an agent would bear, but should know."""
         for numbers in self.leaves.values():
             yield from numbers.warnings()
+        yield from self.statistics
+        if self.masks and action_mask(self.spec.observation) is None:
+            yield (
+                f"{', '.join(sorted(self.masks))} says which actions are possible, and agents do "
+                f"not see it: a wrapper can put it into the observation, as {ACTION_MASK!r} of a "
+                "dictionary."
+            )
+        if self.draws_globally:
+            yield (
+                "random numbers are drawn from the generators of `random` or NumPy that the whole "
+                "process shares: they follow the run's seed only in processes of their own, not "
+                "with workers=0. Draw from self.np_random."
+            )
         if strange := self.reward_kinds - {"float", "float32", "float64", "int"}:
             yield f"rewards are of type {', '.join(sorted(strange))}: return a float."
         if not self.returns:
@@ -190,6 +228,7 @@ class _Numbers:
 
     def warnings(self) -> Iterator[str]:
         leaf = self.leaf
+        yield from wrong_scales(leaf.name, leaf, self.most)
         if self.below or self.above:
             yield (
                 f"{leaf.name} reaches from {self.least:g} to {self.most:g}, outside of the bounds "

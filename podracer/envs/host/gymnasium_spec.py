@@ -13,7 +13,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -108,6 +108,8 @@ def inspect_environment(
                 f"{name} has rewards of the shape {list(shape)}, not a number: {WEIGHTED_SUM}, as "
                 "the wrapper `LinearReward` of MO-Gymnasium does."
             )
+        for text in running_statistics(env):
+            _warn_once(f"{name}: {text}")
         observation = _observation(name, env.observation_space, "observation")
         action = _action(name, env.action_space)
         setup = WorkerSetup(
@@ -123,11 +125,44 @@ def inspect_environment(
         _end(children() - earlier_children)
     specs = jax.tree.map(
         lambda leaf: ArraySpec(
-            leaf.shape, leaf.dtype, num_values=leaf.num_values, start=leaf.first_value
+            leaf.shape,
+            leaf.dtype,
+            num_values=leaf.num_values,
+            start=leaf.first_value,
+            scaled=leaf.scaled,
         ),
         observation,
     )
     return EnvironmentSpec(name, specs, action), setup
+
+
+def layers(env: Any) -> list[Any]:
+    """Return an environment, what it wraps, what that wraps, and so on."""
+    chain: list[Any] = []
+    while env is not None and all(env is not layer for layer in chain):
+        chain.append(env)
+        env = getattr(env, "__dict__", {}).get("env")
+    return chain
+
+
+def running_statistics(env: Any) -> Iterator[str]:
+    """Yield a sentence on each wrapper that normalizes by running statistics of its own."""
+    for layer in layers(env):
+        parts = getattr(layer, "__dict__", {})
+        for name, value in parts.items() if parts.get("_update_running_mean", True) else ():
+            if {"mean", "var", "count"} <= getattr(value, "__dict__", {}).keys():
+                part = "rewards" if name.startswith("ret") else "observations"
+                yield (
+                    f"{type(layer).__name__} has running statistics (`{name}`): each environment "
+                    "has its own, evaluations begin with none and no checkpoint keeps them, so "
+                    "that numbers and returns mean something else everywhere. Leave it out, and "
+                    f"let the agent's `normalize_{part}` do it."
+                )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _LOG.warning(text)
 
 
 def with_pictures(environment: Any, options: Options, observe: tuple[str, ...]) -> Pictured:

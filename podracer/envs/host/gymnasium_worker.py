@@ -66,6 +66,11 @@ class Leaf:
     num_values: int | None = None  # in Discrete spaces, whose values arrive as 0 .. num_values - 1
     first_value: int = 0  # in Discrete spaces
 
+    @property
+    def scaled(self) -> bool:
+        """Whether these are bytes whose space says 0 to 255, see `ArraySpec.scaled`."""
+        return self.dtype == np.uint8 and self.low is None
+
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:

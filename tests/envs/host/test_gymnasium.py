@@ -494,7 +494,7 @@ def test_the_specification():
         "z": types.ArraySpec((2, 3), np.float32),
         "a": (
             types.ArraySpec((), np.int32, num_values=5, start=-2),
-            types.ArraySpec((4,), np.uint8),
+            types.ArraySpec((4,), np.uint8, scaled=True),
         ),
         "b": types.ArraySpec((), np.float32),
     }
@@ -625,10 +625,16 @@ def test_spaces_are_arrays_as_agents_want_them():
     inspect = library("envs.host.gymnasium_spec").inspect_environment
     mask = spaces.Box(0, 1, (2,), np.float32)
     image = spaces.Box(0, 255, (8, 8, 3), np.int64)
-    space = spaces.Dict({"action_mask": mask, "image": image, "x": SEEN, "codes": CODES})
-    leaves = inspect(functools.partial(Odd, space))[1].observation
+    board = spaces.Box(0, 1, (8, 8, 2), np.uint8)
+    space = {"action_mask": mask, "image": image, "x": SEEN, "codes": CODES, "board": board}
+    spec, setup = inspect(functools.partial(Odd, spaces.Dict(space)))
+    leaves = setup.observation
     kinds = {name: str(leaf.dtype) for name, leaf in leaves.items()}
-    assert kinds == {"action_mask": "bool", "image": "uint8", "x": "float32", "codes": "int32"}
+    assert kinds == {
+        **{"action_mask": "bool", "image": "uint8", "x": "float32", "codes": "int32"},
+        "board": "uint8",
+    }
+    assert [name for name, leaf in spec.observation.items() if leaf.scaled] == ["image"]
     assert leaves["x"].low is None  # many environments exceed the bounds of their floats
     assert leaves["codes"].high.max() == 9
 
