@@ -58,6 +58,7 @@ from podracer.types import PyTree
 
 QUARANTINE = "quarantine"
 _DRAFT, _REMOVED = ".draft", ".removed"
+_ADDED = ("episodes.total_error",)  # leaves that 0.2.0 began without: zero in each checkpoint
 _REMAINS = re.compile(r"[0-9]{12}\.(draft|removed)")
 
 
@@ -358,10 +359,15 @@ def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
 def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restored:
     meta, leaves, expected = read_meta(path), leaves_by_path(target), schema(target)
     stored = {name: x for name, x in meta["schema"].items() if not name.startswith(excluded)}
-    if stored != expected:
-        raise CheckpointError(f"{path} does not fit: {schema_difference(stored, expected)}")
     shardings = {name: sharding_of(leaf) for name, leaf in leaves.items()}
-    arrays = read_arrays(path, meta["schema"], shardings)
+    added = {
+        name: jax.device_put(np.zeros(*expected[name][:2]), shardings.pop(name))
+        for name in expected.keys() - stored.keys()
+        if name.endswith(_ADDED)
+    }
+    if {**stored, **{name: expected[name] for name in added}} != expected:
+        raise CheckpointError(f"{path} does not fit: {schema_difference(stored, expected)}")
+    arrays = read_arrays(path, meta["schema"], shardings) | added
     placed = [place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
     state = jax.tree.unflatten(jax.tree.structure(target), placed)
     if schema(state) != expected:
