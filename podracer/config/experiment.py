@@ -143,16 +143,6 @@ class Experiment:
         """
         return self.num_updates * self.driver.steps_per_update
 
-    def expected_updates(self, updates: int, frames: int) -> int:
-        """Return the number of updates in the whole run, if all are as the first ones.
-
-        The first `updates` had this many frames, counted over all pods.
-        """
-        frames //= max(1, len(self.pods))
-        if not frames:
-            return max(updates, self.num_updates)
-        return updates + math.ceil(max(0, self.frames - frames) * updates / frames)
-
     @property
     def evaluation_updates(self) -> frozenset[int]:
         """Numbers of updates after which to evaluate: ends of chunks, evenly spread, and the end.
