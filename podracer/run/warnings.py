@@ -20,7 +20,7 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     """Yield the sentences on an experiment and the blueprint of its agent."""
     agent = blueprint.build()
     possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
-    if possible != experiment.evaluations:
+    if possible != experiment.evaluations != _usual_evaluations(experiment):
         room = experiment.num_updates // experiment.evaluations
         reason = f"a run evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`)."
         if not room:
@@ -50,6 +50,12 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
             yield "`driver.average_every` does nothing without `driver.average_hosts`."
     yield from flattened_images(blueprint)
     yield from idle_device(experiment, jax.devices()[0])
+
+
+def _usual_evaluations(experiment: Experiment) -> int:
+    """Return the number of evaluations that nobody asked for: the recipe's, or the default."""
+    name = experiment.recipe
+    return (recipes.find(name) if name in recipes.RECIPES else Experiment).evaluations
 
 
 def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:
