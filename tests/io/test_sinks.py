@@ -398,7 +398,9 @@ def test_sinks_close_when_the_run_fails():
 
 def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
     out = io.StringIO()
-    console = Console(500_000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf)
+    console = Console(
+        500_000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf
+    )
     for updates in range(100, 1000, 100):
         evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
         console.write(record(updates, episode_return=0.93, **evaluation))
@@ -469,7 +471,9 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     master, slave = os.openpty()
     stdout = sys.stdout
     with os.fdopen(slave, "w", encoding="utf-8") as terminal:
-        together = Sinks([Recorder(), Console(50_000, "my-run", recipe="ppo on catch", file=terminal)])
+        together = Sinks(
+            [Recorder(), Console(50_000, "my-run", recipe="ppo on catch", file=terminal)]
+        )
         assert sys.stdout is not stdout  # what others print goes above the panel
         for updates in (100, 200):
             metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
