@@ -46,7 +46,7 @@ class Panel(NamedTuple):
     key: str
     points: str = ""
     parts: Sequence[str] = ()  # keys of the curves of a metric `[n]`, in place of its own
-    unit: float = 1.0  # of the axis, in the metric's own
+    unit: float = 1.0  # such as 2**30 for a metric in bytes and an axis in GiB
 
 
 class LegendEntry(NamedTuple):
