@@ -35,8 +35,9 @@ def load(
 
     A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
     as an `Experiment` or by name. `environment` replaces the run's own: the same with other
-    options, or another with equal observations and actions. For a population the agent is one pod's: `pod`, or the best one in the last evaluation before the
-    checkpoint, and the best checkpoint is from the best evaluation of any pod.
+    options, or another with equal observations and actions. For a population the agent is one
+    pod's: `pod`, or the best one in the last evaluation before the checkpoint, and the best
+    checkpoint is from the best evaluation of any pod.
 
     Raises `ConfigError` if there is no run or the environment has other spaces, `CheckpointError`
     if there is no such checkpoint that is valid.
