@@ -53,9 +53,12 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
 
 
 def _usual_evaluations(experiment: Experiment) -> int:
-    """Return the number of evaluations that nobody asked for: the recipe's, or the default."""
+    """Return the evaluations that nobody asked for: the recipe's, or those of any experiment."""
     name = experiment.recipe
-    return (recipes.find(name) if name in recipes.RECIPES else Experiment).evaluations
+    if name in recipes.RECIPES:
+        return recipes.find(name).evaluations
+    # Another recipe cannot be asked, so what it has may be its own number.
+    return Experiment.evaluations if name == Experiment.recipe else experiment.evaluations
 
 
 def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:
