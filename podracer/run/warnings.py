@@ -20,7 +20,7 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     """Yield the sentences on an experiment and the blueprint of its agent."""
     agent = blueprint.build()
     possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
-    if possible != experiment.evaluations != _usual_evaluations(experiment):
+    if possible != experiment.evaluations and _is_asked_for(experiment, "evaluations"):
         room = experiment.num_updates // experiment.evaluations
         reason = f"a run evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`)."
         if not room:
@@ -40,8 +40,8 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
             f"Of the {length} timesteps of a rollout {unlearned} are never learned, as "
             f"sequences begin with it and learn {length - unlearned} (its `unroll_length`)."
         )
-    if experiment.target_return is not None and not experiment.evaluations:
-        target = experiment.target_return
+    target = experiment.target_return if _is_asked_for(experiment, "target_return") else None
+    if target is not None and not experiment.evaluations:
         yield f"`target_return={target:g}` ends no run without evaluations."
     if isinstance(driver := experiment.driver, SebulbaConfig):
         if driver.average_hosts and jax.process_count() == 1:
@@ -52,13 +52,15 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     yield from idle_device(experiment, jax.devices()[0])
 
 
-def _usual_evaluations(experiment: Experiment) -> int:
-    """Return the evaluations that nobody asked for: the recipe's, or those of any experiment."""
+def _is_asked_for(experiment: Experiment, field: str) -> bool:
+    """Return whether a field has another value than its recipe, or any experiment, gives it.
+
+    A recipe that is not the library's cannot be asked: what it has may be its own value.
+    """
     name = experiment.recipe
-    if name in recipes.RECIPES:
-        return recipes.find(name).evaluations
-    # Another recipe cannot be asked, so what it has may be its own number.
-    return Experiment.evaluations if name == Experiment.recipe else experiment.evaluations
+    usual = Experiment if name == Experiment.recipe else experiment
+    usual = recipes.find(name) if name in recipes.RECIPES else usual
+    return getattr(experiment, field) != getattr(usual, field)
 
 
 def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:
