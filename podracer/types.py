@@ -282,6 +282,17 @@ class EnvironmentSpec:
     turns_alternate: bool = True
     """Whether then the turn passes with every move, and nobody ever moves twice in a row."""
 
+    @property
+    def spaces(self) -> str:
+        """Observations and actions in words: `float32[4], Discrete(num_actions=2, start=0)`."""
+
+        def text(leaf: ArraySpec) -> str:
+            values = f" of {leaf.num_values} values" if leaf.num_values else ""
+            return f"{leaf.dtype}{list(leaf.shape)}{values}"
+
+        observation = str(jax.tree.map(text, self.observation)).replace("'", "")
+        return f"{observation}, {self.action}"
+
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)
         return hash((self.name, tuple(leaves), structure, self.action))

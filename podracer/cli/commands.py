@@ -46,5 +46,5 @@ COMMANDS = {
 }
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
 TAKE_ARGUMENTS = (
-    *("train", "sweep", "tournament", "resume", "list", "bench", "tune", "plan", "compile"),
+    *("train", "sweep", "tournament", "resume", "eval", "list", "bench", "tune", "plan", "compile"),
 )

@@ -99,7 +99,7 @@ def print_ranking(
 ) -> None:
     """Print the configurations of a sweep, best first, and what a selection has done."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from podracer.drivers.selection import Generational, Selection
     from podracer.io.sinks import PARENT
@@ -119,7 +119,8 @@ def print_ranking(
     kinds = {True: ("IQM", "95 %"), False: ("mean", "each seed")}
     score, spread = map(" or ".join, zip(*map(kinds.get, enough), strict=True))
     columns = (spread, "seeds") if are_seeds else ("pods",)
-    columns = (*names, f"{acting} evaluation ({score})", *columns)
+    heads = (*names, f"{acting} evaluation ({score})", *columns)
+    columns = [Column(name, overflow="fold") for name in heads]
     table = Table(*columns, box=None, padding=(0, 3, 0, 0))
     rows = list(zip(ranking, values, strict=True))[:20]
     for configuration, of_name in rows:

@@ -93,11 +93,12 @@ def _figures(table: MatchResults) -> dict[str, Any]:
 def _print(table: MatchResults) -> None:
     """Print the players, best first: Elo with its 95 % interval, and the share of points."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     order = table.ratings.elo.argsort()[::-1]
-    columns = [str(place + 1) for place in range(len(order))]
-    grid = Table("", "player", "Elo", "", *columns, box=None, padding=(0, 2, 0, 0))
+    names = ["", "player", "Elo", "", *(str(place + 1) for place in range(len(order)))]
+    columns = [Column(name, overflow="fold") for name in names]
+    grid = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for place, i in enumerate(order):
         share = ["-" if i == j else f"{table.scores[i, j] / table.games[i, j]:.1%}" for j in order]
         elo, margin = table.ratings.elo[i], 1.96 * table.ratings.std[i]

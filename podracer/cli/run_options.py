@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -45,10 +45,11 @@ class RunOptions:
     """Environment of the run, repeated. It is needed where the name has a module imported, such as
     gymnasium:my_package:Maze-v0: no file decides that."""
 
-    def reopen(self, directory: Path | None = None) -> Experiment:
+    def reopen(self, directory: Path | None = None, *, elsewhere: Any = None) -> Experiment:
         """Return the experiment of the run, or of another directory with the same flags.
 
-        Raises `ConfigError` if there is no run, or if it is one in another environment.
+        It is one in the environment `elsewhere`, if that is given. Raises `ConfigError` if there is
+        no run, or if a flag names another environment.
         """
         from podracer.cli.recipe_flags import find_modules_here, find_recipe
         from podracer.config.serialization import read_config
@@ -61,12 +62,14 @@ class RunOptions:
             raise ConfigError(f"{directory} is a tournament: {remedy}.")
         find_modules_here(None, self.environment)
         experiment = None if self.recipe is None else find_recipe(self.recipe, ())[0]
-        experiment = reopen(directory, experiment, self.environment)
+        environment = self.environment if elsewhere is None else elsewhere
+        experiment = reopen(directory, experiment, environment)
         recorded = read_config(directory / "config.json")["experiment"].get("environment")
-        if isinstance(recorded, str) and self.environment not in (None, recorded):
+        is_other = isinstance(recorded, str) and self.environment not in (None, recorded)
+        if is_other and elsewhere is None:
             raise ConfigError(
                 f"{directory} was trained in {recorded!r}: --environment repeats that name, and "
-                f"cannot be {self.environment!r}."
+                f"cannot be {self.environment!r}; `podracer eval` alone evaluates in another."
             )
         return experiment
 
@@ -92,6 +95,7 @@ class CheckpointOptions(RunOptions):
         return load_run(
             self.run,
             recipe=experiment,
+            environment=experiment.environment,
             pod=self.pod,
             checkpoint=self.checkpoint,
             opponents="evaluation",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import Count, Limits, RunPath, StoredRun
+from podracer.cli.arguments import Count, Limits, RunPath, StoredRun, parse, take_flags
 from podracer.cli.run_options import (
     AtCheckpoint,
     CheckpointOptions,
@@ -68,6 +68,13 @@ class EpisodeOptions(CheckpointOptions):
 class EvalOptions(EpisodeOptions):
     """Evaluate a run at a checkpoint."""
 
+    recipe: str | None = None
+    """Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's agent,
+    network or environment is your own. Its own flags change the environment: --leak 0.6."""
+    environment: str | None = None
+    """Environment to evaluate in, by default the run's own: the same with other options, or another
+    with equal observations and actions. A name that has a module imported, such as
+    gymnasium:my_package:Maze-v0, must be given."""
     episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""
     data: Path | None = None
@@ -77,17 +84,45 @@ class EvalOptions(EpisodeOptions):
     """Print one JSON object."""
 
 
-def evaluate(options: EvalOptions) -> int:
+def evaluate(arguments: Sequence[str]) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
+    elsewhere, remaining = _environment_of_flags(arguments)
+    options = parse(EvalOptions, "eval", remaining)
+    if elsewhere is not None and options.environment is not None:
+        raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
+    elsewhere = options.environment if elsewhere is None else elsewhere
+    return print_evaluation(options, options.reopen(elsewhere=elsewhere))
+
+
+def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """Return the environment that flags of a recipe's own make, None without, and the others."""
+    name = take_flags(arguments, "recipe")[0].get("recipe")
+    if name is None or name.endswith(".json"):
+        return None, arguments
+    from podracer import recipes
+    from podracer.cli.recipe_flags import find_modules_here
+
+    find_modules_here(name, None)
+    fields = {field.name for field in dataclasses.fields(EvalOptions)}
+    names = [option for option in recipes.options_of(name) if option not in fields]
+    values, remaining = take_flags(arguments, *names)
+    return recipes.find(name, **values).environment if values else None, remaining
+
+
+def print_evaluation(options: EvalOptions, experiment: Experiment) -> int:
+    """Evaluate a run that was reopened as `experiment`, and print the figures."""
+    from podracer.config.serialization import to_json
     from podracer.dataset import Dataset
     from podracer.evaluate import make_evaluator
     from podracer.io.sinks import plain
     from podracer.policy import Policy
+    from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    run, acting, arguments = options.open(options.reopen())
+    run, acting, arguments = options.open(experiment)
     result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*arguments)
     figures = {
+        "environment": environment_text(to_json(experiment.environment)),
         "episodes": options.episodes,
         "distinct_episodes": int(result.distinct_episodes),
         **acting,

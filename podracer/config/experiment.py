@@ -56,7 +56,7 @@ class Experiment:
     """Number of devices to use, over all hosts; 0 for all."""
     evaluations: int = bounded(10, high=100_000)
     """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none, and
-    at most 100,000."""
+    at most 100,000. Each is at the end of a chunk: a run of fewer chunks has one for each."""
     evaluation_episodes: int = bounded(100, low=1, high=MAX_EPISODES)
     """Number of episodes in each evaluation, from 1 to 1,048,576."""
     evaluation_policy: PolicyKind = "greedy"
@@ -142,16 +142,6 @@ class Experiment:
         Schedules over the whole run last for as many frames.
         """
         return self.num_updates * self.driver.steps_per_update
-
-    def expected_updates(self, updates: int, frames: int) -> int:
-        """Return the number of updates in the whole run, if all are as the first ones.
-
-        The first `updates` had this many frames, counted over all pods.
-        """
-        frames //= max(1, len(self.pods))
-        if not frames:
-            return max(updates, self.num_updates)
-        return updates + math.ceil(max(0, self.frames - frames) * updates / frames)
 
     @property
     def evaluation_updates(self) -> frozenset[int]:

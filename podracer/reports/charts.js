@@ -188,6 +188,16 @@ function themed(value) {
   return Object.fromEntries(Object.entries(value).map(([key, x]) => [key, themed(x)]));
 }
 
+// Whole numbers have whole ticks, and the small digits between powers of ten are few.
+function ticks(traces, name, isLog, count) {
+  if (isLog) return { nticks: 3 };
+  const values = traces.flatMap((trace) => Array.from(trace[name] ?? [])).filter((x) => x !== null);
+  const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+  const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  if (!values.every(Number.isInteger) || high - low > count) return { nticks: count };
+  return low === 0 && high === 0 ? { dtick: 1, range: [0, 1] } : { dtick: 1 };
+}
+
 const axisOf = ({ axes }) => axes.includes(settings.axis) ? settings.axis : axes[0];
 
 // Return a trace with the points that the controls ask for.
@@ -230,6 +240,8 @@ async function render(panel) {
   const y = hasCurves ? { type: settings.logY ? "log" : "linear" } : {};
   const traces = data.map((trace) => chosen(trace, over));
   const isLog = hasCurves ? settings.logY : layout.yaxis?.type === "log";
+  const xTicks = x.type === "date" ? { nticks: 7 } : ticks(traces, "x", x.type === "log", 7);
+  const yTicks = ticks(traces, "y", isLog, 6);
   const isSmall = traces.every((trace) => Array.from(trace.y).every((at) => !(Math.abs(at) > 0.01)));
   const extraLines = layout.title.text.split("<br>").length - 1; // plotly would cut them off
   const title = { x: 0.01, xanchor: "left", y: 1, yanchor: "top", yref: "container",
@@ -242,8 +254,8 @@ async function render(panel) {
     font: { family: "system-ui, Segoe UI, Helvetica, Arial, sans-serif", size: 11, color: "--soft" },
     title: { ...title, font: { size: 13, color: "--text" }, ...layout.title },
     margin: { l: 44, r: 10, b: 36, ...layout.margin },
-    xaxis: { ...axis, showgrid: false, zeroline: false, nticks: 7, exponentformat: "B", ...layout.xaxis, ...x },
-    yaxis: { ...axis, nticks: 6, exponentformat: isSmall || isLog ? "power" : "B", ...layout.yaxis, ...y },
+    xaxis: { ...axis, showgrid: false, zeroline: false, ...xTicks, exponentformat: "B", ...layout.xaxis, ...x },
+    yaxis: { ...axis, ...yTicks, exponentformat: isSmall || isLog ? "power" : "B", ...layout.yaxis, ...y },
   });
   if (panel.view?.scale === full.uirevision) full.xaxis.range = [...panel.view.range];
   full.xaxis.title = { standoff: 6, ...full.xaxis.title };

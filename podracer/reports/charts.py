@@ -46,6 +46,7 @@ class Panel(NamedTuple):
     key: str
     points: str = ""
     parts: Sequence[str] = ()  # keys of the curves of a metric `[n]`, in place of its own
+    unit: float = 1.0  # such as 2**30 for a metric in bytes and an axis in GiB
 
 
 class LegendEntry(NamedTuple):
@@ -209,7 +210,7 @@ def _runs(
     """
     label, color, text, has_raw = group
     for run in runs:
-        curve = _curves_of(run, panel.key, axes, points)
+        curve = _curves_of(run, panel.key, axes, points, panel.unit)
         is_dot = all(len(x) == 1 for x, _ in curve.values())
         style = {"mode": "markers", "marker": {"color": color}} if is_dot else {}
         if curve and len(runs) == 1:
@@ -244,9 +245,11 @@ def _parts(
         yield from _runs(style, runs, Panel(panel.title, part), axes, points)
 
 
-def _curves_of(run: RunRecords, key: str, axes: Sequence[str], points: int) -> dict[str, Curve]:
+def _curves_of(
+    run: RunRecords, key: str, axes: Sequence[str], points: int, unit: float = 1.0
+) -> dict[str, Curve]:
     series = {axis: run.series(key, axis) for axis in axes}
-    return {axis: _thinned(*curve, points) for axis, curve in series.items() if len(curve[0])}
+    return {axis: _thinned(x, y / unit, points) for axis, (x, y) in series.items() if len(x)}
 
 
 def _thinned(x: np.ndarray, y: np.ndarray, points: int) -> Curve:
@@ -293,7 +296,7 @@ def _score(
     parts: dict[str, dict[str, Curve]] = {"low": {}, "high": {}, "score": {}, "ended": {}}
     for axis in axes if len(members) > 1 else ():
         series = [run.series(panel.key, axis) for run in members if not run.has_diverged]
-        smoothed = [(x, running_mean(y)) for x, y in series if len(x)]
+        smoothed = [(x, running_mean(y / panel.unit)) for x, y in series if len(x)]
         start = max((x[0] for x, _ in smoothed), default=0.0)
         end = max((x[-1] for x, _ in smoothed), default=0.0)
         if len(smoothed) < 2 or end <= start:

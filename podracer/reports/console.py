@@ -143,18 +143,16 @@ class NotebookPanel:
 class Console:
     """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
-    `expected_updates` returns the updates of the whole run, from those so far and their frames. In
-    a notebook the panel is in the output of the cell. Without a terminal it prints a line every
-    `interval` seconds, and always for an evaluation and for the last record. The panel appears at
-    once and stays until `close`.
+    `total_frames` are those of the whole run. In a notebook the panel is in the output of the cell.
+    Without a terminal it prints a line every `interval` seconds, and always for an evaluation and
+    for the last record. The panel appears at once and stays until `close`.
     """
 
     def __init__(
         self,
-        total_updates: int,
+        total_frames: int,
         title: str,
         *,
-        expected_updates: Callable[[int, int], int] | None = None,
         recipe: str = "",
         devices: str = "",
         memory: str = "",
@@ -163,8 +161,7 @@ class Console:
         file: TextIO | None = None,
         interval: float = 5.0,
     ) -> None:
-        self._total = max(total_updates, 1)
-        self._expected_updates = expected_updates
+        self._total = total_frames
         self._title = title
         self._acting = acting
         memory_text = memory and f"{memory} of state on each"
@@ -215,7 +212,7 @@ class Console:
             acting = self._acting and f"{self._acting} evaluation"
             context = " ".join(f"[{part}]" for part in [*self._about, acting] if part)
             with contextlib.suppress(OSError):  # a broken pipe must not end the run
-                print(self._title, context, f"{self._total} updates", file=self._file, flush=True)
+                print(self._title, context, f"{self._total:,} frames", file=self._file, flush=True)
             return None
         live = Live(get_renderable=self.panel, console=terminal, refresh_per_second=4)
         atexit.register(self.close)
@@ -231,10 +228,8 @@ class Console:
             self._returns.append(value)
         if evaluation is not None:
             self._best = evaluation if self._best is None else max(self._best, evaluation)
-        if self._expected_updates is not None and {"updates", "frames"} <= self._latest.keys():
-            self._total = self._expected_updates(self._latest["updates"], self._latest["frames"])
         if "seconds" in self._latest:
-            self._pace.append((self._latest["updates"], self._latest["seconds"]))
+            self._pace.append((self._latest["frames"], self._latest["seconds"]))
 
     def _print(self) -> None:
         record, self._unprinted = self._unprinted or {}, None
@@ -281,22 +276,22 @@ class Console:
         return Group(*parts)
 
     def _progress(self) -> Table:
-        updates = min(self._latest["updates"], self._total)
+        frames = min(self._latest["frames"], self._total)
         left = "ended" if self._is_closed else f"{clock(self._remaining())} left"
-        left = "done" if updates == self._total else left
+        left = "done" if frames == self._total else left
         row = Table.grid(expand=True, padding=(0, 2, 0, 0))
         row.add_column(ratio=1)
         row.add_column(justify="right")
         row.add_column(justify="right", style="dim", min_width=9)
         bar = ProgressBar(
-            total=self._total, completed=updates, complete_style="cyan", finished_style="green"
+            total=self._total, completed=frames, complete_style="cyan", finished_style="green"
         )
-        row.add_row(bar, Text(f"{math.floor(100 * updates / self._total)} %", "bold"), left)
+        row.add_row(bar, Text(f"{math.floor(100 * frames / self._total)} %", "bold"), left)
         return row
 
     def _figures(self) -> Table:
         latest = self._latest
-        updates = f"{latest['updates']:,} / {self._total:,}"
+        frames = f"{compact(latest['frames'])}/{compact(self._total)}"
         distinct = self._evaluated.get("evaluation_distinct_episodes")
         evaluated = [
             self._acting,
@@ -309,10 +304,11 @@ class Console:
         trend = Text(sparkline(list(self._returns)[-room:]), "green")
         rows = [
             ("episode return", number(latest.get("episode_return")), trend,
-             "frames", compact(latest.get("frames"))),
+             "frames", frames),
             ("evaluation", number(whole_return(self._evaluated)), evaluation,
              "frames/second", compact(latest.get("frames_per_second"))),
-            ("episode length", number(latest.get("episode_length")), Text(), "updates", updates),
+            ("episode length", number(latest.get("episode_length")), Text(), "updates",
+             f"{latest['updates']:,}"),
             ("episodes", compact(latest.get("episodes")), Text(),
              "time", clock(latest.get("seconds"))),
             *self._metrics_rows(),
@@ -358,12 +354,11 @@ def _waiting_row(latest: dict[str, Any], width: int) -> Text:
     return row
 
 
-def line(record: Record, total_updates: int) -> str:
+def line(record: Record, total_frames: int) -> str:
     """Format a record as one line of plain text; columns of successive lines are aligned."""
-    width = len(str(total_updates))
     parts = [
-        f"update {record.get('updates', 0):>{width}}/{total_updates}",
-        f"frames {compact(record.get('frames')):>5}",
+        f"update {record.get('updates', 0):>5}",
+        f"frames {compact(record.get('frames')):>5}/{compact(total_frames)}",
         f"fps {compact(record.get('frames_per_second')):>5}",
         f"return {number(record.get('episode_return')):>6}",
         f"length {number(record.get('episode_length')):>5}",

@@ -71,8 +71,8 @@ LEARNING = (
 )
 MACHINE = (
     Panel("Cores that process 0 keeps busy", "machine_cores"),
-    Panel("Memory of process 0 in bytes", "machine_memory"),
-    Panel("Memory of the fullest device of process 0 in bytes", "machine_device_memory"),
+    Panel("Memory of process 0 in GiB", "machine_memory", unit=2**30),
+    Panel("Memory of the fullest device of process 0 in GiB", "machine_device_memory", unit=2**30),
 )
 
 
@@ -348,7 +348,8 @@ def _update_rule(run: RunRecords) -> str:
 
 
 def _stages(runs: Sequence[RunRecords]) -> str:
-    """Return each run's wall time as a bar whose parts are the stages."""
+    """Return the wall time of each run, or sweep, as a bar whose parts are the stages."""
+    runs = list({x.name: x for x in (run.whole or run for run in runs)}.values())
     stage_seconds = [run.stage_seconds for run in runs]
     if not any(map(sum, (stages.values() for stages in stage_seconds))):
         return ""

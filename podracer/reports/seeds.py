@@ -126,6 +126,8 @@ def caption(groups: Groups) -> str:
             f"Thin lines are the {nouns}. Scores are over smoothed {nouns}; the slider smooths "
             "further."
         )
+    if any(run.is_evaluated for members in several for run in members):
+        sentences.append(f"A dotted line joins the evaluations of one of the {nouns}.")
     if any(len({run.last("updates") for run in members}) > 1 for members in several):
         sentences.append(
             f"A mean over {nouns} is dashed where one of its runs has ended; that run's last value "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from podracer.io.paths import place_of
 from podracer.io.text import printable
 from podracer.reports.console import clock, compact, number
 from podracer.reports.tournament_log import (
+    recipe_of,
     results,
     score_name,
     score_text,
@@ -95,7 +97,7 @@ class LiveStandings:
                     _plain(
                         f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
                         f"place {place}  frames {compact(newest.frames)}  "
-                        f"from {', '.join(newest.parents) or 'fresh'}"
+                        f"from {', '.join(newest.parents) or 'fresh'}  {recipe_of(newest)}"
                     )
                 )
 
@@ -120,34 +122,40 @@ def _about(state: TournamentState, rounds: int) -> str:
     return f"{num_finished} of {rounds * len(state.pods)} rounds, {scoring}{rejected}{paused}"
 
 
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+
+
 def board(state: TournamentState) -> Table:
-    """Return a table of the entries, best first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    score = score_name(state)
-    for name in ("place", "entry", score, "frames", "trained for", "from", "hyperparameters"):
-        table.add_column(name, justify="right" if name in ("place", score, "frames") else "left")
-    names = varying_hyperparameters(state.board)
+    """Return a table of the entries, best first, one a line where the terminal has the room."""
+    table = _table()
+    score, names = score_name(state), varying_hyperparameters(state.board)
+    breakable = [re.sub(r"([_.])", r"\1\n", name) for name in names]
+    head = ("place", "entry", "recipe", score, "frames", "trained\nfor", "from", *breakable)
+    for name in head:
+        is_text = name in ("entry", "recipe", "from")
+        table.add_column(_plain(name), justify="left" if is_text else "right", overflow="fold")
     for place, entry in enumerate(state.board, 1):
+        values = [entry.hyperparameters.get(name) for name in names]
         table.add_row(
             str(place),
             entry.id,
+            _plain(recipe_of(entry)),
             score_text(entry, state),
             compact(entry.frames),
             clock(entry.seconds),
             _plain(", ".join(entry.parents) or "fresh"),
-            _plain(
-                ", ".join(f"{k} {v:.3g}" for k, v in entry.hyperparameters.items() if k in names)
-            ),
+            *("-" if value is None else f"{value:.3g}" for value in values),
         )
     return table
 
 
 def matrix(state: TournamentState) -> Table:
     """Return a table of the points that players of a league won against each other."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     head, *rows = results(state)
     for name in head:
-        table.add_column(_plain(name), justify="right" if name else "left")
+        table.add_column(_plain(name), justify="right" if name else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_plain, row))
     return table
@@ -155,7 +163,7 @@ def matrix(state: TournamentState) -> Table:
 
 def pods(state: TournamentState, rounds: int) -> Table:
     """Return a table of the pods and their status."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     for name in ("pod", "round", "status", "newest", ""):
         table.add_column(name)
     items: Mapping[int, PodState] = state.pods
@@ -177,9 +185,9 @@ def _plain(text: str) -> Text:
 
 
 def entry_as_json(entry: Entry, state: TournamentState) -> dict[str, Any]:
-    """Return an entry as JSON: with its id, in a league its matches, without its experiment."""
+    """Return an entry as JSON: its recipe in place of the experiment, in a league its matches."""
     fields = dataclasses.asdict(entry)
     del fields["experiment"]
     if state.ratings:
         fields["matches"] = [m._asdict() for m in state.matches if m.player == entry.id]
-    return {"id": entry.id, **fields}
+    return {"id": entry.id, "recipe": recipe_of(entry), **fields}

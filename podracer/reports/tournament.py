@@ -16,6 +16,7 @@ from podracer.reports.run import configuration
 from podracer.reports.tournament_log import (
     TournamentLog,
     read_tournament_log,
+    recipe_of,
     results,
     score_name,
     score_text,
@@ -106,6 +107,7 @@ def leaderboard(log: TournamentLog) -> str:
         [
             str(place),
             entry.id,
+            recipe_of(entry),
             score_text(entry, log.state),
             compact(entry.frames),
             ", ".join(entry.parents) or "fresh",
@@ -114,7 +116,7 @@ def leaderboard(log: TournamentLog) -> str:
         for place, entry in enumerate(log.state.board, 1)
     ]
     score = score_name(log.state).capitalize()
-    head = ["Place", "Entry", score, "Frames", "Parents", *names]
+    head = ["Place", "Entry", "Recipe", score, "Frames", "Parents", *names]
     has_errors = any(entry.episodes > 1 for entry in log.state.board)
     note = "" if log.state.ratings or not has_errors else _ERRORS
     return note + table(head, rows) if rows else ""

@@ -31,6 +31,7 @@ from podracer.reports.console import compact, number
 from podracer.reports.tournament_log import (
     Link,
     TournamentLog,
+    recipe_of,
     score_name,
     varying_hyperparameters,
 )
@@ -78,16 +79,20 @@ def scores(log: TournamentLog) -> str:
 
 
 def hyperparameters(log: TournamentLog) -> str:
-    """Draw each hyperparameter that varies, over the rounds, on a logarithmic scale if possible."""
+    """Draw each recipe's hyperparameters that vary, on a logarithmic scale if possible."""
     entries, figures = list(log.entries.values()), []
-    for name in varying_hyperparameters(entries):
+    recipes = dict.fromkeys(map(recipe_of, entries))
+    for recipe in recipes:
+        for name in varying_hyperparameters(x for x in entries if recipe_of(x) == recipe):
 
-        def value(entry: Entry, name: str = name) -> float:
-            return entry.hyperparameters.get(name, math.nan)
+            def value(entry: Entry, recipe: str = recipe, name: str = name) -> float:
+                is_of_recipe = recipe_of(entry) == recipe
+                return entry.hyperparameters.get(name, math.nan) if is_of_recipe else math.nan
 
-        scale = {"type": "log" if is_positive(map(value, entries)) else "linear"}
-        traces = _lines(log, log.pods(), lambda entry: entry.round, value)
-        figures.append(figure(name, traces, "round", xaxis=_rounds(log), yaxis=scale))
+            scale = {"type": "log" if is_positive(map(value, entries)) else "linear"}
+            traces = _lines(log, log.pods(), lambda entry: entry.round, value)
+            title = f"{name} of {recipe}" if len(recipes) > 1 else name
+            figures.append(figure(title, traces, "round", xaxis=_rounds(log), yaxis=scale))
     return charts("hyperparameters", figures, _NAMES, width=300)
 
 
@@ -132,12 +137,16 @@ def _line(points: Curve, group: str, color: str, width: float) -> Trace:
 
 
 def describe(entry: Entry, log: TournamentLog) -> str:
-    """Return an entry's name, score and hyperparameters, one a line."""
+    """Return an entry's name, score, recipe and hyperparameters, in lines."""
     values = [f"{name} {number(value)}" for name, value in entry.hyperparameters.items()]
     parents = ", ".join(entry.parents) or "fresh"
     score = f"{score_name(log.state)} {number(entry.score)}"
     return "\n".join(
-        [f"{entry.id} from {parents}", f"{score}, {compact(entry.frames)} frames", *values]
+        [
+            f"{entry.id} from {parents}",
+            f"{score}, {compact(entry.frames)} frames of {recipe_of(entry)}",
+            *values,
+        ]
     )
 
 

@@ -127,13 +127,19 @@ def _in_order_of_time(events: Iterable[Event]) -> Iterator[Event]:
         yield dataclasses.replace(event, time=last)
 
 
+def recipe_of(entry: Entry) -> str:
+    """Return the recipe of an entry, of an experiment without a name of its own the agent."""
+    name, agent = entry.experiment.get("recipe", "-"), entry.experiment.get("agent", {})
+    return str(agent.get("kind", name) if name == "experiment" else name)
+
+
 def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
-    """Return the names of hyperparameters in which entries differ."""
-    values_by_name: dict[str, set[float]] = {}
+    """Return the names of hyperparameters in which entries of a recipe differ."""
+    values_of: dict[tuple[str, str], set[float]] = {}
     for entry in entries:
         for name, value in entry.hyperparameters.items():
-            values_by_name.setdefault(name, set()).add(value)
-    return [name for name, values in values_by_name.items() if len(values) > 1]
+            values_of.setdefault((recipe_of(entry), name), set()).add(value)
+    return list(dict.fromkeys(name for (_, name), x in values_of.items() if len(x) > 1))
 
 
 def ways_of_acting(state: TournamentState) -> list[str]:

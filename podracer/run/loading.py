@@ -34,12 +34,13 @@ def load(
     evaluate its checkpoint in other episodes before you report a number.
 
     A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
-    as an `Experiment` or by name. `environment` replaces the run's own. For a
-    population the agent is one pod's: `pod`, or the best one in the last evaluation before the
-    checkpoint, and the best checkpoint is from the best evaluation of any pod.
+    as an `Experiment` or by name. `environment` replaces the run's own: the same with other
+    options, or another with equal observations and actions. For a population the agent is one
+    pod's: `pod`, or the best one in the last evaluation before the checkpoint, and the best
+    checkpoint is from the best evaluation of any pod.
 
-    Raises `ConfigError` if there is no run, `CheckpointError` if there is no such
-    checkpoint that is valid.
+    Raises `ConfigError` if there is no run or the environment has other spaces, `CheckpointError`
+    if there is no such checkpoint that is valid.
     """
     run = load_run(
         run_dir,

@@ -36,9 +36,8 @@ def console(run: RunInfo) -> Console:
 
     experiment = run.experiment
     return Console(
-        experiment.num_updates,
+        experiment.frames * max(1, len(experiment.pods)),
         run.run_dir.name,
-        expected_updates=experiment.expected_updates,
         recipe=experiment.recipe,
         devices=run.devices,
         memory=format_bytes(run.state_bytes),

@@ -13,7 +13,7 @@ import jax
 from podracer import recipes
 from podracer.agent import Agent, Blueprint
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import read_experiment, recipe_name
+from podracer.config.serialization import read_config, read_experiment, recipe_name
 from podracer.devices.mesh import make_mesh
 from podracer.drivers import population
 from podracer.drivers.common import TrainState, abstract_state
@@ -23,8 +23,10 @@ from podracer.errors import ConfigError
 from podracer.io import checkpoint as checkpoints
 from podracer.io.checkpoint import Choice, Restored
 from podracer.io.entry_points import installed
+from podracer.io.seal import CONFIG
 from podracer.run import sweep
 from podracer.run.blueprint import build_with
+from podracer.scores.runs import environment_text
 from podracer.types import LearnerState
 
 
@@ -55,9 +57,17 @@ def restore_run(
 ) -> LoadedRun:
     """Return the run of `experiment` in `directory` at a checkpoint; `make` makes environments.
 
-    The `local` part of the learner's state is read only if asked for.
+    The `local` part of the learner's state is read only if asked for. Raises `ConfigError` where
+    the environment has other observations or actions than the run's own.
     """
     agent, env = build_with(make, experiment)
+    config, spec = read_config(directory / CONFIG), agent.spec
+    if (learned := config.get("spaces", spec.spaces)) != spec.spaces:
+        name = environment_text(config["experiment"].get("environment"))
+        raise ConfigError(
+            f"{directory} learned in {name} with {learned}, but {spec.name} has {spec.spaces}: "
+            "another environment needs the same observations and actions."
+        )
     device = jax.local_devices()[:1]
     if not experiment.pods:
         if pod is not None:

@@ -488,6 +488,7 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
             **({} if setup.split is None else setup.split.describe()),
         },
         "environment": to_json(env),
+        "spaces": setup.blueprint.spec.spaces,
         **({"data": data} if (data := setup.blueprint.context.digest) else {}),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

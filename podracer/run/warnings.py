@@ -20,7 +20,7 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     """Yield the sentences on an experiment and the blueprint of its agent."""
     agent = blueprint.build()
     possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
-    if possible != experiment.evaluations:
+    if possible != experiment.evaluations and _is_asked_for(experiment, "evaluations"):
         room = experiment.num_updates // experiment.evaluations
         reason = f"a run evaluates only at the end of a chunk (`driver.updates_per_chunk={chunk}`)."
         if not room:
@@ -40,8 +40,8 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
             f"Of the {length} timesteps of a rollout {unlearned} are never learned, as "
             f"sequences begin with it and learn {length - unlearned} (its `unroll_length`)."
         )
-    if experiment.target_return is not None and not experiment.evaluations:
-        target = experiment.target_return
+    target = experiment.target_return if _is_asked_for(experiment, "target_return") else None
+    if target is not None and not experiment.evaluations:
         yield f"`target_return={target:g}` ends no run without evaluations."
     if isinstance(driver := experiment.driver, SebulbaConfig):
         if driver.average_hosts and jax.process_count() == 1:
@@ -50,6 +50,17 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
             yield "`driver.average_every` does nothing without `driver.average_hosts`."
     yield from flattened_images(blueprint)
     yield from idle_device(experiment, jax.devices()[0])
+
+
+def _is_asked_for(experiment: Experiment, field: str) -> bool:
+    """Return whether a field has another value than its recipe, or any experiment, gives it.
+
+    A recipe that is not the library's cannot be asked: what it has may be its own value.
+    """
+    name = experiment.recipe
+    usual = Experiment if name == Experiment.recipe else experiment
+    usual = recipes.find(name) if name in recipes.RECIPES else usual
+    return getattr(experiment, field) != getattr(usual, field)
 
 
 def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:

@@ -228,11 +228,7 @@ class RunRecords:
     @property
     def environment(self) -> str:
         """Name of the environment, with the settings that an object has; "" if it is unknown."""
-        value = self.config.get("experiment", {}).get("environment")
-        if not isinstance(value, dict):
-            return value if isinstance(value, str) else ""
-        settings = [f"{k} {v}" for k, v in as_text(value).items() if k != "kind"]
-        return ", ".join([str(value.get("kind", "")), *settings])[:80]
+        return environment_text(self.config.get("experiment", {}).get("environment"))[:80]
 
     @property
     def recipe(self) -> str:
@@ -363,6 +359,14 @@ def has_selection(experiment: Mapping[str, Any]) -> bool:
 def acting_text(policy: str, epsilon: float) -> str:
     """Describe how an evaluation acts: `greedy`, `sampled`, `greedy with epsilon 0.01`."""
     return f"{policy} with epsilon {epsilon:g}" if epsilon else policy
+
+
+def environment_text(environment: Any) -> str:
+    """Return the name of an environment in JSON, or its class with the settings; "" for neither."""
+    if not isinstance(environment, dict):
+        return environment if isinstance(environment, str) else ""
+    settings = [f"{k} {v}" for k, v in as_text(environment).items() if k != "kind"]
+    return ", ".join([str(environment.get("kind", "")), *settings])
 
 
 def as_text(tree: Mapping[str, Any]) -> dict[str, str]:

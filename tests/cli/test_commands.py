@@ -1078,13 +1078,59 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     assert (run / "config.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["eval", "play", "export", "resume"])
+@pytest.mark.parametrize("command", ["play", "export", "resume"])
 def test_another_environment_is_not_ignored(command, run, outcome):
     code, text = outcome(command, run, "--environment", "cartpole")
     assert code == 78
     assert text.endswith(
-        "was trained in 'catch': --environment repeats that name, and cannot be 'cartpole'.\n"
+        "was trained in 'catch': --environment repeats that name, and cannot be 'cartpole'; "
+        "`podracer eval` alone evaluates in another.\n"
     )
+
+
+SCALED = """
+    import dataclasses
+    from podracer import recipes
+    from podracer.envs.catch import Catch
+
+    @dataclasses.dataclass(frozen=True)
+    class Scaled(Catch):
+        scale: float = 1.0
+
+        def step(self, key, state, action):
+            state, timestep = super().step(key, state, action)
+            return state, dataclasses.replace(timestep, reward=self.scale * timestep.reward)
+
+    def scaled(scale: float = 1.0):
+        return recipes.find("catch_a2c").with_environment(Scaled(scale))
+"""
+
+
+def test_a_run_is_evaluated_where_the_flags_of_its_recipe_say(run, outcome):
+    Path("scaled.py").write_text(textwrap.dedent(SCALED))
+    before = sorted(run.glob("**/*"))
+    figures = []
+    for flags in ([], ["--recipe", "scaled:scaled", "--scale", "0.5"]):
+        code, text = outcome("eval", run, "--episodes", 8, "--seed", 1, "--json", *flags)
+        figures.append(json.loads(text.splitlines()[0]))
+        assert code == 0
+    assert figures[1]["return_mean"] == figures[0]["return_mean"] / 2
+    assert [x["environment"] for x in figures] == ["catch", "Scaled, scale 0.5"]
+    code, text = outcome("eval", run, *flags, "--environment", "catch")
+    assert (code, text.endswith("not both.\n")) == (78, True)
+    assert sorted(run.glob("**/*")) == before
+
+
+def test_only_equal_spaces_are_evaluated_in(run, outcome):
+    code, text = outcome("eval", run, "--environment", "cartpole")
+    assert (code, text) == (
+        78,
+        f"podracer: {run} learned in catch with float32[10, 5], Discrete(num_actions=3, start=0), "
+        "but cartpole has float32[4], Discrete(num_actions=2, start=0): another environment needs "
+        "the same observations and actions.\n",
+    )
+    with pytest.raises(ConfigError, match="learned in catch with"):
+        podracer.load_policy(run, environment="cartpole")
 
 
 def test_a_device_is_not_replaced(run, outcome, tmp_path):
@@ -1110,14 +1156,15 @@ def test_an_evaluation_is_json_and_advises_what_its_actions_allow(monkeypatch, c
         agent=None, env=SimpleNamespace(spec=spec), state=SimpleNamespace(update=3), pod=None
     )
     acting = {"policy": "greedy", "epsilon": 0.0}
-    monkeypatch.setattr(EvalOptions, "reopen", lambda self: None)
+    experiment = SimpleNamespace(environment="e")
+    monkeypatch.setattr(EvalOptions, "reopen", lambda self, elsewhere: experiment)
     monkeypatch.setattr(EvalOptions, "open", lambda self, experiment: (run, acting, ()))
     returns = np.full(4, np.inf)
     played = Evaluation(returns, np.ones(4), np.array(0), np.array(1))
     monkeypatch.setattr("podracer.evaluate.make_evaluator", lambda *_, **__: lambda: played)
     with np.errstate(invalid="ignore"):
-        assert evaluate(EvalOptions(Path("run"), episodes=4, json=True)) == 0
+        assert evaluate(["run", "--episodes", "4", "--json"]) == 0
     out, error = capsys.readouterr()
     figures = json.loads(out, parse_constant=pytest.fail)
-    assert (figures["return_mean"], figures["length_mean"]) == (None, 1.0)
+    assert (figures["environment"], figures["return_mean"]) == ("e", None)
     assert error.endswith("of one episode: to measure more take --policy sampled.\n")

@@ -398,33 +398,35 @@ def test_sinks_close_when_the_run_fails():
 
 def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
     out = io.StringIO()
-    console = Console(5000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf)
+    console = Console(
+        500_000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf
+    )
     for updates in range(100, 1000, 100):
         evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
         console.write(record(updates, episode_return=0.93, **evaluation))
     console.close()
     head, *lines = out.getvalue().splitlines()
-    assert head == "run [catch] [8 x cpu] 5000 updates"
-    assert [text.split()[1] for text in lines] == ["100/5000", "500/5000", "900/5000"]
+    assert head == "run [catch] [8 x cpu] 500,000 frames"
+    assert [text.split()[3] for text in lines] == ["10.0k/500k", "50.0k/500k", "90.0k/500k"]
     assert lines[1].endswith("eval  0.970")
     assert not re.search(r"[^ -~]", "".join(lines))
     counted = record(7, evaluation_return=0.5, evaluation_distinct_episodes=57.0)
-    assert line(counted, 5000).endswith("eval  0.500  distinct 57")
+    assert line(counted, 500_000).endswith("eval  0.500  distinct 57")
 
 
 def test_plain_lines_are_aligned():
-    small = line(record(7, frames_per_second=950.0, episode_return=-1.0), 5000)
+    small = line(record(7, frames_per_second=950.0, episode_return=-1.0), 500_000)
     large = line(
-        record(4000, frames_per_second=1.5e6, episode_return=0.91, episode_length=9.0), 5000
+        record(4000, frames_per_second=1.5e6, episode_return=0.91, episode_length=9.0), 500_000
     )
-    assert small == "update    7/5000  frames   700  fps   950  return  -1.00  length     -"
-    assert large == "update 4000/5000  frames  400k  fps 1.50M  return  0.910  length  9.00"
+    assert small == "update     7  frames   700/500k  fps   950  return  -1.00  length     -"
+    assert large == "update  4000  frames  400k/500k  fps 1.50M  return  0.910  length  9.00"
 
 
 def test_plain_lines_say_who_waits_where_that_is_known():
     waits = {"actor_idle": 0.584, "learner_idle": 0.02}
-    assert line(record(7, **waits), 5000) == line(record(7), 5000) + "  idle  58/2 %"
-    text = line(record(7, evaluation_return=0.5, **waits), 5000)
+    assert line(record(7, **waits), 500_000) == line(record(7), 500_000) + "  idle  58/2 %"
+    text = line(record(7, evaluation_return=0.5, **waits), 500_000)
     assert text.endswith("length     -  idle  58/2 %  eval  0.500")
     assert line(record(7, actor_idle=None, learner_idle=0.3), 9).endswith("idle  -/30 %")
     assert "idle" not in line(record(7, actor_idle=None, learner_idle=None), 9)
@@ -436,8 +438,8 @@ FAULTS = {
 
 
 def test_plain_lines_say_faults_of_environments():
-    assert line(record(7, **FAULTS), 5000).endswith("length     -  faults 3 (died 2, hung 1)")
-    assert line(record(7, environment_faults=0), 5000) == line(record(7), 5000)
+    assert line(record(7, **FAULTS), 500_000).endswith("length     -  faults 3 (died 2, hung 1)")
+    assert line(record(7, environment_faults=0), 500_000) == line(record(7), 500_000)
 
 
 @pytest.mark.figure(24)
@@ -469,7 +471,9 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     master, slave = os.openpty()
     stdout = sys.stdout
     with os.fdopen(slave, "w", encoding="utf-8") as terminal:
-        together = Sinks([Recorder(), Console(500, "my-run", recipe="ppo on catch", file=terminal)])
+        together = Sinks(
+            [Recorder(), Console(50_000, "my-run", recipe="ppo on catch", file=terminal)]
+        )
         assert sys.stdout is not stdout  # what others print goes above the panel
         for updates in (100, 200):
             metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
@@ -485,7 +489,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
         "my-run",
         "ppo on catch",
         "40 %",
-        "200 / 500",
+        "20.0k/50.0k",
         "0.750",
         "ended",
         "policy loss",
@@ -501,7 +505,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
 @pytest.mark.parametrize(("columns", "width"), [(80, 80), (140, 120)])
 def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", str(columns))
-    console = Console(500, "my-run", acting="greedy", file=io.StringIO())
+    console = Console(50_000, "my-run", acting="greedy", file=io.StringIO())
     metrics = {"policy_loss": 0.125, "value_loss": 0.5, "explained_variance": 0.75, **FAULTS}
     for updates in range(1, 41):
         returns = {"episode_return": float(updates), "evaluation_return": 0.75}
@@ -511,7 +515,7 @@ def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, w
     Terminal(file=out, width=columns).print(console.panel())
     lines = {text[3:17].strip(): text for text in out.getvalue().splitlines()}
     assert {len(text) for text in lines.values()} == {width}
-    about = "best 0.750  57 distinct episodes" if width > 80 else "best 0.750  5…"
+    about = "best 0.750  57 distinct episodes" if width > 80 else "best 0.750…"
     assert about in lines["evaluation"]
     assert "█" in lines["episode return"]  # the newest
     assert "…" not in lines["episode return"]

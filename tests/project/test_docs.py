@@ -19,7 +19,11 @@ from podracer.cli.completion import flags_of_commands, flags_of_recipes
 
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
-OWN_FLAGS = {"--game", "--update-rule"}  # of recipes and of rules: they come before the others
+OWN_FLAGS = {
+    "--game",
+    "--leak",
+    "--update-rule",
+}  # of recipes and of rules: they come before the others
 OF_NO_COMMAND = {"--help", "--version", "--completion"}
 FOREIGN = ("--xla_",)  # how flags of other programs begin
 # Tables whose last column alone has our names: the others have earlier ones, or those of others.

@@ -411,8 +411,26 @@ def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
     assert second.last("frames") == 80
     for run in (first, second):
         assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)
-    page = write_report([path], tmp_path / "report.html").read_text()
-    assert "<h1>run, 2 pods</h1>" in page
+    page = Page(write_report([path], tmp_path / "report.html"))
+    assert "<h1>run, 2 pods</h1>" in page.source
+    (evaluate, other) = figures(page.source)["Wall time by stage"]["data"]  # of both it is one
+    assert (evaluate["x"], other["x"], evaluate["text"]) == ([3], [6], ["run<br>evaluate 0:03"])
+    assert page.text.count("evaluate 33 %, other 67 %") == 1
+
+
+def test_memory_is_drawn_in_the_unit_that_its_title_says(tmp_path):
+    path = make_run(tmp_path / "run", records=0)
+    record = {"updates": 1, "frames": 9, "seconds": 9.0, "machine_memory": 3 * 2**29}
+    (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    drawn = figures(Page(write_report([path], tmp_path / "report.html")).source)
+    (raw, smooth) = (x["meta"]["curves"] for x in drawn["Memory of process 0 in GiB"]["data"])
+    assert raw["updates"] == smooth["updates"] == [[1], [1.5]]
+
+
+def test_the_lines_between_evaluations_are_explained(compared, tmp_path):
+    assert "A dotted line joins the evaluations of one of the seeds." in compared.text
+    alone = Page(write_report([make_run(tmp_path / "run")], tmp_path / "report.html"))
+    assert "dotted" not in alone.text
 
 
 def test_what_is_no_run_is_refused(tmp_path):

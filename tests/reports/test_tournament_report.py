@@ -19,7 +19,7 @@ from charts import blocks, figures
 from podracer.cli import main as cli
 from podracer.errors import ConfigError
 from podracer.reports import tournament_log
-from podracer.reports.standings import LiveStandings
+from podracer.reports.standings import LiveStandings, entry_as_json
 from podracer.reports.tournament import write_tournament_report
 from podracer.reports.tournament_log import (
     Attempt,
@@ -50,13 +50,13 @@ def header(*recipes, pods=3):
     return Header(settings, seed=7, pods=pods, size=3, evaluation="e1", episodes=10)
 
 
-def start(board, pod, *parents, rate=0.001):
+def start(board, pod, *parents, rate=0.001, recipe="catch_a2c"):
     return board.start(
         pod,
         board.state.pods[pod].round,
         parents=parents,
-        hyperparameters={"learning_rate": rate, "clip_epsilon": 0.2},
-        experiment={},
+        hyperparameters={"learning_rate": rate, "clip_epsilon": 0.1 * len(recipe)},
+        experiment={"recipe": recipe},
     )
 
 
@@ -122,12 +122,41 @@ def test_a_score_of_episodes_that_were_cut_says_so(tmp_path):
         with LiveStandings(4, tmp_path, whole=True, file=out) as live:
             live.show(board.state)
     texts = [
-        out.getvalue(), rows_of(page_of(tmp_path), "Leaderboard")[1][2],
-        rows_of(Watcher(tmp_path).parts()["leaderboard"], "Leaderboard")[1][2],
+        out.getvalue(), rows_of(page_of(tmp_path), "Leaderboard")[1][3],
+        rows_of(Watcher(tmp_path).parts()["leaderboard"], "Leaderboard")[1][3],
     ]  # fmt: skip
     assert " ".join(texts[0].split()).count("unfinished") == 2
     assert texts[1:] == ["5.00 ± 0.250, 3 unfinished"] * 2
-    assert "trained for" in texts[0]
+
+
+def test_each_recipe_is_named_and_drawn_alone(tmp_path, monkeypatch):
+    """In a line of the terminal for each entry, with the hyperparameters that vary in a recipe."""
+    rates = {"cartpole_ppo": (0.00169, 0.0276), "cartpole_dqn": (0.00012, 0.000407)}
+    with Leaderboard(tmp_path, header(*rates, pods=4)) as board:
+        for pod, (recipe, rate) in enumerate((x, rate) for x in rates for rate in rates[x]):
+            submit(board, start(board, pod, rate=rate, recipe=recipe), 400.0 - pod)
+        submit(board, start(board, 3, "p0r0", rate=0.002, recipe="cartpole_ppo"), 500.0)
+        state = board.state
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    with LiveStandings(4, tmp_path, whole=True, file=out) as live:
+        live.show(state)
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert [x for x in lines if x[2:3] == ["cartpole_ppo"]] == [
+        ["1", "p3r1", "cartpole_ppo", "500", "±", "0.250", "1.00k", "0:01", "p0r0", "0.002"],
+        ["2", "p0r0", "cartpole_ppo", "400", "±", "0.250", "1.00k", "0:01", "fresh", "0.00169"],
+        ["3", "p1r0", "cartpole_ppo", "399", "±", "0.250", "1.00k", "0:01", "fresh", "0.0276"],
+    ]
+    assert entry_as_json(state.board[0], state)["recipe"] == "cartpole_ppo"
+    page = page_of(tmp_path)
+    head, *rows = rows_of(page, "Leaderboard")
+    assert head[5:] == ["Parents", "learning_rate"]
+    assert [row[2] for row in rows] == ["cartpole_ppo"] * 3
+    drawn = {title: x["data"] for title, x in figures(page).items() if title.startswith("learning")}
+    ppo, dqn = (drawn[f"learning_rate of {recipe}"] for recipe in rates)
+    assert ppo[1]["y"] == [0.00169, 0.0276, None, None, 0.002]
+    assert dqn[1]["y"] == [None, None, 0.00012, 0.000407, None]
+    assert dqn[0]["y"][:2] == [0.000407, None]  # the line of pod 3 ends, as it is PPO from then on
 
 
 def test_the_interval_of_a_rating_stands_at_its_entry(tmp_path):
@@ -179,7 +208,8 @@ def test_the_live_page(tournament, tmp_path):
     parts = watcher.parts()
     shown = ["overview", "leaderboard", "scores", "lineage", "hyperparameters", "pods", "failures"]
     assert list(parts) == shown
-    assert rows_of(parts["leaderboard"], "Leaderboard")[1][1:3] == ["p1r1", "1,234 ± 0.250"]
+    row = rows_of(parts["leaderboard"], "Leaderboard")[1]
+    assert row[1:4] == ["p1r1", "catch_a2c", "1,234 ± 0.250"]
     bars = [x for x in figures(parts["pods"])["Pods in time"]["data"] if x.get("type") == "bar"]
     assert sum(len(trace["x"]) for trace in bars) == 6
     whole = live_page(watcher)
@@ -204,10 +234,10 @@ def test_the_summary(page):
 
 def test_the_board_has_the_hyperparameters_that_vary(page):
     assert rows_of(page, "Leaderboard") == [
-        ["Place", "Entry", "Score", "Frames", "Parents", "learning_rate"],
-        ["1", "p1r1", "1,234 ± 0.250", "2.50k", "p0r0", "0.0500"],
-        ["2", "p0r0", "5.00 ± 0.250", "1.00k", "fresh", "0.100"],
-        ["3", "p0r1", "4.00 ± 0.250", "2.00k", "p0r0", "0.100"],
+        ["Place", "Entry", "Recipe", "Score", "Frames", "Parents", "learning_rate"],
+        ["1", "p1r1", "catch_a2c", "1,234 ± 0.250", "2.50k", "p0r0", "0.0500"],
+        ["2", "p0r0", "catch_a2c", "5.00 ± 0.250", "1.00k", "fresh", "0.100"],
+        ["3", "p0r1", "catch_a2c", "4.00 ± 0.250", "2.00k", "p0r0", "0.100"],
     ]
 
 

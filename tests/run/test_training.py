@@ -107,15 +107,18 @@ def sentences(experiment):
 
 
 def test_evaluations_that_have_no_room_are_said():
-    full, few = recipes.find("catch_a2c"), recipes.find("catch_a2c").with_fields({"frames": 1e6})
-    assert sentences(full) == []
+    """Where somebody asked for more: a short run of a recipe has as many as it has room for."""
+    few = recipes.find("catch_a2c").with_fields({"frames": 1e6})
+    assert sentences(few) == []
+    few = few.with_fields({"evaluations": 8})
     assert sentences(few) == [
-        "Only 5 of the 10 evaluations will run, because a run evaluates only at the end of a chunk "
-        "(`driver.updates_per_chunk=100`). `driver.updates_per_chunk=48` would leave room for all."
+        "Only 5 of the 8 evaluations will run, because a run evaluates only at the end of a chunk "
+        "(`driver.updates_per_chunk=100`). `driver.updates_per_chunk=61` would leave room for all."
     ]
-    roomy = few.with_fields({"driver": {"updates_per_chunk": 48}})
+    assert sentences(dataclasses.replace(few, recipe="mine")) == []  # perhaps it has 8
+    roomy = few.with_fields({"driver": {"updates_per_chunk": 61}})
     assert sentences(roomy) == []
-    assert len(roomy.evaluation_updates) == 10
+    assert len(roomy.evaluation_updates) == 8
     (text,) = sentences(few.with_fields({"frames": 1}))
     assert text.endswith("(`driver.updates_per_chunk=1`).")
     (text,) = sentences(few.with_fields({"frames": 5 * few.driver.steps_per_update}))
@@ -126,8 +129,9 @@ def test_evaluations_that_have_no_room_are_said():
 def test_a_target_that_no_evaluation_can_reach_is_said():
     run = recipes.find("cartpole_sebulba")
     assert sentences(run) == []
-    (text,) = sentences(run.with_fields({"evaluations": 0}))
-    assert text == "`target_return=475` ends no run without evaluations."
+    assert sentences(run.with_fields({"evaluations": 0})) == []  # nobody asked for the target
+    (text,) = sentences(run.with_fields({"evaluations": 0, "target_return": 400.0}))
+    assert text == "`target_return=400` ends no run without evaluations."
 
 
 def test_a_period_of_averages_that_nobody_makes_is_said():

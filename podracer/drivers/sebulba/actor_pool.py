@@ -39,6 +39,7 @@ from podracer.types import EnvironmentSpec, Params, PyTree
 POLL_SECONDS = 0.2  # how often a wait for trajectories looks for threads that hang
 _COMPARED = 5  # rollouts of an actor, whose median time is compared
 _SLOW = 5.0  # times slower than the median of the other actors
+_LASTING = 30.0  # seconds of rollouts, each as slow: longer than other work keeps a core busy
 _LOG = logging.getLogger("podracer")
 
 
@@ -47,18 +48,22 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {}
+        self._slow_seconds: dict[str, float] = {}
         self.named: set[str] = set()
         """Actors that the log has named."""
 
     def record(self, actor: str, seconds: float) -> None:
-        """Add the time of a rollout; log an actor that proves to be slow, once."""
+        """Add the time of a rollout; log an actor that stays slow, once."""
         times = self._seconds.setdefault(actor, deque(maxlen=_COMPARED))
         times.append(seconds)
         if len(times) < _COMPARED or actor in self.named:
             return
         median = statistics.median(times)
         medians = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
-        if medians and median > _SLOW * (usual := statistics.median(medians)):
+        usual = statistics.median(medians) if medians else median
+        is_slow = median > _SLOW * usual
+        self._slow_seconds[actor] = is_slow * (self._slow_seconds.get(actor, 0.0) + seconds)
+        if self._slow_seconds[actor] > _LASTING:
             self.named.add(actor)
             _LOG.warning(
                 "the environments of %s are %.0f times slower than other actors', %.3g s for a "
