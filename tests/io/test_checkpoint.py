@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -16,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +39,14 @@ from podracer.io.checkpoint import (
 )
 from podracer.io.edits import encode_json, encode_sealed
 from podracer.io.schema import leaves_by_path
+from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import LearnerState
 
 MESH = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = NamedSharding(MESH, PartitionSpec("data"))
 REPLICATED = NamedSharding(MESH, PartitionSpec())
+
+ACTOR = ActorState(env_state=(), timestep=(), carry=(), episodes=())
 
 
 def small(seed: int = 0) -> LearnerState:
@@ -110,6 +115,22 @@ def test_a_round_trip_keeps_every_byte_the_structure_and_the_shardings(tmp_path:
         if isinstance(old, jax.Array):
             assert (new.sharding, new.committed) == (old.sharding, old.committed)
     assert stored_fingerprint(tmp_path) == (7, fingerprint(state))
+
+
+def test_a_checkpoint_without_the_error_of_the_totals_is_read_with_zeros(tmp_path: Path) -> None:
+    episodes = jax.device_put(zero_episode_stats(8), SHARDED)
+    fields = {name: x + 1 for name, x in vars(episodes).items() if name != "total_error"}
+    earlier = dataclasses.make_dataclass("Earlier", fields)
+    jax.tree_util.register_dataclass(earlier, [*fields], [])
+
+    def holding(episodes: Any) -> Any:
+        return dataclasses.replace(ACTOR, episodes=episodes)
+
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, holding(earlier(**fields)), {})
+        restored = checkpointer.restore(holding(episodes)).state
+    expected = holding(dataclasses.replace(episodes, **fields))
+    assert fingerprint(restored) == fingerprint(expected)
 
 
 def test_a_part_is_read_by_paths_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
