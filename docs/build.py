@@ -21,6 +21,7 @@ PAGES = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
+    "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
@@ -57,7 +58,7 @@ tournaments
 learn-from-data
 self-play
 meta-learning
-trading
+packages/trading
 export
 serving
 deployment

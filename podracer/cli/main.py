@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import podracer
 from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
-from podracer.io.entry_points import installed, summary
+from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.names import nearest
 from podracer.io.paths import in_addresses
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
@@ -139,7 +139,8 @@ def _run(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
         is_flag, names = name in ("version", "completion"), [*COMMANDS, *of_packages]
         hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, names)
-        print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
+        error = package_of(name) or f"There is no command {name!r}: {hint}"
+        print(f"podracer: {error}", file=sys.stderr)
         return 78
     command = COMMANDS[name]
     module = importlib.import_module(f"podracer.cli.{command.module}")

@@ -7,7 +7,7 @@ import tomllib
 from importlib.metadata import EntryPoint
 
 import pytest
-from conftest import CACHE
+from podracer.testing.plugin import CACHE
 
 from podracer.cli.main import main
 

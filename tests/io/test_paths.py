@@ -79,7 +79,6 @@ FUNCTIONS: dict[str, Callable] = {
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
     "watch": Watcher,
-    "bars": lambda path: make(f"trading:{path}"),
     "opponent": lambda path: make_environment(f"pgx:tic_tac_toe,opponent={path}", EXPERIMENT),
     "current_model": current_model,
 }

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import CACHE
+from podracer.testing.plugin import CACHE
 
 from podracer.io.checkpoint import stored_fingerprint
 

@@ -20,6 +20,7 @@ from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import CheckpointError, ConfigError
+from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import fingerprint
 from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
 from podracer.run.loading import reopen
@@ -67,6 +68,21 @@ def runs(
 @functools.cache
 def score(run: Path) -> float:
     return backtest(run).validation.metrics["policy"].cumulative_return
+
+
+def test_a_run_that_began_in_the_directory_before_the_lock_is_left_as_it_is(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, lock = tmp_path / "models", rundir.fcntl.flock
+
+    def begin(descriptor: int, operation: int) -> None:
+        shutil.copytree(pair[0], models, dirs_exist_ok=True)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(rundir.fcntl, "flock", begin)
+    with pytest.raises(ConfigError, match="holds a run"):
+        promote(models, pair[1])
+    assert not (models / "record.jsonl").exists()
 
 
 def decisions(models: Path) -> list[dict[str, Any]]:
@@ -362,7 +378,6 @@ def test_a_directory_that_holds_nothing_is_a_sentence(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.figure(20)
 @pytest.mark.parametrize(
     "command",
     [

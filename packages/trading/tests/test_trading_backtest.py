@@ -210,7 +210,6 @@ def test_the_report_on_a_run_that_does_not_trade_has_no_section(tmp_path: Path) 
 def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
     """Two files that differ after the validation period: the same training, the same scores, the
     same choice, to the bit; other figures in the back-test. And such a change is noticed."""
-    pytest.importorskip("pyarrow")
     market = synthetic_market(tickers=3, bars=200)
     last = np.flatnonzero(market.times == np.datetime64("2010-08-12"))[0] + 1
     order = np.concatenate([np.arange(last), np.arange(last, 200)[::-1]])

@@ -425,7 +425,6 @@ def test_names_and_options(tmp_path: Path) -> None:
 
 
 def test_a_file_by_its_name(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     market = synthetic_market(tickers=2, bars=40)
     lines = ["date,ticker,open,high,low,close,volume"]
     for row, column in np.ndindex(40, 2):
@@ -436,12 +435,6 @@ def test_a_file_by_its_name(tmp_path: Path) -> None:
     env = make(f"trading:{tmp_path}/bars.csv,max_shares=50")
     assert env.inner.periods == split_market(market)  # every number as it was
     assert env.inner.max_shares == 50
-
-
-def test_a_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r'package pyarrow: pip install "podracer-rl\[trading\]"'):
-        make(f"trading:{tmp_path}/bars.csv")
 
 
 # --- a run ---------------------------------------------------------------------------------------

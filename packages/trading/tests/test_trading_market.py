@@ -182,7 +182,6 @@ def written(path: Path, rows: tuple[str, ...] = ROWS, header: str = HEADER) -> P
 
 
 def test_a_csv_file(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     market = load_market(written(tmp_path / "bars.csv", (ROWS[1], ROWS[0], ROWS[3], ROWS[2])))
     assert market.tickers == ("A", "B")
     assert [str(time)[:10] for time in market.times] == ["2019-05-23", "2019-05-24"]
@@ -234,13 +233,11 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_a_market(tmp_path: Path, rows: Any, words: str) -> None:
-    pytest.importorskip("pyarrow")
     with pytest.raises(ConfigError, match=words):
         load_market(written(tmp_path / "bars.csv", rows))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     with pytest.raises(ConfigError, match=r"columns date, .* once, but has 0 of volume"):
         load_market(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "size")))
     with pytest.raises(ConfigError, match="once, but has 2 of close"):
@@ -255,14 +252,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_relative_path_is_named_by_where_it_was_looked_for(tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"^{tmp_path}/bars.csv cannot be read"):
         load_market("bars.csv")
 
 
 def test_adjust_takes_the_jump_away(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     path = written(tmp_path / "bars.csv", (*ROWS[:3], "2019-05-24,B,40,41,39,40,10"))
     market = load_market(path, adjust=True)
     assert market.close[1].tolist() == pytest.approx([11, 20.5])

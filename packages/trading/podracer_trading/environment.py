@@ -293,7 +293,7 @@ def trading(
     `source` is what follows the colon; a file may be a `.parquet` file, too. The environment
     restarts by itself and trains in the first of three periods, see `split_market`. Further options
     are fields of `Trading` and arguments of `synthetic_market`, `wave_market` or `load_market`.
-    Raises `ConfigError` for invalid values, and where a file needs pyarrow that is not installed.
+    Raises `ConfigError` for invalid values.
     """
     fields = {field.name for field in dataclasses.fields(Trading)} - {"periods", "name", "period"}
     settings = {name: options.pop(name) for name in fields & options.keys()}

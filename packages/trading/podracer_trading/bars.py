@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from podracer.envs.common import import_optional
 from podracer.errors import ConfigError
 from podracer.io.paths import user_path
 from podracer_trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
@@ -23,16 +23,12 @@ def load_market(path: str | Path, *, adjust: bool = False) -> Market:
     The columns are date (ISO 8601, local time of the exchange, such as `2019-05-24` or `2019-05-24
     09:30`), ticker, open, high, low, close and volume; others are ignored. The rows of each ticker
     are in order of time, and all tickers have the same times. `adjust` removes jumps that look like
-    splits, see `adjust_for_splits`. Raises `ConfigError` with the first invalid row or value, and
-    where pyarrow is not installed.
+    splits, see `adjust_for_splits`. Raises `ConfigError` with the first invalid row or value.
     """
     path = user_path(path)
     if path.suffix not in READERS:
         raise ConfigError(f"{path} is neither a .csv nor a .parquet file.")
-    arrow, reader = (
-        import_optional(module, f"trading:{path}", "trading")
-        for module in ("pyarrow", READERS[path.suffix])
-    )
+    arrow, reader = map(importlib.import_module, ("pyarrow", READERS[path.suffix]))
     table = _read(path, arrow, reader)
     invalid = [name for name in COLUMNS if table.column_names.count(name) != 1]
     if invalid:
