@@ -19,7 +19,6 @@ from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir

@@ -6,6 +6,7 @@ import re
 
 import jax
 import numpy as np
+
 from podracer.testing.plugin import QUICK
 
 
