@@ -49,13 +49,11 @@ def key() -> jax.Array:
 @pytest.fixture
 def lenient_ranks() -> Iterator[None]:
     """Let arrays be promoted to others' ranks, which Pgx, JAXtari and other packages rely on."""
-    setting = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", setting)
+    with jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _garbage_of_this_module_only() -> None:
-    """Collecting it, also by JAX where it looks for leaks, need not go through all programs."""
+    """Keep collections, also of JAX where it looks for leaks, from going through all programs."""
     gc.freeze()
