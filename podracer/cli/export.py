@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class ExportOptions(CheckpointOptions):
     """Write the policy of a run as a file for programs without podracer."""
 
-    format: Literal["onnx", "stablehlo", "html"] = "onnx"
-    """Format: `onnx` for onnxruntime, `stablehlo` for JAX, `html` for a page that plays."""
+    format: Literal["onnx", "stablehlo"] = "onnx"
+    """Format: `onnx` for onnxruntime, `stablehlo` for JAX."""
     output: OutputFile = None
-    """Path of the file. By default policy.onnx, .stablehlo or .html in the run."""
+    """Path of the file. By default policy.onnx or policy.stablehlo in the run."""
     policy: PolicyName = "greedy"
     """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
     json: bool = False

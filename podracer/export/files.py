@@ -14,10 +14,8 @@ import podracer
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
-from podracer.envs.data import acting_name
 from podracer.errors import ConfigError, PodracerError
 from podracer.export.decision import Arrays, Decision, make_decision
-from podracer.export.html import check_page, to_html
 from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
 from podracer.io.checkpoint import Choice
@@ -31,9 +29,9 @@ from podracer.run.loading import load_run, reopen
 from podracer.run.resume import experiment_digest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
-Format = Literal["onnx", "stablehlo", "html"]
+Format = Literal["onnx", "stablehlo"]
 PLATFORMS = ("cpu", "cuda", "tpu")  # where a StableHLO file runs
-SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo", "html": ".html"}
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +65,15 @@ def export_policy(
 ) -> Export:
     """Write the policy of a run, at a checkpoint, as a file for programs without podracer.
 
-    The file is `policy.onnx`, `policy.stablehlo` or `policy.html` in the run, or `file`; beside a
-    StableHLO file stands its `metadata` as JSON. `load_policy` explains the other arguments. Before
-    it is written, the file is compared with the agent on 1,000 observations. A page, which plays in
-    the environment, is compared by the ONNX file that it runs.
+    The file is `policy.onnx` or `policy.stablehlo` in the run, or `file`; beside a StableHLO file
+    stands its `metadata` as JSON. `load_policy` explains the other arguments. Before it is written,
+    the file is compared with the agent on 1,000 observations.
 
     Raises `ConfigError` as `load` does, where a package is missing and for a policy that the format
     cannot hold; `PodracerError` if the file decides otherwise than the agent.
     """
     if format not in SUFFIXES:
-        raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
+        raise ConfigError(f"the format must be onnx or stablehlo, but it is {format!r}.")
     directory = local_run(run_dir, checkpoint)
     name = f"policy{SUFFIXES[format]}"
     path = output_folder(directory) / name if file is None else user_path(file)
@@ -84,15 +81,13 @@ def export_policy(
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
     if file is not None:
         check_room(path.parent)
-    if format != "stablehlo":
+    if format == "onnx":
         for package in ("onnx", "onnxruntime"):
-            import_optional(package, f"the format {format}", "export")
+            import_optional(package, "the format onnx", "export")
     experiment = reopen(directory, recipe, environment)
     run = load_run(
         directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="evaluation"
     )
-    if format == "html":
-        check_page(acting_name(run.env, experiment.environment), sampled)
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
     metadata = describe(decision, env.spec)
@@ -108,8 +103,6 @@ def export_policy(
             f"{proof.observations:,} actions differ and numbers by up to "
             f"{proof.largest_difference:.1e}, so none was written."
         )
-    if format == "html":
-        data = to_html(data, decision, runner, env.spec, metadata)
     write_bytes(path, data)
     if is_jax:
         write_bytes(path.with_name(f"{path.name}.json"), encode_json(metadata))

@@ -221,7 +221,7 @@ def _gather(graph: Graph, equation: Any, name: str, indices: str) -> str:
     source = _permute(graph, name, [*batch, *picked, *whole])
     if batch or len(picked) > 1:
         rows = graph.add("GatherND", source, nearest, batch_dims=len(batch))
-    else:  # an operator that pages have, too
+    else:
         rows = graph.add("Gather", source, graph.reshape(nearest, index_shape[:-1]), axis=0)
     if "FILL" in str(equation.params["mode"]) and equation.outvars[0].aval.dtype == np.float32:
         is_inside = graph.cast(graph.add("Equal", place, nearest), np.int32)

@@ -599,7 +599,7 @@ MISTAKES_IN_FILES = [
     ("record nowhere --out x.npz", "nowhere holds no run"),
     ("match nowhere nowhere", "there is no opponent 'nowhere'"),
     ("serve nowhere", "nowhere holds no run"),
-    ("export nowhere --format tflite", "--format cannot be 'tflite': choose one of html, onnx, st"),
+    ("export nowhere --format tflite", "--format cannot be 'tflite': choose one of onnx, stableh"),
     ("plan catch --target h1000", "There is no target 'h1000': did you mean h100"),
     ("sweep catch --select Best", "--select cannot be 'Best': choose one of None, generational"),
     ("sweep catch --vary learning_rate=a,b", "--vary 'learning_rate=a,b' cannot be read"),

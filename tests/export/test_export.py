@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import re
-import shutil
-import subprocess
 from functools import partial
 
 import jax
@@ -27,11 +24,9 @@ from podracer.dataset import Dataset
 from podracer.envs import make
 from podracer.envs.data import replay
 from podracer.errors import ConfigError, PodracerError
-from podracer.evaluate import make_evaluator
 from podracer.export import files
 from podracer.export.decision import Decision, make_decision
 from podracer.export.files import export_policy, onnx_runner, stablehlo_runner, to_stablehlo
-from podracer.export.html import check_page, to_html
 from podracer.export.onnx import to_onnx
 from podracer.export.proof import prove
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
@@ -440,56 +435,6 @@ def test_memory_goes_from_call_to_call_and_first_forgets_it():
     assert np.abs(new_memory[0] - new_memory[1]).max() > 0.01
     fresh = runner(arrays | {name: np.zeros_like(x) for name, x in memory.items()})
     np.testing.assert_array_equal(fresh["next_memory.shared"][0], new_memory[0])
-
-
-# --- the page ------------------------------------------------------------------------------------
-
-BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
-PLAYERS = {
-    "catch": AGENTS["ppo-gru"],
-    "cartpole": AGENTS["dqn"],
-    "pendulum": AGENTS["sac"],
-    "gymnax:Breakout-MinAtar": PPO(network=TorsoNetwork(CNN((4,), (3,), (1,), (16,), "silu"))),
-}
-
-
-def play_in_browser(path, episodes):
-    """What the page says of this many episodes."""
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=1000")
-    address = f"{path.as_uri()}#episodes={episodes}"
-    command = [BROWSER, *flags, f"--user-data-dir={path.parent}", "--dump-dom", address]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    return json.loads(re.search('id="result">(.*?)</pre>', page, re.DOTALL)[1])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of gymnax 0.0.9
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome that could open a page")
-@pytest.mark.parametrize("name", PLAYERS)
-def test_the_page_plays_as_an_evaluation_does(name, tmp_path):
-    env, episodes = make(name), 300
-    agent, state = build(PLAYERS[name], env.spec)
-    decision = make_decision(agent, state)
-    model = to_onnx(decision, {})
-    about = files.describe(decision, env.spec) | {"agent": "", "recipe": "", "frames": 0}
-    page = to_html(model, decision, onnx_runner(model), env.spec, about | {"podracer": ""})
-    (tmp_path / "page.html").write_bytes(page)
-    played = play_in_browser(tmp_path / "page.html", episodes)
-    assert played["agreed"] == 20
-    params = agent.actor_params(state)
-    expected = make_evaluator(agent, env, episodes)(params, jax.random.key(0)).returns
-    returns = np.asarray(played["returns"])
-    if name.startswith("gymnax"):  # two episodes, one for each side that the ball begins at
-        assert set(returns) == set(expected.tolist())
-    errors = np.hypot(*(x.std() / np.sqrt(episodes) for x in (returns, expected)))
-    assert abs(returns.mean() - expected.mean()) <= 4 * errors
-
-
-def test_a_page_has_four_environments():
-    with pytest.raises(ConfigError, match="but not pong"):
-        check_page("pong", False)
-    with pytest.raises(ConfigError, match="greedy"):
-        check_page("catch", True)
 
 
 # --- the command ---------------------------------------------------------------------------------
