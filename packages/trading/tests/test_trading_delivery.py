@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from podracer.serve.service import Model, Service, load_model
 
 import podracer
 from podracer.agents.ppo import PPO
@@ -24,7 +25,6 @@ from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import fingerprint
 from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
 from podracer.run.loading import reopen
-from podracer.serve.service import Model, Service, load_model
 from podracer_trading import delivery
 from podracer_trading.backtest import backtest, load_trading
 from podracer_trading.bars import load_market

@@ -25,11 +25,11 @@ from podracer.errors import CheckpointError, ConfigError
 from podracer.io.models import Decision, current_model
 from podracer.policy import Policy
 from podracer.run.loading import reopen
-from podracer.serve import server as servers
-from podracer.serve.arrays import arrays_of
-from podracer.serve.server import listen, make_server
-from podracer.serve.service import Model, RequestError, Service, load_model
 from podracer.types import ArraySpec, Discrete
+from podracer_deploy.serve import server as servers
+from podracer_deploy.serve.arrays import arrays_of
+from podracer_deploy.serve.server import listen, make_server
+from podracer_deploy.serve.service import Model, RequestError, Service, load_model
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
 
@@ -77,7 +77,7 @@ def test_sessions_remember_apart_from_each_other(recurrent):
 
 
 def test_sessions_are_remembered_up_to_a_number_of_observations(recurrent, monkeypatch):
-    monkeypatch.setattr("podracer.serve.service.MAX_SESSION_ROWS", 7)
+    monkeypatch.setattr("podracer_deploy.serve.service.MAX_SESSION_ROWS", 7)
     batch = OBSERVATIONS[0, :3].tolist()
     for name in ("a", "b", "c"):
         recurrent.act({"observation": batch, "session": name, "reset": True})

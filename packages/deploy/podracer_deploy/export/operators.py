@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podracer.errors import ConfigError
-from podracer.export.graph import SMALL, Graph, narrowed, widened
+from podracer_deploy.export.graph import SMALL, Graph, narrowed, widened
 
 Operator = Callable[..., str | list[str]]
 

@@ -15,9 +15,6 @@ from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
 from podracer.errors import ConfigError, PodracerError
-from podracer.export.decision import Arrays, Decision, make_decision
-from podracer.export.onnx import OPSET, to_onnx
-from podracer.export.proof import Proof, Runner, prove
 from podracer.io.checkpoint import Choice
 from podracer.io.copies import local_run, output_folder
 from podracer.io.edits import encode_json
@@ -28,6 +25,9 @@ from podracer.io.text import redact_settings
 from podracer.run.loading import load_run, reopen
 from podracer.run.resume import experiment_digest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
+from podracer_deploy.export.decision import Arrays, Decision, make_decision
+from podracer_deploy.export.onnx import OPSET, to_onnx
+from podracer_deploy.export.proof import Proof, Runner, prove
 
 Format = Literal["onnx", "stablehlo"]
 PLATFORMS = ("cpu", "cuda", "tpu")  # where a StableHLO file runs

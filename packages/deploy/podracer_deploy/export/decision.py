@@ -13,9 +13,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from podracer.agent import Agent, policy_params
-from podracer.export.inline import Inliner
 from podracer.policy import add_start, from_start
 from podracer.types import ArraySpec, Carry, Discrete, LearnerState, Params, PyTree, TimeStep
+from podracer_deploy.export.inline import Inliner
 
 Arrays = Mapping[str, Any]
 

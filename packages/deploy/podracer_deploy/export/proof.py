@@ -14,7 +14,6 @@ import numpy as np
 from podracer.agent import Agent, policy_params
 from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.errors import ConfigError
-from podracer.export.decision import Arrays, Decision, named_leaves
 from podracer.ops.action_masks import action_mask
 from podracer.policy import add_start
 from podracer.rollout import init_actor, step_environments
@@ -28,6 +27,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
 )
+from podracer_deploy.export.decision import Arrays, Decision, named_leaves
 
 STEPS, ROWS = 50, 20
 CALLS = 1000  # calls that are timed

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from podracer.devices.ordering import scan_operands
 from podracer.errors import ConfigError
-from podracer.export.composites import COMPOSITES
+from podracer_deploy.export.composites import COMPOSITES
 
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",

@@ -25,8 +25,8 @@ from podracer.io.models import RECORD, current_promotion, marks_of
 from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
 from podracer.run.loading import load_run
-from podracer.serve.arrays import RequestError, arrays_of, least_values, pad, text_size
 from podracer.types import ArraySpec
+from podracer_deploy.serve.arrays import RequestError, arrays_of, least_values, pad, text_size
 
 MAX_SESSIONS = 10_000
 MAX_SESSION_ROWS = 100_000  # in all sessions together: each has a memory

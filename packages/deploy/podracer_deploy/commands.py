@@ -10,7 +10,7 @@ from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, 
 from podracer.io.copies import output_folder
 
 if TYPE_CHECKING:
-    from podracer.export.files import Export
+    from podracer_deploy.export.files import Export
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ExportOptions(CheckpointOptions):
 def export(options: ExportOptions) -> int:
     """Run `podracer export`: write a policy's file once it is proven to decide as the agent."""
     from podracer.devices.startup import use_compilation_cache
-    from podracer.export.files import SUFFIXES, export_policy
+    from podracer_deploy.export.files import SUFFIXES, export_policy
 
     suffix = SUFFIXES[options.format]
     path = output_file(options.output, output_folder(options.run) / f"policy{suffix}", (suffix,))

@@ -21,8 +21,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from podracer.io.address import LOOPBACK, family_of, host_in, is_of_another_site
-from podracer.serve.arrays import RequestError
-from podracer.serve.service import Question, Service
+from podracer_deploy.serve.arrays import RequestError
+from podracer_deploy.serve.service import Question, Service
 
 _INLINE = 2**16  # bytes of a body that the event loop parses itself
 _THROWN_AWAY = 64 * 2**20  # bytes of a body that is too long

@@ -24,11 +24,6 @@ from podracer.dataset import Dataset
 from podracer.envs import make
 from podracer.envs.data import replay
 from podracer.errors import ConfigError, PodracerError
-from podracer.export import files
-from podracer.export.decision import Decision, make_decision
-from podracer.export.files import export_policy, onnx_runner, stablehlo_runner, to_stablehlo
-from podracer.export.onnx import to_onnx
-from podracer.export.proof import prove
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.convolution import convolution
 from podracer.types import (
@@ -39,6 +34,11 @@ from podracer.types import (
     LearnerState,
     MultiDiscrete,
 )
+from podracer_deploy.export import files
+from podracer_deploy.export.decision import Decision, make_decision
+from podracer_deploy.export.files import export_policy, onnx_runner, stablehlo_runner, to_stablehlo
+from podracer_deploy.export.onnx import to_onnx
+from podracer_deploy.export.proof import prove
 
 # --- operators -----------------------------------------------------------------------------------
 

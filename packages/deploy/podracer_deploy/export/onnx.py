@@ -16,11 +16,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from podracer.errors import ConfigError
-from podracer.export.decision import Decision, needed_variables
-from podracer.export.graph import Graph
-from podracer.export.inline import refusal
-from podracer.export.operators import OPERATORS
 from podracer.types import ArraySpec
+from podracer_deploy.export.decision import Decision, needed_variables
+from podracer_deploy.export.graph import Graph
+from podracer_deploy.export.inline import refusal
+from podracer_deploy.export.operators import OPERATORS
 
 OPSET, IR_VERSION = 18, 8
 _HALF = (jnp.bfloat16, jnp.float16)
