@@ -9,6 +9,7 @@ from pathlib import Path
 
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
+    "deploy": ("export", "serve"),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 

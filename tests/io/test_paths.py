@@ -20,7 +20,6 @@ from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
-from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
 from podracer.io.models import current_model
 from podracer.io.paths import user_path
@@ -54,7 +53,6 @@ COMMANDS = (
     "play run --out PATH.gif",
     "report run --out PATH.html",
     "watch PATH",
-    "export run --out PATH.onnx",
 )
 READERS = (
     "leaderboard PATH",
@@ -62,15 +60,12 @@ READERS = (
     "eval PATH",
     "play PATH",
     "report run PATH",
-    "export PATH",
     "fingerprint PATH",
     "rule PATH",
-    "serve PATH",
 )
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
     "weights": lambda path: podracer.train(EXPERIMENT, weights=path),
-    "out": lambda path: export_policy("run", file=path),
     "page": lambda path: write_report([Path("run")], path),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),

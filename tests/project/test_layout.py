@@ -35,7 +35,7 @@ FLOORS = (
     ("recipes",),
     ("run",),
     ("tournament",),
-    ("reports", "bench", "export", "serve"),
+    ("reports", "bench"),
     ("plan",),
     ("cli",),
     ("__init__", "__main__"),

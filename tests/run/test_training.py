@@ -34,7 +34,6 @@ from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.evaluate import Evaluation
-from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG, seal_json
@@ -449,17 +448,6 @@ def test_a_policy_is_loaded_with_a_recipe_and_draws_with_a_seed(tmp_path):
     assert np.array_equal(draws, same)
     assert not np.array_equal(draws, others)
     assert len(np.unique(draws)) > 1
-
-
-def test_a_policy_is_exported_in_another_environment(finished, tmp_path):
-    run, path = finished.run_dir, tmp_path / "policy.stablehlo"
-    export = podracer.export_policy(run, path, format="stablehlo", environment=CountingCatch())
-    assert export.metadata["environment"] == "CountingCatch"
-    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
-    (name,) = export.inputs
-    actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]
-    assert np.array_equal(actions, podracer.load_policy(run)(observations))
-    assert len(np.unique(actions)) > 1
 
 
 def test_an_evaluation_can_be_repeated(finished):

@@ -1,21 +1,30 @@
-"""The command `podracer export`: a policy as a file for other programs."""
+"""The commands `podracer export` and `podracer serve`."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from podracer.cli.arguments import Port, RunPath, parse
 from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, output_file
+from podracer.errors import ConfigError
+from podracer.io.address import family_of, url_of
 from podracer.io.copies import output_folder
 
 if TYPE_CHECKING:
     from podracer_deploy.export.files import Export
+    from podracer_deploy.serve.service import Model
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(CheckpointOptions):
-    """Write the policy of a run as a file for programs without podracer."""
+    """Flags of `podracer export`."""
 
     format: Literal["onnx", "stablehlo"] = "onnx"
     """Format: `onnx` for onnxruntime, `stablehlo` for JAX."""
@@ -27,8 +36,9 @@ class ExportOptions(CheckpointOptions):
     """Print one JSON object."""
 
 
-def export(options: ExportOptions) -> int:
-    """Run `podracer export`: write a policy's file once it is proven to decide as the agent."""
+def export(arguments: Sequence[str]) -> int:
+    """Write the policy of a run as a file for programs without podracer."""
+    options = parse(ExportOptions, "export", arguments, description=export.__doc__ or "")
     from podracer.devices.startup import use_compilation_cache
     from podracer_deploy.export.files import SUFFIXES, export_policy
 
@@ -85,3 +95,57 @@ def _arrays(kind: str, arrays: dict[str, Any]) -> list[tuple[str, str]]:
         (kind, f"{name:{width}}  {x['dtype']} [{', '.join(map(str, x['shape']))}]")
         for name, x in arrays.items()
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions(CheckpointOptions):
+    """Flags of `podracer serve`."""
+
+    run: RunPath
+    """Directory of the run, or its address in a store, or directory of models with a record: then
+    of the current one, also after it was replaced."""
+    policy: PolicyName | None = None
+    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
+    port: Port = 8000
+    """Port to listen at, up to 65,535; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """Address to listen at. By default only programs of this machine can ask; at 0.0.0.0 everybody
+    can who reaches the machine, without a password."""
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Answer observations with actions over HTTP, until Ctrl-C."""
+    options = parse(ServeOptions, "serve", arguments, description=serve.__doc__ or "")
+    from podracer.devices.startup import use_compilation_cache
+    from podracer_deploy.serve.server import make_server
+    from podracer_deploy.serve.service import Service, load_model
+
+    def load(directory: Path) -> Model:
+        experiment = options.reopen(directory)
+        return load_model(directory, experiment, options.policy, options.checkpoint, options.pod)
+
+    use_compilation_cache()
+    with listen(options.host, options.port) as listener, contextlib.suppress(KeyboardInterrupt):
+        service = Service(options.run, load)
+        address = url_of(options.host, listener.getsockname()[1])
+        print(f"{address}/act answers with {service.model.name}.  Ctrl-C ends it", flush=True)
+        with service.following():
+            make_server(service, options.host).run(sockets=[listener])
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes any that is free.
+
+    Raises `ConfigError` for an address at which nothing can listen.
+    """
+    if not host:  # it would listen at every address
+        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
+    try:
+        return socket.create_server((host, port), family=family_of(host), backlog=2048)
+    except OSError as error:
+        flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        problem = str(error.strerror).partition(" (while")[0]
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {problem}; take another {flag}."
+        ) from error

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import shutil
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +13,17 @@ import numpy as np
 import onnx
 import pytest
 from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
-from hosts import SPEC as COUNTERS
-from hosts import Counters
 from jax import lax
 from walk import BOX, WALK, Walk
 
 import podracer
-from podracer.agents.cloning import Cloning
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.cli.main import main
-from podracer.dataset import Dataset
 from podracer.envs import make
-from podracer.envs.data import replay
+from podracer.envs.catch import Catch
 from podracer.errors import ConfigError, PodracerError
+from podracer.io import text
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.convolution import convolution
 from podracer.types import (
@@ -34,9 +34,10 @@ from podracer.types import (
     LearnerState,
     MultiDiscrete,
 )
+from podracer_deploy import export_policy
 from podracer_deploy.export import files
 from podracer_deploy.export.decision import Decision, make_decision
-from podracer_deploy.export.files import export_policy, onnx_runner, stablehlo_runner, to_stablehlo
+from podracer_deploy.export.files import onnx_runner, stablehlo_runner, to_stablehlo
 from podracer_deploy.export.onnx import to_onnx
 from podracer_deploy.export.proof import prove
 
@@ -249,24 +250,6 @@ def test_operators_agree_for_more_numbers(seed):
         np.testing.assert_allclose(result[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("source", [Counters(), None])
-def test_a_clone_is_proven_where_its_data_set_leads_to_no_environment_in_jax(source):
-    data = Dataset(
-        observation=np.zeros((4, *COUNTERS.observation.shape), np.float32),
-        action=np.arange(4, dtype=np.int32) % 2,
-        reward=np.ones(4),
-        terminal=np.arange(4) == 3,
-        timeout=np.zeros(4, bool),
-    )
-    env = replay(data, source)
-    agent = Cloning(network=TorsoNetwork(MLP((8,)))).build(env.spec)
-    state = agent.init(jax.random.key(0), 1)
-    decision = make_decision(agent, state)
-    proof = prove(decision, jax.jit(decision), agent, env, state)
-    assert proof.holds
-    assert proof.source == "specification"
-
-
 def test_an_unknown_primitive_is_named():
     with pytest.raises(ConfigError, match=r"no operator for 'cummax', .* `format=stablehlo`"):
         to_onnx(decision_of({"cummax": lambda a: lax.cummax(a["x"])}), {})
@@ -320,7 +303,7 @@ class Hosts:
         raise NotImplementedError
 
 
-def proof_of(settings, env, *, sampled=False, format="onnx"):
+def proof_of(settings, env, *, sampled=False, format="onnx", source=None):
     agent, state = build(settings, env.spec)
     decision = make_decision(agent, state, sampled=sampled)
     if format == "onnx":
@@ -330,7 +313,25 @@ def proof_of(settings, env, *, sampled=False, format="onnx"):
     proof = prove(decision, runner, agent, env, state)
     assert proof.observations == 1000
     assert proof.holds, proof
+    assert source in (None, proof.source)
     return decision
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOnly(Walk):
+    """An environment that is not evaluated in itself."""
+
+    played: Any = None
+
+    def for_evaluation(self):
+        if self.played is None:
+            raise ConfigError("there is no environment to evaluate in.")
+        return self.played
+
+
+@pytest.mark.parametrize("played", [Hosts(WALK.spec), None])
+def test_a_policy_without_an_environment_in_jax_is_proven_by_its_specification(played):
+    proof_of(AGENTS["a2c"], TrainingOnly(played=played), source="specification")
 
 
 ONE = ("ppo-gru", False)  # the others are slow tests
@@ -440,13 +441,9 @@ def test_memory_goes_from_call_to_call_and_first_forgets_it():
 # --- the command ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("runs") / "run"
-    flags = "--frames 2048 --num-envs 16 --rollout-length 8 --evaluations 0"
-    with pytest.raises(SystemExit):
-        main(["train", "catch_a2c", *flags.split(), "--run-dir", str(directory)])
-    return directory
+@pytest.fixture
+def run(runs, tmp_path):
+    return shutil.copytree(runs[0], tmp_path / "run")
 
 
 def command(capsys, *arguments):
@@ -475,12 +472,12 @@ def test_the_command_writes_a_file_that_says_what_it_is(run, capsys):
 
 
 @pytest.mark.slow
-def test_steps_that_only_reset_are_no_frames_of_an_export(tmp_path):
+def test_steps_that_only_reset_are_no_frames_of_an_export(experiment, tmp_path):
     """Each 200 steps of Pendulum are followed by one that resets."""
-    fields = {"environment": "pendulum", "frames": 128 * 230, "evaluations": 0, "devices": 1}
-    result = podracer.train("catch_a2c", run_dir=tmp_path / "run", size="laptop", **fields)
+    fields = {"environment": "pendulum", "frames": 16 * 230}
+    result = podracer.train(experiment, run_dir=tmp_path / "run", **fields)
     frames = result.metrics["frames"]
-    assert frames < result.metrics["updates"] * 128 * 16
+    assert frames < result.metrics["updates"] * 16 * 8
     assert export_policy(result.run_dir, format="stablehlo").metadata["frames"] == frames
 
 
@@ -510,12 +507,79 @@ def test_a_file_that_decides_otherwise_is_not_written(run, tmp_path, monkeypatch
     monkeypatch.setattr(files, "onnx_runner", wrong)
     with pytest.raises(PodracerError, match="1000 of 1,000 actions differ"):
         export_policy(run, tmp_path / "policy.onnx")
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [run]
 
 
-@pytest.mark.slow
-def test_a_missing_package_has_a_remedy(run, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    code, _, error = command(capsys, run)
-    assert code == 78
-    assert 'the package onnxruntime: pip install "podracer-rl[export]"' in error
+def test_a_policy_is_exported_in_another_environment(run, tmp_path):
+    path = tmp_path / "p.stablehlo"
+    observations = np.random.default_rng(0).normal(size=(50, 10, 5)).astype(np.float32)
+    export = export_policy(run, path, format="stablehlo", environment=Renamed())
+    assert export.metadata["environment"] == "Renamed"
+    (name,) = export.inputs
+    actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]
+    assert np.array_equal(actions, podracer.load_policy(run)(observations))
+    assert len(np.unique(actions)) > 1
+
+
+class Renamed(Catch):
+    """Catch by another name."""
+
+
+def test_a_run_is_exported_from_its_address(experiment, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
+    address = f"file://{tmp_path / 'store' / 'run'}"
+    evaluated = dataclasses.replace(experiment, evaluations=1, evaluation_episodes=4)
+    podracer.train(evaluated, run_dir=tmp_path / "run", mirror=address)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, _, error = command(capsys, address, "--format", "stablehlo", "--checkpoint", "best")
+    assert code == 0, error
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "policy.stablehlo", "policy.stablehlo.json"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("nowhere", "nowhere holds no run"),
+        ("nowhere --format tflite", "--format cannot be 'tflite': choose one of onnx, stablehlo"),
+        ("nowhere --out s3://bucket/p.onnx", "is an address, but files are kept in directories"),
+        ("ftp://host/run", "is no address of a store that can hold a run: take s3://"),
+        ("RUN --out RUN/config.json", "config.json must end in .onnx"),
+        ("RUN --out .", "is a directory"),
+        ("RUN --environment cartpole", "--environment repeats that name, and cannot be 'cartpole'"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_nothing_is_written(
+    arguments, words, run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = command(capsys, *arguments.replace("RUN", str(run)).split())
+    assert (code, error.count("\n")) == (78, 1)
+    assert words in error
+    assert list(tmp_path.iterdir()) == [run]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("~/none", "{home}/none holds no run"),
+        ("~nosuchuser/x", "no home directory for '~nosuchuser/x': write the path without '~'"),
+    ],
+)
+def test_a_tilde_is_a_home_directory(path, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=words.format(home=tmp_path)):
+        export_policy(path, format="stablehlo")
+
+
+def test_a_file_holds_no_secret_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "SECRETS_OF_SETTINGS", set())
+    experiment = dataclasses.replace(
+        podracer.recipes.find("catch_a2c"),
+        environment="gymnasium:Maze-v0,api_key=k3y-0f-a-user,url=https://me:pa55-0f-me@example.org",
+    )
+    origin = files.origin_of(tmp_path, experiment, 1, 64, None)
+    expected = "gymnasium:Maze-v0,api_key=[redacted],url=https://me:[redacted]@example.org"
+    assert origin["environment"] == expected

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shlex
 import shutil
 import socket
 import threading
@@ -10,25 +11,28 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint
+from models import promote, record, rollback
 from walk import Walk
 
 import podracer
-from podracer import recipes
+from podracer.cli.main import main
+from podracer.drivers.population import Pod
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io.models import Decision, current_model
+from podracer.io.models import Decision
+from podracer.io.seal import seal
 from podracer.policy import Policy
 from podracer.run.loading import reopen
 from podracer.types import ArraySpec, Discrete
+from podracer_deploy.commands import listen
 from podracer_deploy.serve import server as servers
 from podracer_deploy.serve.arrays import arrays_of
-from podracer_deploy.serve.server import listen, make_server
+from podracer_deploy.serve.server import make_server
 from podracer_deploy.serve.service import Model, RequestError, Service, load_model
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
@@ -151,9 +155,7 @@ def models_of(directory, name):
     """Make a directory of models, or promote one more in it, without its checkpoint."""
     (directory / name).mkdir(parents=True)
     (directory / name / "config.json").touch()
-    with (directory / "record.jsonl").open("a") as record:
-        decision = Decision("promote", name, {"config.json": "0"})
-        record.write(json.dumps(dataclasses.asdict(decision)) + "\n")
+    record(directory, Decision("promote", name, {"config.json": "0"}))
     return directory
 
 
@@ -401,58 +403,26 @@ def parts(address):
     return host, int(port)
 
 
-@pytest.fixture(scope="module")
-def delivery():
-    return pytest.importorskip("podracer_trading.delivery")
-
-
-@pytest.fixture(scope="module")
-def trading_runs(delivery, tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    experiment = recipes.find("trading_ppo").with_fields({
-        "environment": "trading:synthetic,tickers=2,bars=200",
-        "driver": {"num_envs": 8, "rollout_length": 16, "updates_per_chunk": 2},
-        "agent": {"num_epochs": 1, "num_minibatches": 1},
-        "frames": 256,
-        "evaluations": 0,
-        "devices": 1,
-    })  # fmt: skip
-    return [podracer.train(experiment, seed=s, run_dir=root / f"s{s}").run_dir for s in (0, 1)]
-
-
 @pytest.fixture
-def models(delivery, trading_runs, tmp_path, monkeypatch):
-    """Two promoted models, the second one current."""
-    monkeypatch.setattr(delivery, "simulate", _rising())
-    for directory in trading_runs:
-        delivery.promote(tmp_path / "models", directory)
-    assert current_model(tmp_path / "models").name == "000002"
+def models(runs, tmp_path):
+    """A directory of two models, the second one current."""
+    for run in runs:
+        promote(tmp_path / "models", run)
     return tmp_path / "models"
-
-
-def _rising():
-    """Scores with which every promotion succeeds: the new run's is asked for first."""
-    values = iter(range(10**6, 0, -1))
-    return lambda *args: SimpleNamespace(equity=(1.0, float(next(values))))
 
 
 def load(directory):
     return load_model(directory, reopen(directory))
 
 
-@pytest.mark.slow
-def test_promotions_and_rollbacks_under_load_lose_no_request(
-    delivery, models, trading_runs, monkeypatch
-):
+def test_promotions_and_rollbacks_under_load_lose_no_request(models, runs):
     """Every answer is that of the model that it names."""
-    monkeypatch.setattr(delivery, "simulate", _rising())
     service = Service(models, load)
-    observation = np.random.default_rng(0).normal(size=service.model.policy.spec.observation.shape)
-    policies = [podracer.load_policy(directory) for directory in trading_runs]
-    expected = [policy(observation.astype(np.float32)) for policy in policies]
-    assert not np.allclose(*expected)
-    body = json.dumps({"observation": observation.astype(np.float32).tolist()}).encode()
-    answers, stop, model_runs = [], threading.Event(), {"000001": 0, "000002": 1}
+    observations = np.random.default_rng(0).normal(size=(50, 10, 5)).astype(np.float32)
+    expected = [podracer.load_policy(run)(observations).tolist() for run in runs]
+    assert expected[0] != expected[1]
+    body = json.dumps({"observation": observations.tolist()}).encode()
+    answers, stop, run_of = [], threading.Event(), {"000001": 0, "000002": 1}
 
     def client(url):
         while not stop.is_set():
@@ -463,47 +433,75 @@ def test_promotions_and_rollbacks_under_load_lose_no_request(
         for thread in clients:
             thread.start()
         for turn in range(4):
-            decision = (
-                delivery.rollback(models) if turn % 2 else delivery.promote(models, trading_runs[0])
-            )
-            model_runs.setdefault(decision.model, 0)
-            while service.model.name != decision.model:
+            model = rollback(models) if turn % 2 else promote(models, runs[0])
+            run_of.setdefault(model.name, 0)
+            while service.model.name != model.name:
                 time.sleep(0.01)
         stop.set()
         for thread in clients:
             thread.join()
     assert {status for status, _ in answers} == {200}
-    answers = [answer for _, answer in answers]
-    assert len({answer["model"] for answer in answers}) >= 2
-    for answer in answers:
-        np.testing.assert_allclose(
-            answer["action"], expected[model_runs[answer["model"]]], atol=1e-5
-        )
+    assert len({answer["model"] for _, answer in answers}) >= 2
+    for _, answer in answers:
+        assert answer["actions"] == expected[run_of[answer["model"]]]
 
 
-@pytest.mark.slow
-def test_a_damaged_model_does_not_replace_a_good_one(
-    delivery, models, trading_runs, monkeypatch, caplog
-):
-    monkeypatch.setattr(delivery, "simulate", _rising())
+def test_a_damaged_model_does_not_replace_a_good_one(models, runs, caplog):
     service = Service(models, load)
-    delivery.promote(models, trading_runs[0])
-    for path in (models / "000003" / "checkpoints").glob("0*"):
+    for path in (promote(models, runs[0]) / "checkpoints").glob("0*"):
         shutil.rmtree(path)
     service.refresh()
     assert service.model.name == "000002"
     assert "the model 000002 stays" in caplog.text
-    delivery.rollback(models)
-    delivery.promote(models, trading_runs[1])
+    rollback(models)
+    promote(models, runs[1])
     service.refresh()
     assert service.model.name == "000004"
 
 
-@pytest.mark.slow
-def test_an_error_that_nobody_foresaw_keeps_the_model(delivery, models, caplog):
+def test_a_model_that_was_exchanged_is_not_served(models, runs):
+    (model := models / "000002").rename(models / "old")
+    shutil.copytree(runs[0], model)
+    seal(model / "checkpoints")  # valid as a run
+    with pytest.raises(CheckpointError, match="000002 is not the model that"):
+        Service(models, load)
+
+
+def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
     loaded = iter([model_of("000001", "a2c")])
     service = Service(models, lambda path: next(loaded))  # StopIteration at the second
-    delivery.rollback(models)
+    rollback(models)
     service.refresh()
     assert service.model.name == "000001"
     assert "Traceback" in caplog.text
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("nowhere", "nowhere holds no run"),
+        ("ftp://host/run", "is no address of a store that can hold a run: take s3://"),
+        ("nowhere --host ''", "--host is empty"),
+        ("nowhere --host nosuch.invalid --port 0", "take another --host"),
+        ("nowhere --host 192.0.2.1 --port 0", "take another --host"),
+        ("nowhere --port 70000", "--port must lie in [0, 65,535]"),
+    ],
+)
+def test_a_mistake_of_the_command_is_a_sentence(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="78"):
+        main(["serve", *shlex.split(arguments)])
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_pod_of_a_sweep_is_served(experiment, tmp_path):
+    pods = dataclasses.replace(experiment, pods=(Pod(1), Pod(2)))
+    run = podracer.train(pods, run_dir=tmp_path / "run").run_dir
+    assert load_model(run, reopen(run), pod=1).pod == 1

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from podracer.serve.service import Model, Service, load_model
 
 import podracer
 from podracer.agents.ppo import PPO
@@ -24,7 +23,6 @@ from podracer.errors import CheckpointError, ConfigError
 from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import fingerprint
 from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
-from podracer.run.loading import reopen
 from podracer_trading import delivery
 from podracer_trading.backtest import backtest, load_trading
 from podracer_trading.bars import load_market
@@ -315,18 +313,13 @@ def test_nobody_reads_a_model_that_was_exchanged(
     for path in (model, tmp_path / "link"):
         with pytest.raises(CheckpointError, match="000001 is not the model that"):
             podracer.load(path)
-    for read in (current_model, lambda models: Service(models, load_served)):
-        with pytest.raises(CheckpointError, match="000001 is not the model that"):
-            read(models)
+    with pytest.raises(CheckpointError, match="000001 is not the model that"):
+        current_model(models)
     for command in ("eval", "backtest"):
         assert called(command, model) == 65
         assert "000001 is not the model that" in capsys.readouterr().err
     shutil.copytree(model, tmp_path / "run")  # a run again, of which no record tells
     assert len(podracer.load(tmp_path / "run")) == 2
-
-
-def load_served(directory: Path) -> Model:
-    return load_model(directory, reopen(directory))
 
 
 @pytest.mark.parametrize("line", ['{"action": "rollback", "model": "000001"}', '{"model": "../x"}'])

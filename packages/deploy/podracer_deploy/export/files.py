@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+import onnxruntime
 
 import podracer
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
-from podracer.envs.common import import_optional
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.checkpoint import Choice
 from podracer.io.copies import local_run, output_folder
@@ -69,8 +69,8 @@ def export_policy(
     stands its `metadata` as JSON. `load_policy` explains the other arguments. Before it is written,
     the file is compared with the agent on 1,000 observations.
 
-    Raises `ConfigError` as `load` does, where a package is missing and for a policy that the format
-    cannot hold; `PodracerError` if the file decides otherwise than the agent.
+    Raises `ConfigError` as `load` does, and for a policy that the format cannot hold;
+    `PodracerError` if the file decides otherwise than the agent.
     """
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx or stablehlo, but it is {format!r}.")
@@ -81,9 +81,6 @@ def export_policy(
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
     if file is not None:
         check_room(path.parent)
-    if format == "onnx":
-        for package in ("onnx", "onnxruntime"):
-            import_optional(package, "the format onnx", "export")
     experiment = reopen(directory, recipe, environment)
     run = load_run(
         directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="evaluation"
@@ -164,8 +161,6 @@ def to_stablehlo(decision: Decision) -> bytes:
 
 def onnx_runner(data: bytes) -> Runner:
     """Return a function that runs an ONNX file on one thread."""
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 from jax.extend.core import Literal
 
 from podracer.errors import ConfigError
@@ -43,22 +44,16 @@ class Graph:
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node; return the name of its output, or a list of the names of several."""
-        import onnx
-
         names = [f"{kind}_{len(self.nodes)}_{i}" for i in range(outputs)]
         self.nodes.append(onnx.helper.make_node(kind, inputs, names, **attributes))
         return names[0] if outputs == 1 else names
 
     def add_named(self, kind: str, source: str, name: str) -> None:
         """Add a node of one input whose output has a given name."""
-        import onnx
-
         self.nodes.append(onnx.helper.make_node(kind, [source], [name]))
 
     def constant(self, value: Any, dtype: Any = None) -> str:
         """Return the name of a constant."""
-        import onnx
-
         array = np.asarray(value, dtype)
         array = array.astype(np.int64) if array.dtype == np.uint32 else array
         key = (array.dtype.str, array.shape, array.tobytes())
@@ -75,8 +70,6 @@ class Graph:
 
     def cast(self, name: str, dtype: Any) -> str:
         """Add a cast to a dtype of ONNX."""
-        import onnx
-
         constant = self.value(name)
         if constant is not None:
             return self.constant(constant.astype(dtype))

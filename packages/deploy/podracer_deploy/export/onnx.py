@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 from jax.extend.core import ClosedJaxpr
 
 from podracer.errors import ConfigError
@@ -31,8 +32,6 @@ def to_onnx(decision: Decision, metadata: Mapping[str, Any]) -> bytes:
 
     Raises `ConfigError` for a policy whose computation ONNX cannot express, such as a search.
     """
-    import onnx
-
     graph = graph_of(decision)
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
@@ -101,7 +100,5 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
 
 
 def _value_info(name: str, spec: ArraySpec) -> Any:
-    import onnx
-
     kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     return onnx.helper.make_tensor_value_info(name, kind, ["B", *spec.shape])

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import resource
-import socket
 import time
 from typing import Any
 
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from podracer.io.address import LOOPBACK, family_of, host_in, is_of_another_site
+from podracer.io.address import LOOPBACK, host_in, is_of_another_site
 from podracer_deploy.serve.arrays import RequestError
 from podracer_deploy.serve.service import Question, Service
 
@@ -145,11 +144,6 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("a request must be one JSON object.")
     return value
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any that is free. Raises `OSError`."""
-    return socket.create_server((host, port), family=family_of(host), backlog=2048)
 
 
 class _Connection(H11Protocol):

@@ -104,7 +104,7 @@ class Service:
     """Policy of a run, or of the current model of a directory of models, with its sessions.
 
     Args:
-        directory: a run, or a directory that `podracer promote` makes.
+        directory: a run, or a directory of models with a record.
         load: called with a run directory; returns its model.
     """
 
