@@ -11,7 +11,10 @@ def experiment():
     return podracer.Experiment(
         recipe="catch_a2c",
         environment="catch",
-        agent=podracer.A2C(network=podracer.TorsoNetwork(podracer.MLP((8,)))),
+        agent=podracer.A2C(
+            learning_rate=1e-5,  # the policy still takes all actions
+            network=podracer.TorsoNetwork(podracer.MLP((8,))),
+        ),
         driver=podracer.AnakinConfig(num_envs=16, rollout_length=8, updates_per_chunk=8),
         frames=2048,
         evaluations=0,
