@@ -38,7 +38,6 @@ def usage() -> str:
         "",
         "  podracer COMMAND --help              the flags of a command",
         "  podracer --version                   the version",
-        "  podracer --completion SHELL          a completion script for bash, zsh or fish",
     ]
     return "\n".join(lines)
 
@@ -129,16 +128,11 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in ("-V", "--version"):
         print(version())
         return 0
-    if name == "--completion":
-        from podracer.cli.completion import script
-
-        print(script(arguments[0] if arguments else ""))
-        return 0
     if name in (of_packages := installed("commands")):
         return of_packages[name].load()(arguments) or 0
     if name not in COMMANDS:
-        is_flag, names = name in ("version", "completion"), [*COMMANDS, *of_packages]
-        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, names)
+        is_version, names = name == "version", [*COMMANDS, *of_packages]
+        hint = "did you mean podracer --version?" if is_version else nearest(name, names)
         error = package_of(name) or f"There is no command {name!r}: {hint}"
         print(f"podracer: {error}", file=sys.stderr)
         return 78

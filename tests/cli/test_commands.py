@@ -350,7 +350,6 @@ MISTAKES = [
     ("eval nowhere --json true", "a flag that is on or off has no value: write --NAME or --no-"),
     ("train catch --keep-best True", "a flag that is on or off has no value: write --NAME"),
     ("eval", "eval needs RUN: write podracer eval RUN."),
-    ("--completion powershell", "bash, zsh, fish"),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
     ("train cartpole_a2c", "did you mean catch_a2c with --environment cartpole?"),
     (
@@ -362,7 +361,6 @@ MISTAKES = [
     ("train pendlum_sac", "did you mean pendulum_sac?"),
     ("train ppo", "did you mean cartpole_ppo?"),
     ("train xyzzy", "There is no recipe 'xyzzy': `podracer list recipes` names them. One of your"),
-    ("completion bash", "did you mean podracer --completion?"),
     ("version", "did you mean podracer --version?"),
     (
         "train catch --clip-epsilon 0.1",

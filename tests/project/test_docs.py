@@ -15,12 +15,12 @@ import pytest
 from pages import ROOT, blocks, run_page
 
 import podracer
-from podracer.cli.completion import flags_of_commands, flags_of_recipes
+from commands import flags_of_commands, flags_of_recipes
 
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 OWN_FLAGS = {"--game", "--update-rule"}  # of recipes and of rules: they come before the others
-OF_NO_COMMAND = {"--help", "--version", "--completion"}
+OF_NO_COMMAND = {"--help", "--version"}
 FOREIGN = ("--xla_",)  # how flags of other programs begin
 # Tables whose last column alone has our names: the others have earlier ones, or those of others.
 WITH_OTHER_NAMES = ("CHANGELOG", "docs/coming-from")
