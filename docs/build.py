@@ -21,6 +21,7 @@ PAGES = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
+    "packages/deploy/README.md": "packages/deploy.md",
     "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
@@ -58,9 +59,8 @@ tournaments
 learn-from-data
 self-play
 meta-learning
+packages/deploy
 packages/trading
-export
-serving
 deployment
 ```
 ```{toctree}

@@ -160,7 +160,7 @@ def test_functions_stay_short():
     assert long == []
 
 
-TESTS = sorted((ROOT.parent / "tests").rglob("*.py"))
+TESTS = sorted([*ROOT.parent.glob("tests/**/*.py"), *ROOT.parent.glob("packages/*/tests/*.py")])
 PUBLIC = {"_exit", "_replace"}  # of the standard library
 
 
@@ -193,8 +193,8 @@ patch.setattr(run, "_save", None)
 patch.setattr("podracer.run._save", None)
 """
     assert len(list(private_names(touching))) == 4
-    found = {path.name: list(private_names(path.read_text())) for path in TESTS}
-    assert {name: x for name, x in found.items() if x} == {}
+    found = {path: list(private_names(path.read_text())) for path in TESTS}
+    assert {path: x for path, x in found.items() if x} == {}
 
 
 def test_few_lines_are_set_by_hand():
