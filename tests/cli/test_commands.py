@@ -570,7 +570,6 @@ MISTAKES_IN_FILES = [
         "'1,000' must be a whole number, such as 4096 or 1e6.",
         marks=pytest.mark.slow,
     ),
-    ("train catch --profile -1", "--profile must lie in [0, 2,147,483,647]"),
     ("train catch --size big", "--size cannot be 'big': choose one of None, accelerator, laptop."),
     pytest.param(
         "train catch --torso cnn",

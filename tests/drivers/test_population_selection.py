@@ -54,7 +54,6 @@ from podracer.reports.run import write_report
 from podracer.reports.selection import lineages
 from podracer.run import sweep
 from podracer.run.loading import load_run
-from podracer.run.resume import check_same_experiment
 from podracer.run.setup import make_run_setup
 from podracer.tournament import selection as tournament
 from podracer.types import LearnerState
@@ -260,14 +259,6 @@ def test_fixed_evaluations_play_the_same_episodes_after_a_selection():
         returns = [outcome.returns for outcome in outcomes if outcome is not None]
         assert np.array_equal(*returns) == fixed
 
-
-def test_a_resumed_run_keeps_the_chunks_by_which_it_selects():
-    saved = to_json(EXPERIMENT)
-    changed = saved | {"records": "update"}
-    with pytest.raises(ConfigError, match="records was chunk and is update"):
-        check_same_experiment(saved, changed)
-    alone = {"exchange": None}
-    check_same_experiment(saved | alone, changed | alone)
 
 
 @pytest.mark.slow

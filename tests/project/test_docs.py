@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import flags_of_commands, flags_of_recipes
 from pages import ROOT, blocks, run_page
 
 import podracer
-from commands import flags_of_commands, flags_of_recipes
 
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
