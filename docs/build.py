@@ -53,7 +53,7 @@ how-to
 plan
 scaling
 reliability
-watch
+reports
 tournaments
 learn-from-data
 self-play

@@ -509,12 +509,7 @@ MISTAKES = [
     ("rule nowhere", "holds no run"),
     ("leaderboard nowhere", "holds no tournament"),
     ("export nowhere", "nowhere holds no run"),
-    ("watch nowhere", "there is no directory nowhere"),
-    ("watch ''", "'' names no file and no directory"),
-    ("watch . --host nosuch.invalid --port 0", "take another --host"),
-    ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
-    ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 5", "holds no run"),
 ]
 FILES = {  # of a user, in the working directory

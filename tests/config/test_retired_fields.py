@@ -34,6 +34,7 @@ def run(tmp_path):
 
 def configure(run, **fields):
     config = json.loads((run / "config.json").read_text())
+    del config["sha256"]
     config["experiment"] |= fields
     seal_json(run / "config.json", config)
 

@@ -260,7 +260,6 @@ def test_fixed_evaluations_play_the_same_episodes_after_a_selection():
         assert np.array_equal(*returns) == fixed
 
 
-
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsys):
     # It stops where a selection is due, which is therefore made by the resumed run.
@@ -415,5 +414,5 @@ def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_pat
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(number for row in rows for number in row["pods"]) == [0, 1, 2, 3]
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
-    with pytest.raises(ConfigError, match=r"podracer watch .* shows a sweep"):
+    with pytest.raises(ConfigError, match=r"podracer report .* shows a sweep"):
         leaderboard(LeaderboardOptions(tmp_path, watch=True))
