@@ -175,9 +175,9 @@ def test_a_page_is_written_anew_while_a_run_trains(tmp_path, monkeypatch, capsys
         sizes.append(len((run / "report.html").read_text()))
         if len(waits) > 1:
             raise KeyboardInterrupt
-        *_, last = (run / "metrics.jsonl").read_text().splitlines()
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write(last.replace('"updates": 12', '"new_metric": 1.0, "updates": 13') + "\n")
+        records = read_metrics(run / "metrics.jsonl")
+        records.append({**records[-1], "updates": 13, "new_metric": 1.0})
+        (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
 
     monkeypatch.setattr(time, "sleep", wait)
     assert report(ReportOptions((run,), every=30.0)) == 0
