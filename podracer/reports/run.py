@@ -206,7 +206,7 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: 
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
     ]
-    return page(title, body)
+    return page(title, body, refresh)
 
 
 def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:

@@ -130,12 +130,6 @@ def test_a_target_that_no_evaluation_can_reach_is_said():
     assert text == "`target_return=475` ends no run without evaluations."
 
 
-def test_a_period_of_averages_that_nobody_makes_is_said():
-    run = recipes.find("cartpole_sebulba")
-    (text,) = sentences(run.with_fields({"driver": {"average_every": 8}}))
-    assert text == "`driver.average_every` does nothing without `driver.average_hosts`."
-
-
 def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
     long = DQN(replay=Replay(10_000, warmup=40 * STEPS + 1))
     podracer.train(EXPERIMENT, agent=long, evaluations=0, run_dir=tmp_path / "run")
