@@ -54,7 +54,7 @@ how-to
 plan
 scaling
 reliability
-watch
+reports
 tournaments
 learn-from-data
 self-play

@@ -28,7 +28,6 @@ COMMANDS = {
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
     "record": Command("runs", "record", "RUN", "episodes as a data set, to learn from"),
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
-    "watch": Command("serve", "watch", "DIR", "a live page, while runs train"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
     "init": Command("init", "init", "NAME", "a package with an agent and an environment of yours"),
     "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),

@@ -509,12 +509,7 @@ MISTAKES = [
     ("report", "at least one run"),
     ("rule nowhere", "holds no run"),
     ("leaderboard nowhere", "holds no tournament"),
-    ("watch nowhere", "there is no directory nowhere"),
-    ("watch ''", "'' names no file and no directory"),
-    ("watch . --host nosuch.invalid --port 0", "take another --host"),
-    ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
-    ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 5", "holds no run"),
 ]
 FILES = {  # of a user, in the working directory
@@ -570,7 +565,6 @@ MISTAKES_IN_FILES = [
         "'1,000' must be a whole number, such as 4096 or 1e6.",
         marks=pytest.mark.slow,
     ),
-    ("train catch --profile -1", "--profile must lie in [0, 2,147,483,647]"),
     ("train catch --size big", "--size cannot be 'big': choose one of None, accelerator, laptop."),
     pytest.param(
         "train catch --torso cnn",

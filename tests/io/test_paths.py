@@ -26,7 +26,6 @@ from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
-from podracer.reports.watch.watcher import Watcher
 from podracer.run.history import installed_versions
 from podracer.run.opponents import make_environment
 from podracer.run.setup import make_run_setup
@@ -52,7 +51,6 @@ COMMANDS = (
     "match PATH PATH",
     "play run --out PATH.gif",
     "report run --out PATH.html",
-    "watch PATH",
 )
 READERS = (
     "leaderboard PATH",
@@ -72,7 +70,6 @@ FUNCTIONS: dict[str, Callable] = {
     "events": read_events,
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
-    "watch": Watcher,
     "opponent": lambda path: make_environment(f"pgx:tic_tac_toe,opponent={path}", EXPERIMENT),
     "current_model": current_model,
 }

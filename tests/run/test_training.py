@@ -129,12 +129,6 @@ def test_a_target_that_no_evaluation_can_reach_is_said():
     assert text == "`target_return=475` ends no run without evaluations."
 
 
-def test_a_period_of_averages_that_nobody_makes_is_said():
-    run = recipes.find("cartpole_sebulba")
-    (text,) = sentences(run.with_fields({"driver": {"average_every": 8}}))
-    assert text == "`driver.average_every` does nothing without `driver.average_hosts`."
-
-
 def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
     long = DQN(replay=Replay(10_000, warmup=40 * STEPS + 1))
     podracer.train(EXPERIMENT, agent=long, evaluations=0, run_dir=tmp_path / "run")
@@ -276,31 +270,6 @@ def test_a_wait_for_the_evaluation_program_is_compile_time(tmp_path, monkeypatch
     podracer.train(experiment, run_dir=tmp_path / "run")
     compiling = [line["time_compile"] > 0 for line in read_metrics(tmp_path / "run/metrics.jsonl")]
     assert compiling == [True, True, False, False]
-
-
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_records_of_each_update_are_the_records_of_chunks_of_one(devices, tmp_path):
-    """Chunks stay as long, also the last one, which is shorter, and a resume goes on with them."""
-    experiment = dataclasses.replace(
-        EXPERIMENT, frames=12 * STEPS, evaluations=1, devices=devices, records="update"
-    )
-    each, ones, chunks = (tmp_path / name for name in ("each", "ones", "chunks"))
-    podracer.train(experiment, run_dir=each, frames=5 * STEPS, evaluations=0)
-    podracer.train(experiment, run_dir=each, resume=True)
-    podracer.train(experiment, run_dir=ones, records="chunk", driver={"updates_per_chunk": 1})
-    podracer.train(experiment, run_dir=chunks, records="chunk")
-    assert records(each) == records(ones)
-    assert [line["updates"] for line in records(each)] == [*range(1, 13)]
-    assert stored_fingerprint(each) == stored_fingerprint(ones) == stored_fingerprint(chunks)
-    lines = read_metrics(each / "metrics.jsonl")
-    assert [line["updates"] for line in lines if "machine_cores" in line] == [5, 10, 12]
-
-
-def test_each_update_has_a_chunk_where_no_program_measures_it():
-    experiment = dataclasses.replace(EXPERIMENT, records="update")
-    sebulba, pods = experiment.with_arch("sebulba"), experiment.with_fields({"pods": (Pod(0),)})
-    assert [x.run_driver.updates_per_chunk for x in (experiment, sebulba, pods)] == [5, 1, 1]
-    assert "by_update" not in to_json(experiment.run_driver)
 
 
 @pytest.mark.slow

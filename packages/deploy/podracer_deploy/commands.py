@@ -9,13 +9,13 @@ import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from podracer.cli.arguments import Port, RunPath, parse
+from podracer.cli.arguments import Limits, RunPath, parse
 from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, output_file
 from podracer.errors import ConfigError
-from podracer.io.address import family_of, url_of
 from podracer.io.copies import output_folder
+from podracer_deploy.serve.address import family_of, url_of
 
 if TYPE_CHECKING:
     from podracer_deploy.export.files import Export
@@ -106,7 +106,7 @@ class ServeOptions(CheckpointOptions):
     of the current one, also after it was replaced."""
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
-    port: Port = 8000
+    port: Annotated[int, Limits(0, 65_535)] = 8000
     """Port to listen at, up to 65,535; 0 takes any that is free."""
     host: str = "127.0.0.1"
     """Address to listen at. By default only programs of this machine can ask; at 0.0.0.0 everybody

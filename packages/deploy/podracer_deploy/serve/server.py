@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from podracer.io.address import LOOPBACK, host_in, is_of_another_site
+from podracer_deploy.serve.address import LOOPBACK, host_in, is_of_another_site
 from podracer_deploy.serve.arrays import RequestError
 from podracer_deploy.serve.service import Question, Service
 

@@ -1,4 +1,4 @@
-"""Addresses at which the library's servers listen."""
+"""Addresses at which the server listens, and the names that requests call it by."""
 
 from __future__ import annotations
 
