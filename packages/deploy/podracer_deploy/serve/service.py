@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import numpy as np
 
 from podracer.config.experiment import Experiment
 from podracer.errors import ConfigError, PodracerError, StorageError
-from podracer.io.models import RECORD, current_promotion, marks_of
+from podracer.io.models import RECORD, current_promotion
 from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
 from podracer.run.loading import load_run
@@ -275,7 +276,17 @@ class Service:
         """Return the directory of the current model, and what no other model equals."""
         decision = current_promotion(self._directory)
         path = self._directory / decision.model
-        return path, (decision.model, decision.files, marks_of(path))
+        return path, (decision.model, decision.files, _marks_of(path))
+
+
+def _marks_of(model: Path) -> list[tuple[object, ...]]:
+    """Return what changes when a file of a model does, or the directory behind its name.
+
+    Reads no file: path, device, inode, size and time of each are enough.
+    """
+    paths = [Path(folder, name) for folder, _, names in os.walk(model) for name in names]
+    statuses = [(str(path), os.lstat(path)) for path in sorted(paths)]
+    return [(name, x.st_dev, x.st_ino, x.st_size, x.st_mtime_ns) for name, x in statuses]
 
 
 def _rewards(request: dict[str, Any], rows: int) -> np.ndarray:
