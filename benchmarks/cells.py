@@ -322,7 +322,8 @@ _TRADING_REMARK = (
     "Scores are returns of the validation period in percent, where an order to always buy "
     "makes -21 and buying once and holding -30. The bars are synthetic, and the past contains "
     "no information about the direction of their next return. So there is little to learn: "
-    "scores differ by how much is invested. The [page on trading](trading.md) has the figures."
+    "scores differ by how much is invested. The "
+    "[page on trading](../packages/trading/README.md) has the figures."
 )
 _BREAKOUT_REMARK = (
     "A tie with both; the goal was their score in a third of their time. Training reaches 74 % "

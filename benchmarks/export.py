@@ -18,13 +18,13 @@ from records import append, read
 
 from podracer import recipes
 from podracer.errors import ConfigError
-from podracer.export.decision import make_decision
-from podracer.export.files import onnx_runner, stablehlo_runner, to_stablehlo
-from podracer.export.onnx import to_onnx
-from podracer.export.proof import prove
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run.setup import build
 from podracer.types import LearnerState
+from podracer_deploy.export.decision import make_decision
+from podracer_deploy.export.files import onnx_runner, stablehlo_runner, to_stablehlo
+from podracer_deploy.export.onnx import to_onnx
+from podracer_deploy.export.proof import prove
 
 # Recipes, with what they are of: agent, layers and observation. `+lstm` changes the network's
 # memory, `@NAME` the environment.

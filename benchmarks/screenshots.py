@@ -9,11 +9,9 @@ at each picture before it goes into docs/images.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +29,7 @@ _CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-
 class Shot(NamedTuple):
     """Picture of a page: which, its size in pixels, and whether it is dark."""
 
-    page: str  # name of a run for its report, or "watch"
+    page: str  # name of a run, for its report
     width: int
     height: int
     is_dark: bool = False
@@ -45,8 +43,6 @@ SHOTS = {
     "report-tournament": Shot("cup", 1280, 1300),
     "report-trading": Shot("trading", 1280, 1300),
     "report-phone": Shot("cartpole", 400, 1400),
-    "watch": Shot("watch", 1280, 1000),
-    "watch-dark": Shot("watch", 1280, 1000, is_dark=True),
 }
 
 
@@ -55,20 +51,10 @@ def podracer(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "podracer", *arguments]
 
 
-@contextlib.contextmanager
-def address_of(page: str, runs: Path) -> Iterator[str]:
-    """Yield the address of a page, which is made or served."""
-    if page != "watch":
-        command = podracer("report", str(runs / page))
-        yield Path(subprocess.check_output(command, text=True).strip()).resolve().as_uri()
-        return
-    command = podracer("watch", str(runs), "--port", "0", "--only", "[cst][aew]*")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().split()[0]
-        finally:
-            server.terminate()
+def address_of(page: str, runs: Path) -> str:
+    """Write the report of a run and return its address."""
+    command = podracer("report", str(runs / page))
+    return Path(subprocess.check_output(command, text=True).strip()).resolve().as_uri()
 
 
 def take(shot: Shot, address: str, file: Path) -> None:
@@ -80,7 +66,7 @@ def take(shot: Shot, address: str, file: Path) -> None:
         f'<body style="{style}"><iframe src="{address}" style="{style}; width: {shot.width}px; '
         f'height: {shot.height}px"></iframe></body>'
     )
-    is_framed, is_live = shot.width < 500, address.startswith("http")
+    is_framed = shot.width < 500
     dark = ["--force-dark-mode"] if shot.is_dark else []
     subprocess.run(
         [
@@ -89,8 +75,7 @@ def take(shot: Shot, address: str, file: Path) -> None:
             f"--user-data-dir={file.parent / 'browser'}",
             f"--window-size={shot.width},{shot.height}",
             "--allow-file-access-from-files",  # of the report, by its frame
-            # The live page never ends to load, so it is taken after half a minute as it is.
-            "--timeout=30000" if is_live else "--virtual-time-budget=20000",
+            "--virtual-time-budget=20000",
             f"--screenshot={file}",
             frame.as_uri() if is_framed else address,
         ],
@@ -113,12 +98,11 @@ def main() -> None:
     shots = {name: SHOTS[name] for name in options.only}
     pages = {shot.page for shot in shots.values()}
     for name, arguments in RUNS.items():
-        if (name in pages or "watch" in pages) and not (runs / name).exists():
+        if name in pages and not (runs / name).exists():
             command = podracer(*arguments.split(), "--run-dir", str(runs / name))
             subprocess.run(command, check=True)
     for name, shot in shots.items():
-        with address_of(shot.page, runs) as address:
-            take(shot, address, pictures / f"{name}.png")
+        take(shot, address_of(shot.page, runs), pictures / f"{name}.png")
         print(pictures / f"{name}.png")
 
 

@@ -21,6 +21,8 @@ PAGES = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
+    "packages/deploy/README.md": "packages/deploy.md",
+    "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
@@ -52,14 +54,13 @@ how-to
 plan
 scaling
 reliability
-watch
+reports
 tournaments
 learn-from-data
 self-play
 meta-learning
-trading
-export
-serving
+packages/deploy
+packages/trading
 deployment
 ```
 ```{toctree}

@@ -134,7 +134,12 @@ def environments():
     head = ["name", "observations", "actions", "runs on", "extra", "MB", "recipes", "scored"]
     kinds = table(head, rows)
     texts = table(
-        ["name", "what it is"], [[code([name]), text] for name, text, _ in sorted(envs.names())]
+        ["name", "what it is"],
+        [
+            [code([name]), text]
+            for name, text, _ in sorted(envs.names())
+            if name.removesuffix(":NAME") in {*ENVIRONMENTS, *ADAPTERS}
+        ],
     )
     return f"""{MADE}# Environments
 
@@ -152,7 +157,7 @@ tests, and their scores are not known.
 ## Descriptions
 
 {texts}
-MuJoCo's tasks of Gymnasium need the extra `mujoco` (27 MB) as well, and `trading:FILE` the extra `trading` (55 MB).
+MuJoCo's tasks of Gymnasium need the extra `mujoco` (27 MB) as well.
 Environments of your own need no name: [add an environment](add-an-environment.md).
 """
 

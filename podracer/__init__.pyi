@@ -26,7 +26,6 @@ from podracer.envs.catalog import make as make
 from podracer.envs.host.gymnasium import Gymnasium as Gymnasium
 from podracer.errors import ConfigError as ConfigError
 from podracer.evaluate import make_evaluator as make_evaluator
-from podracer.export.files import export_policy as export_policy
 from podracer.fields import bounded as bounded
 from podracer.fields import static as static
 from podracer.fields import struct as struct

@@ -1,60 +1,11 @@
-"""Eight virtual devices, loud broadcasting, one compile cache, programs compiled quickly.
+"""The plugin of every suite (`podracer.testing.plugin`), and what the core's tests add to it."""
 
-Nearly all the time of a cold run goes into compiling programs that then run for milliseconds.
-They are compiled with few optimizations, here and in the processes that tests start, which is
-over twice as fast; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as users do.
-"""
-
-import gc
-import os
-import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
-import jax
 import pytest
 from sockets import listeners
 
-pytest_plugins = ["fault_matrix", "pytester"]
-
-CACHE = Path(tempfile.gettempdir()) / f"podracer-test-cache-{os.getuid()}"
-
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-QUICK = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0"
-if QUICK:  # a few tests optimize their programs (`programs.optimized`), but LLVM need not
-    flags = [os.environ.get("XLA_FLAGS", "")]
-    if jax.__version_info__ < (0, 11):  # without its passes these versions round by the context
-        flags += ["--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false"]
-    else:
-        flags.append("--xla_backend_optimization_level=0")
-    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
-
-# Also where `nohup` started the tests, or a shell that is not interactive, in the background.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-jax.config.update("jax_disable_most_optimizations", QUICK)
-jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-gc.set_threshold(50_000, 20, 50)  # tracing allocates much and leaves little garbage
-
-
-@pytest.fixture
-def key() -> jax.Array:
-    return jax.random.key(0)
-
-
-@pytest.fixture
-def lenient_ranks() -> Iterator[None]:
-    """Let arrays be promoted to others' ranks, which Pgx, JAXtari and other packages rely on."""
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", before)
+pytest_plugins = ["podracer.testing.plugin", "fault_matrix", "pytester"]
 
 
 @pytest.fixture
@@ -63,9 +14,3 @@ def nothing_listens() -> Iterator[None]:
     with listeners() as found:
         yield
     assert found == set()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _garbage_of_this_module_only() -> None:
-    """Collecting it, also by JAX where it looks for leaks, need not go through all programs."""
-    gc.freeze()

@@ -459,22 +459,6 @@ def test_a_report_that_comes_late_leaves_the_rest_to_the_next(monkeypatch):
     assert (lines[1]["time_evaluate"], lines[1]["seconds"]) == (1.0, 9.0)
 
 
-def test_the_reports_of_a_chunk_share_its_time(monkeypatch):
-    clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
-    monkeypatch.setattr(signals, "time", clock)
-    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
-    clock.perf_counter = lambda: 13.0
-    reports = [
-        Progress(update, 8, {}, compile_seconds=3.0 * (update == 1), num_left=3 - update)
-        for update in (1, 2)
-    ]
-    lines = [recorder.record(progress, times) for progress in reports]
-    assert [line["time_step"] for line in lines] == [5.0, 5.0]
-    assert [line["seconds"] for line in lines] == [8.0, 13.0]
-    assert [line["frames_per_second"] for line in lines] == [1.6, 1.6]
-    assert recorder.chunk_seconds == 25.0  # chunks have five updates
-
-
 def test_a_mean_over_pods_leaves_out_those_that_met_a_fault():
     recorder = Recorder(EXPERIMENT, podracer.make("catch"))
     progress = Progress(7, 8, {}, pods={"episodes": np.array([1.0, np.nan, 3.0])})

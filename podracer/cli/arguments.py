@@ -37,7 +37,6 @@ class Limits:
 
 Count = Annotated[int, Limits()]
 Seed = Annotated[int, Limits(0, 2**32 - 1)]
-Port = Annotated[int, Limits(0, 65_535)]
 Arch = Literal["anakin", "sebulba"]
 StoredRun = Annotated[Path, RUN]
 RunPath = Annotated[StoredRun, tyro.conf.Positional]

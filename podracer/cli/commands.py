@@ -28,11 +28,9 @@ COMMANDS = {
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
     "record": Command("runs", "record", "RUN", "episodes as a data set, to learn from"),
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
-    "watch": Command("serve", "watch", "DIR", "a live page, while runs train"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
     "init": Command("init", "init", "NAME", "a package with an agent and an environment of yours"),
     "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
-    "export": Command("export", "export", "RUN", "the policy as a file for other programs"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
@@ -41,7 +39,6 @@ COMMANDS = {
         "plan", "compile_programs", "[RECIPE]", "its programs for a GPU or a TPU pod"
     ),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
-    "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
 }
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.

@@ -75,7 +75,7 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
 
     if options.watch:
         raise ConfigError(
-            f"--watch is for tournaments: podracer watch {options.run} shows a sweep."
+            f"--watch is for tournaments: podracer report {options.run} --every 10 shows a sweep."
         )
     if options.release is not None:
         raise ConfigError("--release is for tournaments: no pod of a sweep is quarantined.")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import podracer
 from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
-from podracer.io.entry_points import installed, summary
+from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.names import nearest
 from podracer.io.paths import in_addresses
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
@@ -38,7 +38,6 @@ def usage() -> str:
         "",
         "  podracer COMMAND --help              the flags of a command",
         "  podracer --version                   the version",
-        "  podracer --completion SHELL          a completion script for bash, zsh or fish",
     ]
     return "\n".join(lines)
 
@@ -129,17 +128,13 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in ("-V", "--version"):
         print(version())
         return 0
-    if name == "--completion":
-        from podracer.cli.completion import script
-
-        print(script(arguments[0] if arguments else ""))
-        return 0
     if name in (of_packages := installed("commands")):
         return of_packages[name].load()(arguments) or 0
     if name not in COMMANDS:
-        is_flag, names = name in ("version", "completion"), [*COMMANDS, *of_packages]
-        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, names)
-        print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
+        is_version, names = name == "version", [*COMMANDS, *of_packages]
+        hint = "did you mean podracer --version?" if is_version else nearest(name, names)
+        error = package_of(name) or f"There is no command {name!r}: {hint}"
+        print(f"podracer: {error}", file=sys.stderr)
         return 78
     command = COMMANDS[name]
     module = importlib.import_module(f"podracer.cli.{command.module}")

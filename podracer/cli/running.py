@@ -30,7 +30,6 @@ def run(
     recipe: str | None = None,
     track: Trackers = (),
     debug: bool = False,
-    profile: int = 0,
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
     for_platform: Callable[[str], Experiment] | None = None,
@@ -71,7 +70,6 @@ def run(
         sinks=trackers(track),
         progress=not debug,  # whose table a debugger would break
         debug=debug,
-        profile=profile,
     )
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -236,6 +239,9 @@ class ReportOptions:
     output: OutputFile = None
     """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
     the folder that they share."""
+    every: Annotated[float, Limits(0)] = 0.0
+    """Seconds between two versions of a page that is written anew, and loaded anew by a browser,
+    until Ctrl-C, such as while the runs train; 0 writes it once."""
 
 
 def default_page(runs: Sequence[Path]) -> Path:
@@ -259,14 +265,18 @@ def report(options: ReportOptions) -> int:
         if not is_tournament(run):
             check_is_run(run)
     path = output_file(options.output, default_page(options.runs), (".html", ".htm"))
+    write = partial(write_report, options.runs)
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
         if len(options.runs) > 1:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
-        print(write_tournament_report(tournaments[0], path))
-        return 0
-    print(write_report(options.runs, path))
+        write = partial(write_tournament_report, tournaments[0])
+    print(write(path, options.every), flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        while options.every:
+            time.sleep(options.every)
+            write(path, options.every)
     return 0
 
 

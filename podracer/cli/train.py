@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from podracer.cli.arguments import Arch, Limits, MirrorAddress, Trackers
+from podracer.cli.arguments import Arch, MirrorAddress, Trackers
 from podracer.cli.recipe_flags import (
     find_experiment,
     own_recipe,
@@ -45,8 +44,6 @@ class TrainOptions:
     """Whether to run operation by operation on one device: breakpoint() and print() work in the
     agent and the environment, and the first NaN is an error at its line. It is a thousand times
     slower, so take few environments."""
-    profile: Annotated[int, Limits(0)] = 0
-    """Number of updates in a profile of the run, which shows what takes the time; 0 for none."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -68,7 +65,6 @@ def train(arguments: Sequence[str]) -> int:
         mirror=options.mirror,
         track=options.track,
         debug=options.debug,
-        profile=options.profile,
         for_platform=for_platform,
     )
 

@@ -74,8 +74,6 @@ class Experiment:
     save_seconds: float = bounded(60.0)
     """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
     may add; 0 saves after every chunk."""
-    records: Literal["chunk", "update"] = "chunk"
-    """Extent of a record of the log: `chunk` for all updates of a chunk, `update` for each."""
     keep_best: bool = True
     """Whether to save at each evaluation with a higher mean return than all before. The checkpoint
     of the best one is then kept besides the newest ones; of equal ones it is the newest."""
@@ -119,16 +117,9 @@ class Experiment:
 
     @property
     def run_driver(self) -> AnakinConfig | SebulbaConfig:
-        """Settings of the driver, whose chunk is no longer than the run.
-
-        To record each update it is one update, unless Anakin's program measures each in a chunk.
-        """
-        driver, updates = self.driver, min(self.driver.updates_per_chunk, self.num_updates)
-        if self.records == "chunk":
-            return dataclasses.replace(driver, updates_per_chunk=updates)
-        if self.pods or not isinstance(driver, AnakinConfig):
-            return dataclasses.replace(driver, updates_per_chunk=1)
-        return dataclasses.replace(driver, updates_per_chunk=updates, by_update=True)
+        """Settings of the driver, whose chunk is no longer than the run."""
+        updates = min(self.driver.updates_per_chunk, self.num_updates)
+        return dataclasses.replace(self.driver, updates_per_chunk=updates)
 
     @property
     def num_updates(self) -> int:

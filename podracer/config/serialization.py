@@ -91,6 +91,31 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields if f.name != "spec")
 
 
+# Fields that have left a class, with the value for which a run is what it would be without them.
+_RETIRED: dict[str, dict[str, Any]] = {
+    "Experiment": {"records": "chunk"},
+    "SebulbaConfig": {"average_hosts": None, "average_every": 16},
+}
+
+
+def without_retired(data: Any) -> Any:
+    """Return a configuration's JSON without the fields that have left their classes.
+
+    Raises `ConfigError` where one has another value than the one that changes nothing.
+    """
+    if isinstance(data, list):
+        return [without_retired(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    retired = _RETIRED.get(data.get("kind", ""), {})
+    for name, value in retired.items():
+        if data.get(name, value) != value:
+            raise ConfigError(
+                f"the run was made with {name}={data[name]!r}, which this version no longer has."
+            )
+    return {name: without_retired(x) for name, x in data.items() if name not in retired}
+
+
 def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None) -> Any:
     """Return a configuration of these kinds from its JSON.
 
@@ -204,7 +229,7 @@ def experiment_of(
     """
     kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
     try:
-        data = read_config(path)["experiment"]
+        data = without_retired(read_config(path)["experiment"])
         if environment is not None:
             data["environment"] = ""
         experiment = from_json(data, kinds, recipe)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -54,7 +53,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
 from podracer.means import pack, unpack
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
-from podracer.types import EnvironmentSpec, Metrics, Params, PyTree, Trajectory
+from podracer.types import Metrics, Params, Trajectory
 
 Program = partial[tuple[TrainState, Metrics]]
 """Compiled chunk `(state, request) -> (state, metrics)`, with its agent, see `lower_chunk`."""
@@ -75,8 +74,6 @@ class AnakinConfig:
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
     agents that support it. A GPU makes a second forward pass all the same, which takes fewer
     kernels. Sebulba has no such form, so its runs then differ by rounding."""
-    by_update: bool = dataclasses.field(default=False, metadata={"derived": True})
-    """Whether to report each update of a chunk: the `records` of an experiment."""
 
     @property
     def steps_per_update(self) -> int:
@@ -131,7 +128,7 @@ def anakin(
         state,
         mesh,
         config,
-        partial(_reports, spec=blueprint.spec, shared=state.learner.shared),
+        partial(to_progress, spec=blueprint.spec, shared=state.learner.shared),
         num_updates=num_updates,
         request=request,
         boundary=boundary,
@@ -161,8 +158,7 @@ def eager_chunk(
     blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
 ) -> Callable[[], Program]:
     """Return what `lower_chunk` does, for one device and without any compilation: to debug."""
-    run = chunk_by_update if config.by_update else chunk
-    program = eagerly(lambda blueprint, *args: run(blueprint, env, config, None, *args))
+    program = eagerly(lambda blueprint, *args: chunk(blueprint, env, config, None, *args))
     return lambda: partial(program, place_agent(blueprint, mesh))
 
 
@@ -176,9 +172,8 @@ def make_chunk(
     all hosts save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
-    run = chunk_by_update if config.by_update else chunk
     program = jax.shard_map(
-        in_order(lambda agent, *args: run(agent, env, config, axis, *args), mesh),
+        in_order(lambda agent, *args: chunk(agent, env, config, axis, *args), mesh),
         mesh=mesh,
         in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED),
@@ -223,33 +218,6 @@ def chunk(
     return dataclasses.replace(state, actor=actor), metrics
 
 
-def chunk_by_update(
-    blueprint: Blueprint,
-    env: Environment,
-    config: AnakinConfig,
-    axis: str | None,
-    state: TrainState,
-    request: jax.Array,
-) -> tuple[TrainState, Metrics]:
-    """Run one shard's chunk as chunks of one update; their metrics are rows `[updates_per_chunk]`.
-
-    Rows after the last update are zeros.
-    """
-    # No constant 1, or XLA would compile another update than the chunk's.
-    single = request.at[:, 1].min(1)
-    run = jax.jit(lambda state: chunk(blueprint, env, config, axis, state, single))
-
-    def body(index: jax.Array, loop: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
-        state, metrics = run(loop[0])
-        return state, jax.tree.map(lambda rows, x: rows.at[index].set(x), loop[1], metrics)
-
-    state = keep_on_host(state)
-    with breakpoints_off():
-        shapes = jax.eval_shape(run, state)[1]
-    rows = jax.tree.map(lambda x: jnp.zeros((config.updates_per_chunk, *x.shape), x.dtype), shapes)
-    return jax.lax.fori_loop(0, request[0, 1], body, (state, rows))
-
-
 def _update(
     agent: Agent, state: TrainState, *, env: Environment, config: AnakinConfig, axis: str | None
 ) -> tuple[TrainState, Metrics]:
@@ -284,26 +252,12 @@ def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax
 # --- the loop around it ---------------------------------------------------------------------------
 
 
-def _reports(
-    updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree
-) -> Iterator[Progress]:
-    """Yield the report on a chunk that ended at an update, or on each of its updates."""
-    if not np.ndim(values["updates"]):
-        yield to_progress(updates, values, spec, shared)
-        return
-    length = int(values["updates"].sum())
-    for index in range(length):
-        row = jax.tree.map(operator.itemgetter(index), values)
-        progress = to_progress(updates - length + index + 1, row, spec, shared)
-        yield dataclasses.replace(progress, num_left=length - index)
-
-
 def run_chunks(
     compile: Callable[[], Program],
     state: TrainState,
     mesh: Mesh,
     config: AnakinConfig,
-    to_reports: Callable[[int, Any], Iterable[Progress]],
+    to_report: Callable[[int, Any], Progress],
     *,
     num_updates: int | Callable[[int], int],
     request: Callable[[], int],
@@ -312,8 +266,7 @@ def run_chunks(
 ) -> Iterator[Progress]:
     """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`.
 
-    `to_reports` makes the reports of a chunk, the last one at its end, from the number of updates
-    there and the metrics.
+    `to_report` makes the report of a chunk from the number of updates at its end and the metrics.
     """
     multi_host = jax.process_count() > 1
     updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
@@ -321,11 +274,11 @@ def run_chunks(
     compiled = compile()
     compile_seconds = time.perf_counter() - start
 
-    def reports(updates: int, arrival: Arrival) -> Iterator[Progress]:
+    def report(updates: int, arrival: Arrival) -> Progress:
         nonlocal compile_seconds
-        for progress in to_reports(updates, arrival.values()):
-            yield dataclasses.replace(progress, compile_seconds=compile_seconds, time=arrival.time)
-            compile_seconds = 0.0
+        progress = to_report(updates, arrival.values())
+        waited, compile_seconds = compile_seconds, 0.0
+        return dataclasses.replace(progress, compile_seconds=waited, time=arrival.time)
 
     pending: tuple[int, Arrival] | None = None  # the chunk that may still run
     agreed_request = Request.NONE.value
@@ -343,19 +296,17 @@ def run_chunks(
         arrival = Arrival(metrics)
         updates += length
         if pending is not None:
-            for progress in reports(*pending):
-                agreed_request = progress.request
-                yield progress
+            progress = report(*pending)
+            agreed_request = progress.request
+            yield progress
         pending = (updates, arrival)
         current_request = agreed_request if multi_host else request()
         is_last = updates >= updates_of_run(num_updates, updates)
         if current_request or is_last or boundary(updates):
-            for progress in reports(updates, arrival):
-                if multi_host:  # where every chunk is a boundary, only here
-                    current_request = max(current_request, progress.request)
-                if progress.updates == updates:
-                    progress = dataclasses.replace(progress, request=current_request, state=state)
-                yield progress
+            progress = report(updates, arrival)
+            if multi_host:  # where every chunk is a boundary, only here
+                current_request = max(current_request, progress.request)
+            yield dataclasses.replace(progress, request=current_request, state=state)
             agreed_request = Request.NONE.value  # answered; a host that still has one repeats it
             pending = None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.devices.mesh import POD, REPLICATED
 from podracer.drivers.common import TrainState
-from podracer.drivers.exchange import Peers, check_hypercube, is_due, num_rounds, partners_values
+from podracer.drivers.exchange import is_due
 from podracer.errors import ConfigError
 from podracer.types import PyTree
+
+Peers = Literal["all", "hypercube", "ring"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +50,11 @@ class Averaging:
                 "pods that average become one learner, so they need the same hyperparameters: "
                 "vary none, or leave out the average."
             )
-        if self.peers == "hypercube":
-            remedy = "take another number of them, or average over all or a ring"
-            check_hypercube(len(pods), "pods", remedy)
+        if self.peers == "hypercube" and len(pods) & (len(pods) - 1):
+            raise ConfigError(
+                f"a hypercube needs a power of 2 of pods, but there are {len(pods)}: take another "
+                "number of them, or average over all or a ring."
+            )
 
 
 def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) -> Any:
@@ -91,7 +95,7 @@ def average_states(
         return jnp.where(sound, jnp.sum(summands, axis=0, keepdims=True) / count, x)
 
     def average_pairs(number: int, x: jax.Array, is_sound: jax.Array) -> jax.Array:
-        values, sound = (partners_values(averaging.peers, number, y) for y in (x, is_sound))
+        values, sound = (_of_partners(averaging.peers, number, y) for y in (x, is_sound))
         return jnp.where(_like(is_sound & sound, x), 0.5 * (x + values), x)
 
     def average(x: jax.Array) -> jax.Array:
@@ -100,12 +104,21 @@ def average_states(
         if averaging.peers == "all":
             x = average_all(x, is_sound)
         else:
-            rounds = num_rounds(averaging.peers, num_pods)
+            is_ring = averaging.peers == "ring"
+            rounds = 1 if is_ring else num_pods.bit_length() - 1  # until partners are the same
             branches = [partial(average_pairs, number) for number in range(rounds)]
             x = jax.lax.switch(round % rounds, branches, x, is_sound)
         return jax.lax.with_sharding_constraint(x, sharded)
 
     return jax.tree.map(average, tree)
+
+
+def _of_partners(peers: Peers, number: int, values: jax.Array) -> jax.Array:
+    """Return for each pod the value `[P, ...]` of the one that it averages with in a round."""
+    if peers == "ring":
+        return jnp.roll(values, 1, axis=0)
+    pairs = values.reshape(-1, 2, 1 << number, *values.shape[1:])
+    return pairs[:, ::-1].reshape(values.shape)
 
 
 def _like(flags: jax.Array, x: jax.Array) -> jax.Array:

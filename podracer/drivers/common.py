@@ -96,7 +96,6 @@ class Progress:
     state: TrainState | None = None  # at boundaries only, see `anakin`
     pods: dict[str, np.ndarray] | None = None  # in a population, metrics of each pod `[P]`
     collected: int | None = None  # steps in the actors' trajectories since the driver began
-    num_left: int = 1  # reports from here to the end of the chunk, which share its time
     time: float | None = None  # when the chunk had ended, by `time.perf_counter`; None: now
     not_finite: Sequence[str] = ()  # names of the agent's metrics with a number that is not finite
 

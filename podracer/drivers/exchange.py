@@ -1,12 +1,10 @@
-"""Exchanges between replicas: when one is due, who averages with whom, and checks of a period."""
+"""Exchanges between pods: when one is due, and checks of a period."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from podracer.errors import ConfigError
-
-Peers = Literal["all", "hypercube", "ring"]
 
 
 def is_due(every: int, updates: Any) -> Any:
@@ -15,32 +13,6 @@ def is_due(every: int, updates: Any) -> Any:
     `updates` is an int, or an integer array of NumPy or JAX; the result is a bool of that kind.
     """
     return (updates > 0) & (updates % every == 0)
-
-
-def num_rounds(peers: Peers, num_replicas: int) -> int:
-    """Return after how many rounds the partners are the same again."""
-    return num_replicas.bit_length() - 1 if peers == "hypercube" else 1
-
-
-def check_hypercube(num_replicas: int, kind: str, remedy: str) -> None:
-    """Raise `ConfigError` if a hypercube cannot have so many pods or hosts."""
-    if num_replicas & (num_replicas - 1):
-        raise ConfigError(
-            f"a hypercube needs a power of 2 of {kind}, but there are {num_replicas}: {remedy}."
-        )
-
-
-def partners_values(peers: Peers, round: int, values: Any) -> Any:
-    """Return for each replica the value `[P, ...]` of the one that it averages with; not for `all`.
-
-    Of an array of NumPy or JAX the result is one, too. Between devices it is a permutation, of one
-    replica's value for a `ring`, and of the values of a device for a `hypercube`.
-    """
-    if peers == "ring":
-        return values.__array_namespace__().roll(values, 1, axis=0)
-    distance = 1 << (round % num_rounds(peers, len(values)))
-    pairs = values.reshape(-1, 2, distance, *values.shape[1:])
-    return pairs[:, ::-1].reshape(values.shape)
 
 
 def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates: int) -> None:

@@ -238,20 +238,20 @@ def population(
     `NonFiniteError` when all pods have failed.
     """
 
-    def to_reports(updates: int, values: Any) -> Iterator[Progress]:
+    def to_report(updates: int, values: Any) -> Progress:
         progress = _to_progress(updates, values, blueprint.spec, state.learner.shared)
         start = updates - int(values["updates"][0])
         if isinstance(exchange, Selection) and is_due(exchange.every, start):
             pods = {**(progress.pods or {}), **values["selection"]}
             progress = dataclasses.replace(progress, pods=pods)
-        yield progress
+        return progress
 
     yield from anakin.run_chunks(
         compile or (lambda: lower_chunk(blueprint, pods, env, mesh, config, state, exchange)()),
         state,
         mesh,
         config,
-        to_reports,
+        to_report,
         num_updates=num_updates,
         request=request,
         boundary=boundary,

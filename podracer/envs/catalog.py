@@ -26,7 +26,7 @@ from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
 from podracer.envs.worlds import Worlds
 from podracer.errors import ConfigError, install_command
-from podracer.io.entry_points import installed, summary
+from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.names import nearest
 from podracer.types import ACTION_MASK, ArraySpec, Continuous, EnvironmentSpec, MultiDiscrete
 
@@ -256,6 +256,8 @@ def make(name: str, **options: Any) -> Any:
         raise ConfigError(
             f"There is no environment {name!r}: of Gymnasium it is {full_name}{options_text}."
         )
+    if hint := package_of(name):
+        raise ConfigError(hint)
     valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS), *installed("environments")]
     page = (
         "`podracer list environments` shows the names; one of your own goes into a recipe, "

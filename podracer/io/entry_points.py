@@ -7,6 +7,12 @@ from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+# Names of the packages in the folder `packages/`, for messages where one is not installed.
+PACKAGES = {
+    "deploy": ("export", "serve"),
+    "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
+}
+
 
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the commands, environments, recipes or reports of installed packages, by name.
@@ -14,6 +20,14 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     A package declares them as entry points of the group `podracer.commands`, and so on.
     """
     return {entry.name: entry for entry in entry_points(group=f"podracer.{kind}")}
+
+
+def package_of(name: str) -> str:
+    """Return a sentence on the package that has a command, environment or recipe; "" if none."""
+    for package, names in PACKAGES.items():
+        if name.partition(":")[0] in names:
+            return f"{name} is in podracer-{package}: `pip install -e packages/{package}`."
+    return ""
 
 
 def summary(entry: EntryPoint) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,16 +81,6 @@ def digests(model: Path) -> dict[str, str]:
     """Return SHA-256 digests of the configuration and of the manifest of all checkpoint files."""
     names = (*RUN_FILES, f"{CHECKPOINTS}/{MANIFEST}")
     return {name: file_digest(model / name) for name in names if (model / name).is_file()}
-
-
-def marks_of(model: Path) -> list[tuple[object, ...]]:
-    """Return what changes when a file of a model does, or the directory behind its name.
-
-    Reads no file: path, device, inode, size and time of each are enough.
-    """
-    paths = [Path(folder, name) for folder, _, names in os.walk(model) for name in names]
-    statuses = [(str(path), os.lstat(path)) for path in sorted(paths)]
-    return [(name, x.st_dev, x.st_ino, x.st_size, x.st_mtime_ns) for name, x in statuses]
 
 
 def read_record(models: Path) -> list[Decision]:

@@ -330,17 +330,14 @@ class Stopwatch:
         """Return the seconds since the last lap, or since the start."""
         return time.perf_counter() - self._mark + sum(self._stages.values())
 
-    def lap(
-        self, compile_seconds: float = 0.0, parts: int = 1, end: float | None = None
-    ) -> dict[str, float]:
+    def lap(self, compile_seconds: float = 0.0, end: float | None = None) -> dict[str, float]:
         """Return the seconds of each stage since the last lap, and start a new lap.
 
         The driver's time ends at `end`, by default now, and leaves out the seconds for which it
-        waited for its program. It is cut into equal parts: all but one are left to the next laps.
+        waited for its program.
         """
         end = time.perf_counter() if end is None else end
-        step = (end - self._mark - compile_seconds) / parts
-        seconds = {"time_step": step, **self._stages}
-        self._mark += compile_seconds + step
+        seconds = {"time_step": end - self._mark - compile_seconds, **self._stages}
+        self._mark = end
         self._stages = dict.fromkeys(self._stages, 0.0)
         return seconds

@@ -19,7 +19,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import experiment_of, read_config
 from podracer.envs.catalog import ENVIRONMENTS, full_name_of, has_name
 from podracer.errors import ConfigError, PodracerError
-from podracer.io.entry_points import installed
+from podracer.io.entry_points import installed, package_of
 from podracer.io.names import nearest
 from podracer.io.paths import user_path
 from podracer.recipes import (
@@ -186,6 +186,8 @@ def _function(name: str) -> Callable[..., Experiment]:
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
         )
     _refuse_environment(name)
+    if hint := package_of(name):
+        raise ConfigError(hint)
     example = f", such as {name}.recipes:{name}" if Path(name).is_dir() else ""
     raise ConfigError(
         f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "

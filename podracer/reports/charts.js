@@ -287,21 +287,5 @@ function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-// Replace a part of the page; charts of the same name stay, and draw their new data.
-function fill(part, source) {
-  const open = [...part.querySelectorAll("details")].map((x) => x.open);
-  const old = new Map([...part.querySelectorAll(".charts")].map((x) => [x.dataset.name, x]));
-  const next = make("div", { innerHTML: source });
-  for (const block of next.querySelectorAll(".charts")) {
-    const kept = old.get(block.dataset.name);
-    if (!kept) continue;
-    kept.querySelector("script").replaceWith(block.querySelector("script"));
-    block.replaceWith(kept);
-  }
-  part.replaceChildren(...next.childNodes);
-  part.querySelectorAll("details").forEach((x, i) => { x.open = open[i] ?? x.open; });
-  part.querySelectorAll(".charts").forEach(show);
-}
-
 document.querySelectorAll(".charts").forEach(show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

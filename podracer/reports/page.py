@@ -9,16 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 
-def page(title: str, body: Iterable[str]) -> str:
+def page(title: str, body: Iterable[str], refresh: float = 0) -> str:
     """Return a whole HTML page; the title is plain text, the parts are HTML.
 
-    A page with charts holds the scripts that draw them, and runs no other.
+    A page with charts holds the scripts that draw them, and runs no other. A browser loads the file
+    again every `refresh` seconds, never by default.
     """
     title = html.escape(title)
     content = "\n".join([f"<small>podracer</small><h1>{title}</h1>", *body])
     scripts = [plotly_script(), charts_script()] if 'class="charts"' in content else []
     return TEMPLATE.format(
         title=title,
+        refresh=f'<meta http-equiv="refresh" content="{refresh:g}">' if refresh else "",
         style=STYLE,
         hashes=" ".join(map(hash_of, scripts)) or "'none'",
         body=content + "".join(f"<script>{script}</script>" for script in scripts),
@@ -70,7 +72,7 @@ def row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td")
 
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="viewport" content="width=device-width, initial-scale=1">{refresh}
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}">
 <style>{style}</style></head>

@@ -76,9 +76,10 @@ MACHINE = (
 )
 
 
-def write_report(runs: Sequence[Path], file: Path) -> Path:
+def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
     """Write the report on run directories to a file, and return its path.
 
+    A browser that shows it loads it again every `refresh` seconds, if not 0.
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
     file = user_path(file)
@@ -92,7 +93,7 @@ def write_report(runs: Sequence[Path], file: Path) -> Path:
         for title, content in _installed_sections(path, config).items():
             title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
             of_packages.append(section(title, content))
-    content = _page(loaded, "".join(lineages), "".join(of_packages))
+    content = _page(loaded, "".join(lineages), "".join(of_packages), refresh)
     write_bytes(file, content.encode(errors="replace"))
     return file
 
@@ -185,7 +186,7 @@ def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
     return sections
 
 
-def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str) -> str:
+def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: float) -> str:
     groups = group_runs(runs)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     of_pods = {run.whole.name if run.whole else "" for run in runs}
@@ -205,7 +206,7 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str) -> str:
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
     ]
-    return page(title, body)
+    return page(title, body, refresh)
 
 
 def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:

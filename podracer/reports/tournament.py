@@ -39,9 +39,10 @@ _NAMED = 24  # ancestors
 _ERRORS = "<p><small>Scores are mean returns &plusmn; their standard errors.</small></p>"
 
 
-def write_tournament_report(directory: Path, file: Path) -> Path:
+def write_tournament_report(directory: Path, file: Path, refresh: float = 0) -> Path:
     """Write the report on the tournament in `directory` to a file, and return its path.
 
+    A browser that shows it loads it again every `refresh` seconds, if not 0.
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
     directory, file = user_path(directory).resolve(), user_path(file)
@@ -49,7 +50,8 @@ def write_tournament_report(directory: Path, file: Path) -> Path:
     check_settings(log.state.header)
     body = dict(tournament_sections(log)).values()
     settings = section("Configuration", configuration(_experiments(log)))
-    write_bytes(file, page(directory.name, [*body, settings]).encode(errors="replace"))
+    content = page(directory.name, [*body, settings], refresh)
+    write_bytes(file, content.encode(errors="replace"))
     return file
 
 

@@ -65,7 +65,7 @@ class Recorder:
         alone: until then the initial state was made.
         """
         waited = progress.compile_seconds
-        lap = times.lap(waited, progress.num_left, progress.time)
+        lap = times.lap(waited, progress.time)
         compiling = max(waited, compile_seconds) if waited else 0.0
         stepping = lap["time_step"] = max(lap["time_step"], 1e-9)
         num_updates = max(1, progress.updates - self.totals.updates)
@@ -87,7 +87,7 @@ class Recorder:
             **progress.metrics,
             **self._accounts(progress),
             **lap,
-            **(self._usage() if progress.num_left == 1 else {}),
+            **self._usage(),
         }
 
     def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import read_config, to_json
+from podracer.config.serialization import read_config, to_json, without_retired
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.differences import differences
 from podracer.io.edits import encode_json
@@ -30,7 +30,6 @@ FREE_ON_RESUME = {
     "target_return",
     "max_seconds",
     "save_seconds",
-    "records",
     "keep_best",
     "stall_seconds",
 }
@@ -107,16 +106,14 @@ def experiment_digest(experiment: Experiment) -> str:
 def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise `ConfigError` with the differences if a checkpoint is of another computation.
 
-    Secrets are no part of it, as checkpoints hold none. A selection scores pods by the episodes of
-    a chunk, whose length `records` decides, so there they may not change.
+    Secrets are no part of it, as checkpoints hold none.
     """
-    selects = "rule" in (saved.get("exchange") or {})
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(
-            redact_settings(saved), redact_settings(current)
+            redact_settings(without_retired(saved)), redact_settings(current)
         ).items()
-        if name not in FREE_ON_RESUME or (selects and name == "records")
+        if name not in FREE_ON_RESUME
     ]
     if changed:
         raise ConfigError(

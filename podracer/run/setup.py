@@ -262,7 +262,7 @@ def _sebulba(
     host = to_host_environments(env)
     config = sebulba.with_threads(config, host)
     split = sebulba.split_devices(devices, config)
-    sebulba.check(blueprint, host, config, split, experiment.num_updates)
+    sebulba.check(blueprint, host, config, split)
     if exists_once(host):
         host = env = _one_batch(experiment, host, split.num_envs)
     saved_env = checkpointed_environment(experiment, env)

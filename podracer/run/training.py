@@ -39,7 +39,6 @@ from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.control import Control, Controller, check_control
 from podracer.run.errors import StallError, classify_error, tag_component
 from podracer.run.history import History
-from podracer.run.profiling import profiled
 from podracer.run.progress import with_progress
 from podracer.run.records import Recorder
 from podracer.run.result import Boundary, Callback, MakeSink, Result, RunInfo, check_functions
@@ -80,7 +79,6 @@ def train(
     control: Control | None = None,
     progress: bool | None = None,
     debug: bool = False,
-    profile: int = 0,
     size: recipes.Size | None = None,
     **overrides: Any,
 ) -> Result:
@@ -118,9 +116,6 @@ def train(
     To `debug`, the operations of `act`, `learn` and the environment run one by one on one device:
     `breakpoint` and `print` work there, and the first value that is not a number raises
     `FloatingPointError` at its line. It is a thousand times slower: take few environments.
-
-    A `profile` of so many updates, after the first report, is written to `profile/` in the run's
-    directory.
 
     Raises `ConfigError` before anything is compiled if the run is impossible; later
     `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
@@ -169,7 +164,7 @@ def train(
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
     recorder, sinks = Recorder(experiment, setup.env), with_progress(sinks, progress)
-    run = Run(setup, config, recorder, info, sinks, callbacks, control, begin, copier, profile)
+    run = Run(setup, config, recorder, info, sinks, callbacks, control, begin, copier)
     lock = RunLock(directory, check, setup.saved_bytes) if is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
@@ -215,9 +210,7 @@ class Run:
         control: Control | None = None,
         begin: Begin | None = None,
         mirror: Mirror | None = None,
-        profile: int = 0,
     ) -> None:
-        self.num_profiled = profile  # updates in a trace
         self.setup, self.recorder, self.begin = setup, recorder, begin
         self.mirror = mirror
         self.config, self.settings = config, config["experiment"]
@@ -346,8 +339,6 @@ class Run:
         self.budget.begin(self.totals)
         self._start_compile(state, checkpointer)
         reports = self._progress(state, signals, times)
-        if self.num_profiled and self.is_main:
-            reports = profiled(reports, self.num_profiled, self.directory / "profile")
         with contextlib.closing(reports) as progresses:
             for progress in progresses:
                 watchdog.alive()

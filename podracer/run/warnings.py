@@ -11,7 +11,6 @@ from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.config.torso import flattened_images
 from podracer.devices.mesh import Device
-from podracer.drivers.sebulba import SebulbaConfig
 
 MOSTLY_IDLE = 4  # times fewer environments than at the size for an accelerator
 
@@ -43,11 +42,6 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     target = experiment.target_return if _is_asked_for(experiment, "target_return") else None
     if target is not None and not experiment.evaluations:
         yield f"`target_return={target:g}` ends no run without evaluations."
-    if isinstance(driver := experiment.driver, SebulbaConfig):
-        if driver.average_hosts and jax.process_count() == 1:
-            yield "`driver.average_hosts` does nothing in one process, which averages gradients."
-        if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
-            yield "`driver.average_every` does nothing without `driver.average_hosts`."
     yield from flattened_images(blueprint)
     yield from idle_device(experiment, jax.devices()[0])
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 from podracer.cli.arguments import take_flags
 from podracer.cli.commands import COMMANDS
-from podracer.cli.completion import script
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_experiment, find_recipe
 from podracer.dataset import Dataset
@@ -94,10 +93,6 @@ def test_recorded_episodes_train_a_clone(run, tmp_path, capsys, monkeypatch):
     code, out, error = call_here(capsys, "record", clone, "--out", file, "--episodes", 2)
     assert code == 0, error
     assert Dataset.load(file).environment == "catch"
-    page = tmp_path / "clone.html"
-    code, out, error = call_here(capsys, "export", clone, "--format", "html", "--out", page)
-    assert code == 0, error
-    assert '"environment":"catch"' in page.read_text()
     code, out, error = call_here(capsys, "resume", clone, "--frames", 110_000)
     assert code == 78
     assert "began in another environment, and digest changed since" in error.replace("\n", " ")
@@ -185,42 +180,6 @@ def test_python_dash_m_podracer_is_the_command_line():
         [sys.executable, "-m", "podracer", "--version"], capture_output=True, text=True, check=True
     )
     assert re.fullmatch(r"podracer \S+ \(Python 3\.\S+, JAX \S+\)\n", done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (("tra",), {"train"}),
-        (("train", "cartpole_pp"), {"cartpole_ppo"}),
-        (("train", "cartpole_ppo", "--upd"), {"--updates-per-chunk", "--update-rule"}),
-        (("train", "cartpole_ppo", "--opt"), {"--optimizer", "--optimizer-epsilon"}),
-        (("tournament", "--sel"), {"--selection"}),
-        (("tournament", "--fra"), {"--fraction"}),
-        (("eval", "runs/x", "--epis"), {"--episodes"}),
-        (("train", "cartpole_ppo", "--arch", "s"), {"sebulba"}),
-        (("train", "--environment", "cat"), {"catch"}),
-        (("tournament", "--selection", "Pop"), {"PopulationBased"}),
-        (("--completion", "b"), {"bash"}),
-    ],
-)
-def test_bash_completes_commands_recipes_and_flags(line, expected, bash_completion):
-    program = f"""{bash_completion}
-COMP_WORDS=(podracer {" ".join(line)}); COMP_CWORD={len(line)}; _podracer; echo "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(["bash"], input=program, capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == expected
-
-
-@pytest.fixture(scope="module")
-def bash_completion():
-    return script("bash")
-
-
-@pytest.mark.slow
-def test_completion_of_other_shells_names_commands_recipes_and_flags():
-    for shell in ("zsh", "fish"):
-        for word in ("tournament", "cartpole_ppo", "learning-rate"):
-            assert word in script(shell)
 
 
 @pytest.mark.figure(17)

@@ -38,6 +38,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.errors import CheckpointError, ConfigError
 from podracer.evaluate import Evaluation
+from podracer.io.entry_points import PACKAGES
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
@@ -349,7 +350,6 @@ MISTAKES = [
     ("eval nowhere --json true", "a flag that is on or off has no value: write --NAME or --no-"),
     ("train catch --keep-best True", "a flag that is on or off has no value: write --NAME"),
     ("eval", "eval needs RUN: write podracer eval RUN."),
-    ("--completion powershell", "bash, zsh, fish"),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
     ("train cartpole_a2c", "did you mean catch_a2c with --environment cartpole?"),
     (
@@ -361,7 +361,6 @@ MISTAKES = [
     ("train pendlum_sac", "did you mean pendulum_sac?"),
     ("train ppo", "did you mean cartpole_ppo?"),
     ("train xyzzy", "There is no recipe 'xyzzy': `podracer list recipes` names them. One of your"),
-    ("completion bash", "did you mean podracer --completion?"),
     ("version", "did you mean podracer --version?"),
     (
         "train catch --clip-epsilon 0.1",
@@ -510,13 +509,7 @@ MISTAKES = [
     ("report", "at least one run"),
     ("rule nowhere", "holds no run"),
     ("leaderboard nowhere", "holds no tournament"),
-    ("export nowhere", "nowhere holds no run"),
-    ("watch nowhere", "there is no directory nowhere"),
-    ("watch ''", "'' names no file and no directory"),
-    ("watch . --host nosuch.invalid --port 0", "take another --host"),
-    ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
-    ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 5", "holds no run"),
 ]
 FILES = {  # of a user, in the working directory
@@ -572,7 +565,6 @@ MISTAKES_IN_FILES = [
         "'1,000' must be a whole number, such as 4096 or 1e6.",
         marks=pytest.mark.slow,
     ),
-    ("train catch --profile -1", "--profile must lie in [0, 2,147,483,647]"),
     ("train catch --size big", "--size cannot be 'big': choose one of None, accelerator, laptop."),
     pytest.param(
         "train catch --torso cnn",
@@ -598,8 +590,6 @@ MISTAKES_IN_FILES = [
     ("resume s3:bucket/run", "s3:bucket/run holds no run"),
     ("record nowhere --out x.npz", "nowhere holds no run"),
     ("match nowhere nowhere", "there is no opponent 'nowhere'"),
-    ("serve nowhere", "nowhere holds no run"),
-    ("export nowhere --format tflite", "--format cannot be 'tflite': choose one of html, onnx, st"),
     ("plan catch --target h1000", "There is no target 'h1000': did you mean h100"),
     ("sweep catch --select Best", "--select cannot be 'Best': choose one of None, generational"),
     ("sweep catch --vary learning_rate=a,b", "--vary 'learning_rate=a,b' cannot be read"),
@@ -612,15 +602,6 @@ MISTAKES_IN_FILES = [
         "list recipes --observation pictures",
         "--observation is vector, image, index or dict, not",
         marks=pytest.mark.slow,
-    ),
-    pytest.param("backtest nowhere", "nowhere holds no run", marks=pytest.mark.slow),
-    pytest.param(
-        "promote",
-        "promote needs MODELS RUN: write podracer promote MODELS RUN.",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        "rollback nowhere", "nowhere has no model yet: promote a run to it.", marks=pytest.mark.slow
     ),
 ]
 MISTAKES_ABOUT_A_RUN = [
@@ -647,7 +628,6 @@ MISTAKES_ABOUT_A_RUN = [
     ("train catch --run-dir RUN", "already holds a run"),
     ("train catch --run-dir FOLDER", "holds other runs: name one in it"),
     ("tournament catch --run-dir RUN", "holds a run: choose another name"),
-    ("serve RUN --host ''", "--host is empty"),
     ("leaderboard RUN", "To compare runs: podracer report RUN RUN."),
 ]
 
@@ -1070,7 +1050,15 @@ def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
     )
 
 
-@pytest.mark.parametrize("command", ["report", "rule", "play", "export", "record"])
+def test_a_command_of_a_package_that_is_not_installed_names_it(outcome, monkeypatch):
+    monkeypatch.setattr("podracer.cli.main.installed", lambda kind: {})
+    for package, names in PACKAGES.items():
+        remedy = f"podracer-{package}: `pip install -e packages/{package}`.\n"
+        for name in names:
+            assert outcome(name, "x") == (78, f"podracer: {name} is in {remedy}")
+
+
+@pytest.mark.parametrize("command", ["report", "rule", "play", "record"])
 def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     before = (run / "config.json").read_bytes()
     code, text = outcome(command, run, "--out", run / "config.json")
@@ -1078,7 +1066,7 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     assert (run / "config.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["play", "export", "resume"])
+@pytest.mark.parametrize("command", ["play", "resume"])
 def test_another_environment_is_not_ignored(command, run, outcome):
     code, text = outcome(command, run, "--environment", "cartpole")
     assert code == 78

@@ -7,9 +7,9 @@ import tomllib
 from importlib.metadata import EntryPoint
 
 import pytest
-from conftest import CACHE
 
 from podracer.cli.main import main
+from podracer.testing.plugin import CACHE
 
 
 def init(name):

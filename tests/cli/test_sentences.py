@@ -37,11 +37,11 @@ def test_a_field_becomes_its_flag(sentence, in_words_of_flags):
 
 def test_a_sentence_in_python_names_a_field_and_on_the_command_line_its_flag():
     experiment = recipes.find("catch_a2c").with_arch("sebulba")
-    values = {"evaluations": 0, "target_return": None, "driver": {"average_every": 5}}
+    values = {"evaluations": 0, "target_return": 1.0}
     experiment = experiment.with_fields(values)
     (warning,) = run_warnings(experiment, build(experiment)[0])
-    assert warning == "`driver.average_every` does nothing without `driver.average_hosts`."
-    assert in_flags(warning) == "--average-every does nothing without --average-hosts."
+    assert warning == "`target_return=1` ends no run without evaluations."
+    assert in_flags(warning) == "--target-return 1 ends no run without evaluations."
 
 
 def test_names_without_a_part_are_fields():

@@ -161,8 +161,6 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
             command("~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.train("catch_a2c", weights="~/none")
-    with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
-        podracer.export_policy("~/none", format="stablehlo")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
         current_model("~/none")
 
@@ -175,10 +173,8 @@ def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
     ):
         with pytest.raises(podracer.ConfigError, match=words):
             train("catch_a2c")
-    export = partial(podracer.export_policy, format="stablehlo")
-    for command in (podracer.load, export):
-        with pytest.raises(podracer.ConfigError, match=words):
-            command("~nosuchuser/x")
+    with pytest.raises(podracer.ConfigError, match=words):
+        podracer.load("~nosuchuser/x")
 
 
 def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():

@@ -53,7 +53,6 @@ from podracer.run import sweep
 from podracer.run.loading import load_run
 from podracer.run.records import Recorder
 from podracer.run.setup import build
-from podracer.serve.service import load_model
 
 CONFIG = AnakinConfig(16, 8, 5)
 SMALL = TorsoNetwork(MLP((16,)))
@@ -449,7 +448,6 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
         with pytest.raises(SystemExit, match="0"):
             main(["eval", str(run), "--episodes", "4", "--json", *flags])
         assert json.loads(capsys.readouterr().out)["pod"] == pod
-    assert load_model(run, EXPERIMENT, pod=1).pod == 1
 
     best = sweep.write_best(run, EXPERIMENT, found[0])
     winner = podracer.recipes.find(str(best))

@@ -19,16 +19,13 @@ from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
 from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
-from podracer.reports.watch.watcher import Watcher
 from podracer.run.history import installed_versions
 from podracer.run.opponents import make_environment
 from podracer.run.setup import make_run_setup
@@ -54,8 +51,6 @@ COMMANDS = (
     "match PATH PATH",
     "play run --out PATH.gif",
     "report run --out PATH.html",
-    "watch PATH",
-    "export run --out PATH.onnx",
 )
 READERS = (
     "leaderboard PATH",
@@ -63,23 +58,18 @@ READERS = (
     "eval PATH",
     "play PATH",
     "report run PATH",
-    "export PATH",
     "fingerprint PATH",
     "rule PATH",
-    "serve PATH",
 )
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
     "weights": lambda path: podracer.train(EXPERIMENT, weights=path),
-    "out": lambda path: export_policy("run", file=path),
     "page": lambda path: write_report([Path("run")], path),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
     "events": read_events,
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
-    "watch": Watcher,
-    "bars": lambda path: make(f"trading:{path}"),
     "opponent": lambda path: make_environment(f"pgx:tic_tac_toe,opponent={path}", EXPERIMENT),
     "current_model": current_model,
 }

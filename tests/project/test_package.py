@@ -42,7 +42,7 @@ def test_a_wheel_trains_and_plays_in_an_empty_folder(tmp_path):
         names = file.namelist()
     metadata = f"podracer_rl-{podracer.__version__}.dist-info"
     packages = {name.split("/")[0] for name in names}
-    assert packages == {"podracer", "podracer_trading", metadata}
+    assert packages == {"podracer", metadata}
     template = ("pyproject.toml", ".gitignore", "my_project/agent.py", "tests/test_my_project.py")
     for file in ("py.typed", *(f"cli/template/{name}" for name in template)):
         assert f"podracer/{file}" in names

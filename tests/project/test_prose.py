@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "deploy/*.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "deploy/*.md", "benchmarks/*.md", "packages/*/*.md")
     for path in ROOT.glob(pattern)
 )
 FRAGMENT = re.compile(r"(of|that|which|as)\b(?! soon as| long as| well as)", re.IGNORECASE)

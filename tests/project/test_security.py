@@ -10,7 +10,7 @@ from child import call
 from sockets import listeners
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(ROOT.glob("podracer/**/*.py"))
+SOURCES = sorted([*ROOT.glob("podracer/**/*.py"), *ROOT.glob("packages/*/podracer_*/**/*.py")])
 
 # --- no code from data ----------------------------------------------------------------------------
 

@@ -97,7 +97,9 @@ def refused_words(source: str) -> Iterator[str]:
 
 def refused(folders: list[str]) -> list[str]:
     found = []
-    for path in sorted([*ROOT.glob("podracer/**/*.py"), *ROOT.glob("podracer_trading/**/*.py")]):
+    for path in sorted(
+        [*ROOT.glob("podracer/**/*.py"), *ROOT.glob("packages/*/podracer_*/**/*.py")]
+    ):
         name = str(path.relative_to(ROOT))
         if not folders or name.startswith(tuple(folders)):
             found += [f"{name}:{x}" for x in refused_words(path.read_text())]

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import stat
+import time
 
 import numpy as np
 import pytest
@@ -164,6 +165,28 @@ def test_the_charts_hold_what_was_recorded(compared):
     assert pace["data"][0]["meta"]["curves"]["updates"][1] == [2_000_000] * 12
     legend = {entry["label"]: entry["runs"] for entry in drawn["legend"]}
     assert legend == {"catch, learning_rate 0.001, 2 seeds": ["a0", "a1"], "slow": []}
+
+
+def test_a_page_is_written_anew_while_a_run_trains(tmp_path, monkeypatch, capsys):
+    run, waits, sizes = make_run(tmp_path / "run"), [], []
+
+    def wait(seconds):
+        waits.append(seconds)
+        sizes.append(len((run / "report.html").read_text()))
+        if len(waits) > 1:
+            raise KeyboardInterrupt
+        records = read_metrics(run / "metrics.jsonl")
+        records.append({**records[-1], "updates": 13, "new_metric": 1.0})
+        (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert report(ReportOptions((run,), every=30.0)) == 0
+    assert waits == [30.0, 30.0]
+    assert sizes[1] > sizes[0]
+    assert capsys.readouterr().out.count("report.html") == 1
+    assert '<meta http-equiv="refresh" content="30">' in (run / "report.html").read_text()
+    report(ReportOptions((run,)))
+    assert "refresh" not in (run / "report.html").read_text().partition("<style>")[0]
 
 
 def test_names_and_settings_are_text_in_charts(tmp_path):

@@ -34,7 +34,6 @@ from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.evaluate import Evaluation
-from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG, seal_json
@@ -132,12 +131,6 @@ def test_a_target_that_no_evaluation_can_reach_is_said():
     assert sentences(run.with_fields({"evaluations": 0})) == []  # nobody asked for the target
     (text,) = sentences(run.with_fields({"evaluations": 0, "target_return": 400.0}))
     assert text == "`target_return=400` ends no run without evaluations."
-
-
-def test_a_period_of_averages_that_nobody_makes_is_said():
-    run = recipes.find("cartpole_sebulba")
-    (text,) = sentences(run.with_fields({"driver": {"average_every": 8}}))
-    assert text == "`driver.average_every` does nothing without `driver.average_hosts`."
 
 
 def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
@@ -281,31 +274,6 @@ def test_a_wait_for_the_evaluation_program_is_compile_time(tmp_path, monkeypatch
     podracer.train(experiment, run_dir=tmp_path / "run")
     compiling = [line["time_compile"] > 0 for line in read_metrics(tmp_path / "run/metrics.jsonl")]
     assert compiling == [True, True, False, False]
-
-
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_records_of_each_update_are_the_records_of_chunks_of_one(devices, tmp_path):
-    """Chunks stay as long, also the last one, which is shorter, and a resume goes on with them."""
-    experiment = dataclasses.replace(
-        EXPERIMENT, frames=12 * STEPS, evaluations=1, devices=devices, records="update"
-    )
-    each, ones, chunks = (tmp_path / name for name in ("each", "ones", "chunks"))
-    podracer.train(experiment, run_dir=each, frames=5 * STEPS, evaluations=0)
-    podracer.train(experiment, run_dir=each, resume=True)
-    podracer.train(experiment, run_dir=ones, records="chunk", driver={"updates_per_chunk": 1})
-    podracer.train(experiment, run_dir=chunks, records="chunk")
-    assert records(each) == records(ones)
-    assert [line["updates"] for line in records(each)] == [*range(1, 13)]
-    assert stored_fingerprint(each) == stored_fingerprint(ones) == stored_fingerprint(chunks)
-    lines = read_metrics(each / "metrics.jsonl")
-    assert [line["updates"] for line in lines if "machine_cores" in line] == [5, 10, 12]
-
-
-def test_each_update_has_a_chunk_where_no_program_measures_it():
-    experiment = dataclasses.replace(EXPERIMENT, records="update")
-    sebulba, pods = experiment.with_arch("sebulba"), experiment.with_fields({"pods": (Pod(0),)})
-    assert [x.run_driver.updates_per_chunk for x in (experiment, sebulba, pods)] == [5, 1, 1]
-    assert "by_update" not in to_json(experiment.run_driver)
 
 
 @pytest.mark.slow
@@ -453,17 +421,6 @@ def test_a_policy_is_loaded_with_a_recipe_and_draws_with_a_seed(tmp_path):
     assert np.array_equal(draws, same)
     assert not np.array_equal(draws, others)
     assert len(np.unique(draws)) > 1
-
-
-def test_a_policy_is_exported_in_another_environment(finished, tmp_path):
-    run, path = finished.run_dir, tmp_path / "policy.stablehlo"
-    export = podracer.export_policy(run, path, format="stablehlo", environment=CountingCatch())
-    assert export.metadata["environment"] == "CountingCatch"
-    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
-    (name,) = export.inputs
-    actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]
-    assert np.array_equal(actions, podracer.load_policy(run)(observations))
-    assert len(np.unique(actions)) > 1
 
 
 def test_an_evaluation_can_be_repeated(finished):

@@ -33,7 +33,6 @@ from podracer.io.sinks import read_metrics
 from podracer.reports import charts
 from podracer.reports.console import line, number, summarize
 from podracer.reports.run import write_report
-from podracer.reports.watch.watcher import Watcher
 from podracer.run.sweep import configurations
 from podracer.scores.runs import RunRecords, members_of
 from podracer.scores.seeds import count_seeds, score_of_runs
@@ -231,19 +230,17 @@ def test_all_outputs_say_the_same_scores_counts_and_intervals(all_made, monkeypa
                 shutil.copytree(root / name, root / f"{name}-copy{copy}")
         paths = sorted(root.iterdir(), key=lambda path: path.name)
         page = write_report(paths, Path(folder) / "report.html").read_text()
-        overview = Watcher(root).parts()["overview"]
-        check_groups(page, overview, expected(names, all_made), all_made)
+        check_groups(page, expected(names, all_made), all_made)
         for name, made in zip(names, all_made, strict=True):
             if made.is_sweep and not made.is_edited:
                 check_sweep(root / name, made, folder, capsys)
             elif not made.is_sweep:
-                check_lone(root / name, made.learners[0], page, overview)
+                check_lone(root / name, made.learners[0], page)
 
 
-def check_groups(page, overview, groups, all_made):
-    """The report and the live page say the same of each configuration, which is what is right."""
-    reported, watched = sentences(page), sentences(overview)
-    assert watched <= reported
+def check_groups(page, groups, all_made):
+    """The report says of each configuration what is right."""
+    reported = sentences(page)
     for rate, (of_seed, num_runs) in groups.items():
         apart = f"learning_rate {rate}, " if all(of_seed for of_seed, _ in groups.values()) else ""
         seeds = f"{len(of_seed)} {'seed' if len(of_seed) == 1 else 'seeds'}"
@@ -274,13 +271,12 @@ def check_groups(page, overview, groups, all_made):
 
 
 def check_sweep(directory, made, folder, capsys):
-    """The table, the report of one sweep and its live page say the same."""
+    """The table and the report of one sweep say the same."""
     alone = expected(["0"], [dataclasses.replace(made, copies=0)])
     finish_sweep(directory, read_experiment(directory))
     table = capsys.readouterr().out
     (directory / "best.json").unlink(missing_ok=True)
     reported = sentences(write_report([directory], Path(folder) / "one.html").read_text())
-    pods = text_of(Watcher(directory).parts()["pods-0"])
     for configuration in configurations(directory):
         rate = configuration.hyperparameters[0].value
         of_seed, _ = alone[rate]
@@ -293,11 +289,9 @@ def check_sweep(directory, made, folder, capsys):
         assert row.split()[1] == mean
         assert row.split()[-1] == str(count)
         assert (interval or "") in row
-        assert f"learning_rate {number(rate)} {len(of_seed)} {mean} {interval or ''}" in pods
         for mark in score.marks:
             assert f"learning_rate {rate}" in table
             assert mark in table
-            assert mark in pods
         found = [text for text in reported if f"learning_rate {rate}," in text]
         assert len(found) == (len(of_seed) > 1)
         for text in found:
@@ -306,19 +300,18 @@ def check_sweep(directory, made, folder, capsys):
             assert all(mark in text for mark in score.marks)
 
 
-def check_lone(directory, learner, page, overview):
-    """The last lines of a run say what the rows of the pages say."""
+def check_lone(directory, learner, page):
+    """The last lines of a run say what the row of the page says."""
     value = number(learner.value) if learner.outcome == "sound" else "-"
     out = io.StringIO()
     summarize(directory, file=out)
     reason = NO_SCORE.get(learner.outcome, "")
     assert f"evaluation {value} ({reason}{', ' if reason else ''}best " in out.getvalue()
-    for text in (page, overview):
-        row = re.search(rf"<tr><th>{directory.name}</th>(.*?)</tr>", text)
-        first = re.search(r"<dd>(.*?)</dd>", text) if row is None else re.search(">(.*?)<", row[1])
-        assert first is not None
-        assert first[1] == value
-        assert reason in text
+    row = re.search(rf"<tr><th>{directory.name}</th>(.*?)</tr>", page)
+    first = re.search(r"<dd>(.*?)</dd>", page) if row is None else re.search(">(.*?)<", row[1])
+    assert first is not None
+    assert first[1] == value
+    assert reason in page
 
 
 # --- one run --------------------------------------------------------------------------------------
@@ -394,12 +387,11 @@ def test_files_that_were_changed_are_named(tmp_path):
     assert edits(add, updates=UPDATES // 2) == []  # a run that went on and was killed
 
 
-def test_a_report_and_the_live_page_name_an_edit_and_draw_the_run(tmp_path):
+def test_a_report_names_an_edit_and_draws_the_run(tmp_path):
     run = alone(tmp_path / "run", is_edited=True)
     page = write_report([run], tmp_path / "report.html").read_text()
-    for text in (page, Watcher(run).parts()["overview"]):
-        assert "config.json was changed after the run wrote it" in text
-        assert ">1.50<" in text
+    assert "config.json was changed after the run wrote it" in page
+    assert ">1.50<" in page
 
 
 def test_a_run_that_went_on_under_another_version_is_mixed(tmp_path):
@@ -536,11 +528,6 @@ def test_each_environment_has_panels_of_its_own(tmp_path):
     learning = page.partition("<h2>Learning</h2>")[2].partition("</section>")[0]
     assert re.findall("<h3>(.*?)</h3>", learning) == ["catch", "cartpole"]
     assert list(blocks(learning)) == ["learning catch", "learning cartpole"]
-    watched = Watcher(tmp_path).parts()["learning"]
-    first, second = watched.split("<h3>")[1:]
-    assert first.startswith("cartpole</h3>")
-    assert second.startswith("catch</h3>")
-    assert [len(blocks(part)) for part in (first, second)] == [1, 1]
     write_report(runs[:1], tmp_path / "one.html")
     assert "<h3>" not in (tmp_path / "one.html").read_text()
 

@@ -9,9 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import CACHE
-
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.testing.plugin import CACHE
 
 TIMINGS = ("seconds", "frames_per_second", "actor_idle", "learner_idle", "queue_occupancy")
 

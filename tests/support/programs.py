@@ -6,7 +6,8 @@ import re
 
 import jax
 import numpy as np
-from conftest import QUICK
+
+from podracer.testing.plugin import QUICK
 
 
 @contextlib.contextmanager

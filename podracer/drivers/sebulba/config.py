@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxtyping import UInt32
 
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
-from podracer.drivers.exchange import Peers
 from podracer.environment import HostEnvironments
 from podracer.envs.host.shared import exists_once
 from podracer.errors import ConfigError
@@ -52,13 +51,6 @@ class SebulbaConfig:
     updates_per_batch: int = bounded(1, low=1)
     """Consecutive calls of the agent's `learn` for each batch of trajectories, each with an equal
     part of the environments; together they count as one update."""
-    average_hosts: Peers | None = None
-    """Hosts, which are processes, with which each one averages what it learned, in place of
-    gradients at every update: `all`, in turn each neighbor of a `hypercube`, or the host before in
-    a directed `ring`. The learners of one host average gradients. None averages those of all."""
-    average_every: int = bounded(16, low=1)
-    """Updates between two averages of hosts. Checkpoints and evaluations have the mean of all,
-    from which a resumed run goes on."""
     env_timeout_seconds: float = bounded(120.0, low=0.001)
     """Seconds that a step of the environments may take; the run ends at most five seconds later,
     with exit code 72."""

@@ -17,7 +17,6 @@ from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA
 from podracer.drivers.common import Progress, Request, TrainState, updates_of_run, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
-from podracer.drivers.sebulba.averaging import free_shared, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -31,12 +30,8 @@ def check(
     env: HostEnvironments,
     config: SebulbaConfig,
     split: DeviceSplit,
-    num_updates: int | None = None,
 ) -> None:
-    """Raise `ConfigError` if the configuration cannot run, before anything is started.
-
-    `num_updates` are those of the run, None if they are not known.
-    """
+    """Raise `ConfigError` if the configuration cannot run, before anything is started."""
     check_ranges(config, "driver")
     if not isinstance(env, HostEnvironments):
         raise ConfigError(
@@ -49,15 +44,7 @@ def check(
             f"{rows_per_learner} environments of each learner."
         )
     batch_size = rows_per_learner // config.updates_per_batch
-    # The learners whose gradients are averaged share a batch.
-    hosts = host_averaging(config, split)
-    if hosts and num_updates is not None and config.average_every >= num_updates:
-        raise ConfigError(
-            f"`driver.average_every={config.average_every}` is never reached in a run of "
-            f"{num_updates} updates: take a smaller one, or more `frames`."
-        )
-    num_learners = (hosts or split).mesh.shape[DATA]
-    check_agent(blueprint, num_envs=batch_size, num_devices=num_learners)
+    check_agent(blueprint, num_envs=batch_size, num_devices=split.mesh.shape[DATA])
     check_policy(blueprint.build(), "take `driver=podracer.AnakinConfig()`")
     if config.updates_per_batch > 1 and uses_host_memory(blueprint, batch_size):
         raise ConfigError(
@@ -129,14 +116,11 @@ def sebulba(
             eager=eager,
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
-        hosts = host_averaging(config, split)
-        learner = Learner(split, actors, program, request, hosts, env.spec, state.learner.shared)
+        learner = Learner(split, actors, program, request, env.spec, state.learner.shared)
         compile_seconds = time.perf_counter() - start
         actors.start()
         stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
-        if hosts:
-            state = hosts.copy_for_hosts(state)
         multi_host = jax.process_count() > 1
         updates, current_request = actors.first_update, Request.NONE.value
         while updates < updates_of_run(num_updates, updates):
@@ -159,11 +143,8 @@ def sebulba(
                 current_request = max(current_request, learner.agreed_request)
             progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
             if current_request or is_last or boundary(updates):
-                mean = hosts.mean(state) if hosts else state
-                full_state = dataclasses.replace(mean, actor=actors.actor_state())
+                full_state = dataclasses.replace(state, actor=actors.actor_state())
                 progress = dataclasses.replace(progress, request=current_request, state=full_state)
             compile_seconds, current_request = 0.0, Request.NONE.value
             yield progress
-            if hosts and progress.state and updates < updates_of_run(num_updates, updates):
-                free_shared(progress.state)
             learner.resume()

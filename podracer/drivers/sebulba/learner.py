@@ -30,7 +30,6 @@ from podracer.drivers.common import (
 )
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
-from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, host_part
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes
@@ -69,12 +68,11 @@ def abstract_update(
         length=config.rollout_length,
         num_learners=len(split.learners),
     )
-    hosts = host_averaging(config, split)
-    update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
+    update = make_update(split.mesh, split.threads, config.updates_per_batch)
     state = dataclasses.replace(state, actor=())
     arguments = (
         abstract_agent(blueprint, split.mesh),
-        hosts.abstract(state) if hosts else state,
+        state,
         [abstract_on_mesh(split.mesh, shapes.shard)] * split.threads,
         abstract_request(split.mesh),
     )
@@ -105,7 +103,7 @@ def eager_update(
     state: TrainState,
 ) -> Callable[[], UpdateProgram]:
     """Return what `lower_update` does, for one device and without any compilation: to debug."""
-    update = partial(update_of_learner, config.updates_per_batch, None, None)
+    update = partial(update_of_learner, config.updates_per_batch, None)
     return lambda: partial(eagerly(update), place_agent(blueprint, split.mesh))
 
 
@@ -118,13 +116,12 @@ class Learner:
         actors: ActorPool,
         program: UpdateProgram,
         request: Callable[[], int],
-        hosts: HostAveraging | None,
         spec: EnvironmentSpec,
         shared: PyTree,
     ) -> None:
         """`shared` has the structure of the learner's shared state."""
         self._spec, self._shared = spec, jax.tree.map(lambda _: 0, shared)
-        self._update, self._hosts = program, hosts
+        self._update = program
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
         self._no_request = request_array(split.mesh, Request.NONE)
@@ -166,8 +163,7 @@ class Learner:
             self._first_faults = {**rollout.first_faults, **self._first_faults}
         log_first_faults("in training", self._first_faults, self._logged)
         self._version += 1
-        params = on_one_device(params)
-        self._actors.publish(host_part(params) if self._hosts else params, self._version)
+        self._actors.publish(on_one_device(params), self._version)
         if len(self._pending) > 1:
             self._fetch_metrics()
         self._timer.start("collect")

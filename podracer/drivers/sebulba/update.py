@@ -13,115 +13,72 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
 from podracer.devices.host_memory import keep_on_host
-from podracer.devices.mesh import DATA, HOST, REPLICATED
+from podracer.devices.mesh import DATA, REPLICATED, SHARDED
 from podracer.devices.ordering import in_order
 from podracer.drivers.common import (
     TRAIN_SPEC,
-    Axis,
     TrainState,
     apply_unless_fault,
     learn_key,
     reduce_metrics,
 )
-from podracer.drivers.sebulba.averaging import (
-    BY_HOST,
-    BY_HOST_SPEC,
-    HostAveraging,
-    host_part,
-    map_shared,
-)
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
 from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
 
 
-def _partition_spec(axis: int, rows: Any = DATA) -> PartitionSpec:
-    return PartitionSpec(*[None] * axis, rows)
+def _partition_spec(axis: int) -> PartitionSpec:
+    return PartitionSpec(*[None] * axis, DATA)
 
 
-def make_update(
-    mesh: Mesh, num_actors: int, updates_per_batch: int, hosts: HostAveraging | None = None
-) -> jax.stages.Wrapped:
+def make_update(mesh: Mesh, num_actors: int, updates_per_batch: int) -> jax.stages.Wrapped:
     """Return the jitted program `(agent, state, shards, request) -> (state, params, metrics)`.
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
     actors' parameters are an output of their own, so that they can be sent during the next update.
-    With `hosts` the state is that of `HostAveraging.copy_for_hosts`; parameters are `[hosts, ...]`.
     """
-    if hosts is None:
-        axis = DATA if mesh.size > 1 else None
-        program, rows = partial(update_of_learner, updates_per_batch, axis, axis), DATA
-        state_spec, params_spec = TRAIN_SPEC, REPLICATED
-    else:
-        mesh, rows = hosts.mesh, (HOST, DATA)
-        program = _update_of_host(
-            partial(update_of_learner, updates_per_batch, hosts.axis, rows), hosts
-        )
-        state_spec, params_spec = BY_HOST_SPEC, BY_HOST
-    shard_spec = jax.tree.map(partial(_partition_spec, rows=rows), ROW_AXES)
+    axis = DATA if mesh.size > 1 else None
+    shard_spec = jax.tree.map(_partition_spec, ROW_AXES)
     update = jax.shard_map(
-        in_order(program, mesh),
+        in_order(partial(update_of_learner, updates_per_batch, axis), mesh),
         mesh=mesh,
-        in_specs=(REPLICATED, state_spec, [shard_spec] * num_actors, PartitionSpec(rows)),
-        out_specs=(state_spec, params_spec, REPLICATED),
+        in_specs=(REPLICATED, TRAIN_SPEC, [shard_spec] * num_actors, SHARDED),
+        out_specs=(TRAIN_SPEC, REPLICATED, REPLICATED),
         check_vma=False,
     )
     return jax.jit(update, donate_argnums=1)
 
 
-def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callable[..., Any]:
-    """Return the update of this host's part of the state, with averages of hosts when due."""
-
-    def program(
-        blueprint: Blueprint, state: TrainState, *args: Any
-    ) -> tuple[TrainState, Params, Metrics]:
-        state = map_shared(host_part, state)
-        state, _, metrics = update(blueprint, state, *args)
-        state = hosts.average_if_due(state)
-        params = blueprint.build().actor_params(state.learner)
-        stacked = partial(jax.tree.map, lambda x: x[None])
-        return map_shared(stacked, state), stacked(params), metrics
-
-    return program
-
-
 def update_of_learner(
     num_parts: int,
     axis: str | None,
-    all_axes: Axis,
     blueprint: Blueprint,
     state: TrainState,
     shards: list[TrajectoryShard],
     request: jax.Array,
 ) -> tuple[TrainState, Params, Metrics]:
-    """Learn from the rows of all actors on one learner, in one update or in several parts.
-
-    Gradients are averaged over `axis`; faults and metrics are those over `all_axes`.
-    """
+    """Learn from the rows of all actors on one learner, in one update or in several parts."""
     agent = keep_on_host(blueprint).build()
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
-    learn = partial(_learn, agent, axis, all_axes)
+    learn = partial(_learn, agent, axis)
     if num_parts == 1:  # without a scan, which would copy a replay
         state, metrics = learn(state, batch.trajectory)
     else:
         state, series = _update_in_parts(learn, num_parts, state, batch)
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
-    metrics = reduce_metrics(
-        batch.episodes, state.fault, metrics, num_parts, request[0, 0], all_axes
-    )
+    metrics = reduce_metrics(batch.episodes, state.fault, metrics, num_parts, request[0, 0], axis)
     return state, agent.actor_params(state.learner), metrics
 
 
 def _learn(
     agent: Agent,
     axis: str | None,
-    all_axes: Axis,
     state: TrainState,
     trajectory: Trajectory,
     part: jax.Array | None = None,
 ) -> tuple[TrainState, Metrics]:
-    key = learn_key(state, all_axes, part)
+    key = learn_key(state, axis, part)
     learner, metrics = agent.learn(state.learner, trajectory, key, axis)
-    return apply_unless_fault(agent, state, learner, trajectory, metrics, all_axes)
+    return apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
 
 
 def _update_in_parts(
