@@ -18,22 +18,22 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3310,  # the contract: files beside the rooms
+    "": 3430,  # the contract: files beside the rooms
     "agents": 8530,
     "bench": 710,
-    "checks": 830,
-    "cli": 3300,
+    "checks": 850,
+    "cli": 3340,
     "config": 710,
     "devices": 1730,
-    "drivers": 4250,
-    "envs": 5710,
-    "io": 4200,
-    "networks": 1700,
-    "ops": 1830,
+    "drivers": 3950,
+    "envs": 5790,
+    "io": 4220,
+    "networks": 1710,
+    "ops": 1840,
     "plan": 1050,
     "recipes": 1950,
-    "reports": 4390,
-    "run": 3510,
+    "reports": 3600,
+    "run": 3460,
     "scores": 690,
     "testing": 70,
     "tournament": 3990,

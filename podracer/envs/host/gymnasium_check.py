@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -57,9 +56,10 @@ def examine(environment: Gymnasium) -> EnvironmentReport:
     return EnvironmentReport(spec.name, spec, tuple(findings), play.figures())
 
 
-def _global_generators() -> bytes:
+def _global_generators() -> tuple[Any, ...]:
     """Return the states of the generators that all code of a process shares."""
-    return pickle.dumps((random.getstate(), np.random.get_state()))  # noqa: NPY002
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 
 
 def _on_seeds(play: Play, same: Play, different_seed: Play) -> Iterator[str]:
