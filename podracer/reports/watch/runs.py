@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from podracer.io.edits import Sealed, read_object, read_sealed
+from podracer.io.text import redact
 from podracer.reports.charts import Groups, curves
 from podracer.reports.console import clock, compact, number, percent
 from podracer.reports.page import section, table, tiles
@@ -51,7 +52,8 @@ class WatchedRun:
             return False
         self._pods.update()  # first, so that the run's own records reach as far
         self.metrics_file.update()
-        config, crash = (read_object(self.path / name) for name in ("config.json", "crash.json"))
+        files = [read_object(self.path / name) for name in ("config.json", "crash.json")]
+        config, crash = redact(files, stable=True)
         if not isinstance(config.get("experiment", {}), dict):
             config = {}
         self._compare_seals()
