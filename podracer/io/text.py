@@ -45,8 +45,8 @@ _FORMS = (
         r"(?P<closing>\\*['\"])?\s*[=:]\s*(?i:(?:bearer|basic|digest|token)\s+)?|(?i:\bbearer\s+))"
         rf"(?!{_NOTHING})(?P<value>(?P<quote>\\*['\"])(?:\\[\s\S]|[^\\])*?(?P=quote)"
         r"|\[[^\]]{0,999}\]|\([^)]{0,999}\)|\{[^}]{0,999}\}"
-        r"|(?(option)(?:(?! --)[^,'\"\n\\]|\\(?!['\"]))+|(?!))"
-        r"|(?(closing)[^\s,;&'\"\\\]})]+|['\"]*(?:[^\s,;&'\"\\]|\\(?!['\"]))+))"
+        r"|(?(option)(?:(?! --)[^,'\"\n\\]|\\++(?!['\"]))+|(?!))"
+        r"|(?(closing)[^\s,;&'\"\\\]})]+|['\"]*(?:[^\s,;&'\"\\]|\\++(?!['\"]))+))"
     ),
     re.compile(  # known forms: private keys, JSON web tokens, GitHub, Hugging Face, ...
         r"(?P<kept>)(?P<value>"
