@@ -43,6 +43,7 @@ _FORMS = (
         # length. An option of an environment, after a comma, may have spaces in its value.
         rf"(?P<kept>(?P<option>(?<=,))?(?<![\w-])(?=[\w-]*?(?:{_NAME.pattern}))[\w-]*+"
         r"(?P<closing>\\*['\"])?\s*[=:]\s*(?i:(?:bearer|basic|digest|token)\s+)?|(?i:\bbearer\s+))"
+        # The value is in quotes, in brackets, an option's, or one word.
         rf"(?!{_NOTHING})(?P<value>(?P<quote>\\*['\"])(?:\\[\s\S]|[^\\])*?(?P=quote)"
         r"|\[[^\]]{0,999}\]|\([^)]{0,999}\)|\{[^}]{0,999}\}"
         r"|(?(option)(?:(?! --)[^,'\"\n\\]|\\++(?!['\"]))+|(?!))"
@@ -119,8 +120,7 @@ class _RedactedStream:
         return self._stream.write(redact(text, stable=self._stable))
 
     def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -174,7 +174,7 @@ def _without(value: Any, rules: Sequence[Rule], found: set[str]) -> Any:
         return dict(_without([str(key), item], rules, found) for key, item in value.items())
     if isinstance(value, list | tuple):
         if _is_named_secret(value):
-            found.update(_texts(value[1]))
+            found.add(str(value[1]))
             return [_without(value[0], rules, found), REDACTED]
         return [_without(item, rules, found) for item in value]
     if isinstance(value, str):
@@ -187,16 +187,6 @@ def _is_named_secret(pair: Sequence[Any]) -> bool:
     """Return whether a sequence is the name of a secret and its value."""
     is_named = len(pair) == 2 and isinstance(pair[0], str) and _NAME.search(pair[0]) is not None
     return is_named and not (pair[1] is None or isinstance(pair[1], bool) or pair[1] == REDACTED)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the leaves of JSON as texts."""
-    value = [*value.values()] if isinstance(value, Mapping) else value
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-    else:
-        yield str(value)
 
 
 def _rules(found: set[str]) -> list[Rule]:

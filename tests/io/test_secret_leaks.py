@@ -171,7 +171,7 @@ def test_a_run_its_report_and_its_data_have_no_secret(tmp_path, capfd, caplog):
 def test_a_data_set_goes_on_with_the_secrets_that_its_file_lacks(tmp_path):
     columns = {name: np.array([0, 1]) for name in ("action", "reward", "terminal")}
     name = f"rented,api_key={MARK}"
-    data = Dataset(observation=np.zeros((2, 10, 5)), environment=name, timeout=[0, 0], **columns)
+    data = Dataset(observation=np.zeros((2, 10, 5)), environment=name, timeout=np.zeros(2), **columns)
     (tmp_path / "data.npz").write_bytes(data.encode())
     with pytest.raises(ConfigError, match=r"'rented,api_key=\[redacted\]', .* add `,api_key=...`"):
         make(f"data:{tmp_path}/data.npz")
