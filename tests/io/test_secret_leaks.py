@@ -36,7 +36,8 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
-from podracer.tournament.leaderboard import Leaderboard
+from podracer.tournament.index import INDEX
+from podracer.tournament.leaderboard import LOG, Leaderboard
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.selection import Independent
 
@@ -171,7 +172,9 @@ def test_a_run_its_report_and_its_data_have_no_secret(tmp_path, capfd, caplog):
 def test_a_data_set_goes_on_with_the_secrets_that_its_file_lacks(tmp_path):
     columns = {name: np.array([0, 1]) for name in ("action", "reward", "terminal")}
     name = f"rented,api_key={MARK}"
-    data = Dataset(observation=np.zeros((2, 10, 5)), environment=name, timeout=np.zeros(2), **columns)
+    data = Dataset(
+        observation=np.zeros((2, 10, 5)), environment=name, timeout=np.zeros(2), **columns
+    )
     (tmp_path / "data.npz").write_bytes(data.encode())
     with pytest.raises(ConfigError, match=r"'rented,api_key=\[redacted\]', .* add `,api_key=...`"):
         make(f"data:{tmp_path}/data.npz")
@@ -216,7 +219,7 @@ def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog):
     command("report", board)
     command("leaderboard", board)
     assert read_object(run / "config.json")["experiment"]["environment"] == NAME
-    owners = ("config.json", "best.json", "task.json", "leaderboard.jsonl")
+    owners = ("config.json", "best.json", "task.json", LOG, INDEX)
     assert files_with_secrets(runs) == dict.fromkeys(owners, 0o600)
     assert files_with_secrets(tmp_path / "store").keys() == {"config.json"}
     assert not has_secret("".join([*capfd.readouterr(), caplog.text]).encode())
