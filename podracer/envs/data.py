@@ -94,7 +94,7 @@ def data(name: str, environment: str | None = None, **options: Any) -> DataEnvir
     parts = (part.partition("=") for part in source.split(","))
     if missing := {key for key, _, value in parts if REDACTED in value} - options.keys():
         raise ConfigError(
-            f"{name} comes from {source!r}, without its secrets: add `,{min(missing)}=...`."
+            f"{name} comes from {source!r}, whose secrets it lacks: add `,{min(missing)}=...`."
         )
     if options and not source:
         raise ConfigError(f"{name} names no environment with options: add `,environment=NAME`.")

@@ -31,11 +31,12 @@ _WORD = (
     r"|(?:access|account|api|auth|client|encryption|master|private|secret|shared|signing|ssh"
     rf"|storage)[_-]?keys?){_END}"
 )
-_LAST_WORD = rf"{_BEGIN}(?i:pass|pw|auth|creds?|sig|signature|jwt){_END}\d*(?![\w-])"
+_PASS = r"(?:(?<![a-z] )(?i:pass)|(?i:pass)(?!: ))"  # not `in the backward pass: less memory`
+_LAST_WORD = rf"{_BEGIN}(?:{_PASS}|(?i:pw|auth|creds?|sig|signature|jwt)){_END}\d*(?![\w-])"
 _NAME = re.compile(rf"{_WORD}|{_LAST_WORD}")
 _NAME_OF_VARIABLE = re.compile(r"key|token|secret|pass|pwd|auth|cred|cookie|session_?id", re.I)
 _PUBLIC_VARIABLE = re.compile(r"(?:OLD)?PWD|XDG_.*|DESKTOP_SESSION")  # folders, the desktop's names
-_NOTHING = r"(?:null|true|false|None|True|False)(?=[\s,;&'\"\\\]})]|$)"
+_NOTHING = r"(?:null|true|false|None|True|False|\.{3})(?=[\s,;&'\"`\\\]})]|$)"
 _FORMS = (
     re.compile(r"(?P<kept>://[^/\s:@'\"]*:)(?P<value>[^/?#\s'\"]+)(?=@)"),  # https://user:...@
     re.compile(

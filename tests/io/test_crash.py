@@ -141,6 +141,9 @@ tokenizer secretary COMPASS Signal sort_key monkey session
 def test_a_word_that_only_contains_one_is_no_name_of_a_secret(word: str) -> None:
     settings = {word: "kept", "options": [[word, "kept"]], "name": f"maze,{word}=kept: {word}=kept"}
     assert redact(settings) == settings
+    assert redact("in the backward pass: less; add `,token=...`") == (
+        "in the backward pass: less; add `,token=...`"
+    )
 
 
 def test_the_time_for_a_long_text_grows_with_its_length() -> None:
