@@ -85,11 +85,11 @@ def redact(value: Any, *, stable: bool = False) -> Any:
     plain words of less than 8 letters, and what has less than 4 characters. Longer words are left
     out as a whole.
     """
-    found: set[str] = set()
-    rules = _rules(found)
+    secrets: set[str] = set()
+    rules = _rules(secrets)
     if not stable:
         rules = [*_rules_of_values(), *rules, (_QUOTED_LINE, _without_literals)]
-    return _without(value, rules, found)
+    return _without(value, rules, secrets)
 
 
 def remember_secrets(settings: Any) -> None:
@@ -105,9 +105,9 @@ def mode_of(settings: Any) -> int:
 @contextlib.contextmanager
 def redacted_output() -> Iterator[None]:
     """Redact what is printed; stdout, from which programs read paths, keeps values of variables."""
-    out: Any = _RedactedStream(sys.stdout, stable=True)
-    err: Any = _RedactedStream(sys.stderr, stable=False)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    stdout: Any = _RedactedStream(sys.stdout, stable=True)
+    stderr: Any = _RedactedStream(sys.stderr, stable=False)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         yield
 
 
@@ -169,15 +169,15 @@ def print_stderr(message: str, prefix: str = "podracer: ") -> None:
 Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]  # and what comes in its place
 
 
-def _without(value: Any, rules: Sequence[Rule], found: set[str]) -> Any:
-    """Return text or JSON with the rules applied; the values that are named secret are `found`."""
+def _without(value: Any, rules: Sequence[Rule], secrets: set[str]) -> Any:
+    """Return text or JSON with the rules applied; add values that are named secret to `secrets`."""
     if isinstance(value, Mapping):
-        return dict(_without([str(key), item], rules, found) for key, item in value.items())
+        return dict(_without([str(key), item], rules, secrets) for key, item in value.items())
     if isinstance(value, list | tuple):
         if _is_named_secret(value):
-            found.add(str(value[1]))
-            return [_without(value[0], rules, found), REDACTED]
-        return [_without(item, rules, found) for item in value]
+            secrets.add(str(value[1]))
+            return [_without(value[0], rules, secrets), REDACTED]
+        return [_without(item, rules, secrets) for item in value]
     if isinstance(value, str):
         for pattern, replacement in rules:
             value = pattern.sub(replacement, value)
@@ -190,26 +190,26 @@ def _is_named_secret(pair: Sequence[Any]) -> bool:
     return is_named and not (pair[1] is None or isinstance(pair[1], bool) or pair[1] == REDACTED)
 
 
-def _rules(found: set[str]) -> list[Rule]:
-    """Return the rules that replace what looks like a secret, or is named so; they add it."""
-    return [(form, partial(_cut, found)) for form in _FORMS]
+def _rules(secrets: set[str]) -> list[Rule]:
+    """Return rules that replace what looks like a secret, or is named so, and add it to a set."""
+    return [(form, partial(_cut, secrets)) for form in _FORMS]
 
 
-def _cut(found: set[str], match: re.Match[str]) -> str:
+def _cut(secrets: set[str], match: re.Match[str]) -> str:
     parts = match.groupdict()
     value = parts["value"].strip("\\'\"")
     if value in ("", REDACTED):
         return match[0]
-    found.add(value)
+    secrets.add(value)
     quote = parts.get("quote") or parts.get("closing") or ""
     return f"{parts['kept']}{quote}{REDACTED}{quote}"
 
 
 def _secrets_in(value: Any) -> set[str]:
     """Return what `redact` takes out of settings."""
-    found: set[str] = set()
-    _without(value, _rules(found), found)
-    return found
+    secrets: set[str] = set()
+    _without(value, _rules(secrets), secrets)
+    return secrets
 
 
 def _rules_of_values() -> Iterator[Rule]:
