@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catalog import imported_module
 from podracer.envs.catch import Catch
+from podracer.envs.host.gymnasium import Gymnasium
 from podracer.errors import ConfigError
 from podracer.export.files import origin_of
 from podracer.io import text
@@ -78,6 +80,21 @@ def test_what_others_read_of_settings_has_no_secret(tmp_path):
         )
     assert redact(settings, stable=True)["options"] == [["api_key", "[redacted]"], ["size", 3]]
     assert redact({"a": (1, None, "x")}, stable=True) == {"a": [1, None, "x"]}
+
+
+def test_the_name_of_an_environment_has_no_secret():
+    """The health of a server has it, as do the checks of an environment."""
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Pole(type(gymnasium.make("CartPole-v1").unwrapped)):
+        def __init__(self, api_key: str) -> None:
+            super().__init__()
+
+    gymnasium.register("Rented-v0", Pole)
+    registered = Gymnasium("Rented-v0", (("api_key", SECRET),), workers=0)
+    bound = Gymnasium(functools.partial(Pole, api_key=SECRET), workers=0)
+    assert registered.spec.name == "gymnasium:Rented-v0,api_key=[redacted]"
+    assert bound.spec.name.endswith("Pole(api_key='[redacted]')")
 
 
 def test_checkpoints_with_and_without_a_secret_are_of_the_same_experiment():
