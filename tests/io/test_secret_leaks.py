@@ -151,16 +151,12 @@ def test_the_search_finds_what_is_packed():
     assert not has_secret(gzip.compress(b"nothing"))
 
 
-def test_a_run_its_report_and_its_data_have_no_secret(tmp_path, capfd, caplog):
+def test_a_run_its_log_and_its_report_have_no_secret(tmp_path, capfd, caplog):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run, sinks=[Failing()], progress=True)
-    result = podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=128)
-    assert result.metrics["updates"] == 8
     page = write_report([run], run / "report.html").read_text()
     assert 'data-name="learning rented,api_key=[redacted]' in page
     assert page.count("=is-kept") >= len(HARMLESS)
-    with pytest.raises(SystemExit):
-        main(["record", str(run), "--episodes", "2"])
     assert files_with_secrets(tmp_path) == {"config.json": 0o600}
     assert mode(run / "saved.json") == 0o644
     copy_file(run / "config.json", tmp_path / "config.json")
