@@ -9,11 +9,10 @@ nothing. `__init__.pyi` lists the names, for type checkers and for this file.
 
 import ast
 import importlib
-import logging
 from pathlib import Path
 from typing import Any
 
-from podracer.io.text import clean_record
+from podracer.io.text import redact_log
 
 __version__ = "0.2.0"  # the distribution is `podracer-rl`
 
@@ -26,7 +25,7 @@ _MODULES = {
 }
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
-logging.getLogger("podracer").addFilter(clean_record)  # in Python as in the command line
+redact_log()  # in Python as in the command line
 
 
 def __getattr__(name: str) -> Any:

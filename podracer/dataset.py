@@ -17,6 +17,7 @@ from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.io.npz import DAMAGE, read_header, unpack
 from podracer.io.schema import leaves_by_path
+from podracer.io.text import redact
 from podracer.types import (
     ArraySpec,
     Continuous,
@@ -191,9 +192,9 @@ class Dataset:
     # --- files ------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Return the content of an `.npz` file, as `load` reads it."""
-        file = io.BytesIO()
-        arrays: dict[str, Any] = {"environment": np.asarray(self.environment), **_arrays(self)}
+        """Return the content of an `.npz` file, as `load` reads it, without secrets of the name."""
+        file, name = io.BytesIO(), redact(self.environment, stable=True)
+        arrays: dict[str, Any] = {"environment": np.asarray(name), **_arrays(self)}
         np.savez(file, **arrays)
         return file.getvalue()
 

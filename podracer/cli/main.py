@@ -22,7 +22,7 @@ from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.names import nearest
 from podracer.io.paths import in_addresses
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
-from podracer.io.text import explain_error, print_stderr
+from podracer.io.text import explain_error, print_stderr, redact, redacted_output
 
 _STDOUT = 1  # its descriptor
 
@@ -57,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if arguments is None:
         _log_to_stderr()
+        sys.argv[1:] = redact(sys.argv[1:], stable=True)  # trackers keep the command line
     try:
-        with own_process(), exit_on_stop():
+        with own_process(), exit_on_stop(), redacted_output():
             code = _run(name, remaining)
     except KeyboardInterrupt:
         print_stderr("stopped by Ctrl-C.")

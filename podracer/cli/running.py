@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import Trackers
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
 from podracer.errors import PodracerError
-from podracer.io.text import redact_settings
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -112,5 +111,5 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
         reason=_reason(experiment, result),
         next_command=next_command,
         mirror=result.mirror,
-        options={"recipe": recipe, "environment": redact_settings(environment)},
+        options={"recipe": recipe, "environment": environment},
     )

@@ -19,6 +19,7 @@ from podracer.envs.common import import_optional
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.paths import user_path
+from podracer.io.text import REDACTED
 from podracer.types import EnvironmentSpec, TimeStep
 
 
@@ -76,10 +77,11 @@ class DataEnvironment:
         return TimeStep(observation, reward, discount, first, self.rows.last[row])
 
 
-def data(name: str, environment: str | None = None) -> DataEnvironment:
+def data(name: str, environment: str | None = None, **options: Any) -> DataEnvironment:
     """Return the environment that replays the data set in a file, or Minari's `minari:ID`.
 
-    `environment` names the one that it comes from, by default as the file does.
+    `environment` names the one that it comes from, by default as the file does; `options` are its
+    own, such as a secret, which no file has.
     """
     kind, _, id = name.partition(":")
     dataset = _minari(id) if kind == "minari" else Dataset.load(user_path(name))
@@ -89,7 +91,15 @@ def data(name: str, environment: str | None = None) -> DataEnvironment:
             f"a file does not decide that: add `,environment={dataset.environment}`."
         )
     source = environment or dataset.environment
-    replayed = replay(dataset, make(source) if source else None)
+    parts = (part.partition("=") for part in source.split(","))
+    if missing := {key for key, _, value in parts if REDACTED in value} - options.keys():
+        raise ConfigError(
+            f"{name} comes from {source!r}, whose secrets it lacks: add `,{min(missing)}=...`."
+        )
+    if options and not source:
+        raise ConfigError(f"{name} names no environment with options: add `,environment=NAME`.")
+    replayed = replay(dataset, make(source, **options) if source else None)
+    source = ",".join([source, *(f"{key}={value}" for key, value in options.items())])
     return dataclasses.replace(replayed, source=source)
 
 

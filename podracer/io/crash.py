@@ -14,7 +14,7 @@ from typing import Any
 import podracer
 from podracer.io.code import package_versions
 from podracer.io.run_directory import write_json
-from podracer.io.text import print_stderr, redact, redact_json
+from podracer.io.text import print_stderr, redact
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
@@ -40,7 +40,7 @@ def write_crash(directory: Path, error: BaseException, **facts: Any) -> None:
             "python": platform.python_version(),
             "platform": platform.platform(),
         }
-        facts = redact_json(json.loads(json.dumps(crash, default=str, skipkeys=True)), redact)
+        facts = redact(json.loads(json.dumps(crash, default=str, skipkeys=True)))
         facts["versions"] = versions | package_versions()
         write_json(Path(directory) / CRASH, facts, mode=0o600)
     except OSError as failure:

@@ -1,8 +1,9 @@
 """Text that leaves the process: without secrets, and without control characters on a terminal.
 
 Secrets are the values of environment variables and of settings that are named like one, and what
-looks like one. `redact` is for messages, `redact_settings` for settings in files that others read;
-only files for the user's eyes alone (`mode_of`) hold what a run needs to go on.
+looks like one. `redact` is the one function that takes them out: of messages, of what commands
+print, and of settings in files that others read. Only files for the user's eyes alone (`mode_of`)
+hold what a run needs to go on.
 """
 
 from __future__ import annotations
@@ -13,37 +14,54 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TextIO
 
 REDACTED = "[redacted]"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+# Words of a name: whole ones, `auth` in `smtp-auth` and `smtpAuth`, but not in `author`. Those that
+# have other meanings end the name, as `pass_rate` is none.
+_BEGIN = r"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]))"
+_END = r"(?:(?<=[a-z])(?![a-z])|(?<=[A-Z])(?![A-Za-z]))"
 _WORD = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|pwd|(?:api|access|private|ssh|signing)[_-]?key"
-    r"|credential|authorization|cookie|session[_-]?id|dsn)"
+    r"(?i:token|secrets?|passw(?:or)?ds?|pass[_-]?(?:word|phrase|code)s?|pwd|credentials?|cookies?"
+    r"|authorization|auth[_-]?(?:header|code)|session[_-]?id|dsn|(?:access|api|auth)[_-]?tokens"
+    r"|(?:access|account|api|auth|client|encryption|master|private|secret|shared|signing|ssh"
+    rf"|storage)[_-]?keys?){_END}"
 )
-_NAME = re.compile(_WORD, re.IGNORECASE)
+_PASS = r"(?:(?<![a-z] )(?i:pass)|(?i:pass)(?!: ))"  # not `in the backward pass: less memory`
+_LAST_WORD = rf"{_BEGIN}(?:{_PASS}|(?i:pw|auth|creds?|sig|signature|jwt)){_END}\d*(?![\w-])"
+_NAME = re.compile(rf"{_WORD}|{_LAST_WORD}")
 _NAME_OF_VARIABLE = re.compile(r"key|token|secret|pass|pwd|auth|cred|cookie|session_?id", re.I)
 _PUBLIC_VARIABLE = re.compile(r"(?:OLD)?PWD|XDG_.*|DESKTOP_SESSION")  # folders, the desktop's names
-_AFTER_NAME = re.compile(
-    # Values after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
-    # The whole name at once, without going back in it: a long text takes no longer than its length.
-    rf"(?P<kept>(?<![\w-])(?=[\w-]*?{_WORD})[\w-]*+['\"]?\s*[=:]\s*(?:bearer\s+|basic\s+)?"
-    r"|\bbearer\s+|://[^/\s:@]*:(?=[^/\s@]+@))"
-    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&'\"@]+)",
-    re.IGNORECASE,
+_NOTHING = r"(?:null|true|false|None|True|False|\.{3})(?=[\s,;&'\"`\\\]})]|$)"
+_FORMS = (
+    re.compile(r"(?P<kept>://[^/\s:@'\"]*:)(?P<value>[^/?#\s'\"]+)(?=@)"),  # https://user:...@
+    re.compile(
+        # The whole name at once, without going back in it: a long text takes no longer than its
+        # length. An option of an environment, after a comma, may have spaces in its value.
+        rf"(?P<kept>(?P<option>(?<=,))?(?<![\w-])(?=[\w-]*?(?:{_NAME.pattern}))[\w-]*+"
+        r"(?P<closing>\\*['\"])?\s*[=:]\s*(?i:(?:bearer|basic|digest|token)\s+)?|(?i:\bbearer\s+))"
+        # The value is in quotes, in brackets, an option's, or one word.
+        rf"(?!{_NOTHING})(?P<value>(?P<quote>\\*['\"])(?:\\[\s\S]|[^\\])*?(?P=quote)"
+        r"|\[[^\]]{0,999}\]|\([^)]{0,999}\)|\{[^}]{0,999}\}"
+        r"|(?(option)(?:(?! --)[^,'\"\n\\]|\\++(?!['\"]))+|(?!))"
+        r"|(?(closing)[^\s,;&'\"\\\]})]+|['\"]*(?:[^\s,;&'\"\\]|\\++(?!['\"]))+))"
+    ),
+    re.compile(  # known forms: private keys, JSON web tokens, GitHub, Hugging Face, ...
+        r"(?P<kept>)(?P<value>"
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
+        r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
+        r"|\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|npm_|pypi-|sk-|xox[abprs]-|AIza)[\w-]{16,}"
+        r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b)"
+    ),
 )
 # Text in a line of code that a traceback quotes, which may be a secret; names and plain words stay.
 _QUOTED_LINE = re.compile(r'^(?P<place>[ |+]*File "(?P<file>.+)", line \d+.*\n)(?P<code>.+)', re.M)
 _LIBRARIES = re.compile(rf"/site-packages/|/lib/python3|^{re.escape(_PACKAGE)}")
 _LITERAL = re.compile(r"(?P<quote>['\"])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)")
-_TOKEN = re.compile(  # known forms: private keys, JSON web tokens, GitHub, Hugging Face, ...
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
-    r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
-    r"|\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|npm_|pypi-|sk-|xox[abprs]-|AIza)[\w-]{16,}"
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
-)
 # Names such as a recipe's, versions and lists of numbers.
 _HARMLESS = re.compile(r"[a-z]+(?:_[a-z]+)*(?:_[a-z\d]{2,4})?|[\d.,:+-]+")
 _WORD_OF_TEXT = re.compile(r"[A-Z]?[a-z]+")
@@ -51,10 +69,27 @@ _WORD_IN_CODE = re.compile(r"[A-Za-z_]*[.,:;!?()]*|%[a-z]|\{\w*\}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def is_named_secret(pair: Sequence[Any]) -> bool:
-    """Return whether a sequence is the name of a secret and its value."""
-    is_named = len(pair) == 2 and isinstance(pair[0], str) and _NAME.search(pair[0]) is not None
-    return is_named and pair[1] is not None and not isinstance(pair[1], bool)
+SECRETS_OF_SETTINGS: set[str] = set()  # secrets in the settings of this process's runs
+
+
+def redact(value: Any, *, stable: bool = False) -> Any:
+    """Return a text, or JSON with its names and texts, without secrets.
+
+    Out go what looks like a secret, what is named like one (as the key of a value, the first of a
+    pair, or in a text), values of environment variables, the secrets of settings, see
+    `remember_secrets`, and text in lines of code. With `stable` only the first two, so that the
+    result is the same in every process: for settings, which are compared and shown.
+
+    Values of variables that stay are those that any text may hold: paths, plain words, numbers and
+    what has less than 6 characters. If the name of the variable sounds like a secret, they are
+    plain words of less than 8 letters, and what has less than 4 characters. Longer words are left
+    out as a whole.
+    """
+    secrets: set[str] = set()
+    rules = _rules(secrets)
+    if not stable:
+        rules = [*_rules_of_values(), *rules, (_QUOTED_LINE, _without_literals)]
+    return _without(value, rules, secrets)
 
 
 def remember_secrets(settings: Any) -> None:
@@ -62,57 +97,57 @@ def remember_secrets(settings: Any) -> None:
     SECRETS_OF_SETTINGS.update(filter(_is_secret, _secrets_in(settings)))
 
 
-def redact_settings(value: Any) -> Any:
-    """Return settings as JSON, without the secrets in them; it depends on nothing else.
-
-    A name and a value may be a key and its value, a pair in a list, or parts of a text.
-    """
-    return redact_json(value, _redact_forms)
-
-
-def redact_json(value: Any, clean: Callable[[str], str]) -> Any:
-    """Return JSON without the values of names that sound secret, and with all texts cleaned."""
-    if isinstance(value, Mapping):
-        items = ((str(key), item) for key, item in value.items())
-        return {clean(key): redact_json([key, item], clean)[1] for key, item in items}
-    if isinstance(value, list | tuple):
-        if is_named_secret(value):
-            return [value[0], REDACTED]
-        return [redact_json(item, clean) for item in value]
-    return clean(value) if isinstance(value, str) else value
-
-
 def mode_of(settings: Any) -> int:
     """Return the mode of a file with these settings: for the user alone if a secret is inside."""
-    return 0o644 if next(_secrets_in(settings), None) is None else 0o600
+    return 0o600 if _secrets_in(settings) else 0o644
 
 
-def redact(text: str) -> str:
-    """Return a text without values of environment variables and without what looks like a secret.
-
-    It also leaves out the secrets of settings, see `remember_secrets`, and text in lines of code.
-
-    Values that stay are those that any text may hold: paths, plain words, numbers and what has less
-    than 6 characters. If the name of the variable sounds like a secret, they are plain words of
-    less than 8 letters, and what has less than 4 characters. Longer words are left out as a whole.
-    """
-    # The longest first, so that none survives in part inside a longer one.
-    values = SECRETS_OF_SETTINGS.union(_values_of_variables())
-    for value in sorted(values, key=len, reverse=True):
-        pattern = re.escape(value)
-        if _WORD_OF_TEXT.fullmatch(value):  # not within another word, but after an escape, `\n`
-            pattern = rf"(?:(?<![A-Za-z])|(?<=\\[nrt])){pattern}(?![A-Za-z])"
-        text = re.sub(pattern, REDACTED, text)
-    return _QUOTED_LINE.sub(_without_literals, _redact_forms(text))
+@contextlib.contextmanager
+def redacted_output() -> Iterator[None]:
+    """Redact what is printed; stdout, from which programs read paths, keeps values of variables."""
+    stdout: Any = _RedactedStream(sys.stdout, stable=True)
+    stderr: Any = _RedactedStream(sys.stderr, stable=False)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        yield
 
 
-def clean_record(record: logging.LogRecord) -> bool:
+class _RedactedStream:
+    """Stream whose text is redacted before it is written to another one."""
+
+    def __init__(self, stream: TextIO, *, stable: bool) -> None:
+        self._stream, self._stable = stream, stable
+
+    def write(self, text: str) -> int:
+        return self._stream.write(redact(text, stable=self._stable))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def redact_log() -> None:
+    """Redact all records of the logger `podracer` and of its children, and of no other."""
+    make = logging.getLogRecordFactory()
+
+    def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if str(record.name).partition(".")[0] == "podracer":
+            _clean_record(record)
+        return record
+
+    logging.setLogRecordFactory(make_redacted)
+
+
+def _clean_record(record: logging.LogRecord) -> None:
     """Take secrets and control characters out of a message of the log, and of its traceback."""
     record.msg, record.args = printable(redact(record.getMessage())), ()
     if record.exc_info:
         text = "".join(traceback.format_exception(*record.exc_info)).rstrip()
         record.exc_text, record.exc_info = printable(redact(text)), None
-    return True
+    if record.stack_info:
+        record.stack_info = printable(redact(record.stack_info))
 
 
 def printable(text: str) -> str:
@@ -131,24 +166,60 @@ def print_stderr(message: str, prefix: str = "podracer: ") -> None:
         print(f"{prefix}{printable(redact(message))}", file=sys.stderr, flush=True)
 
 
-SECRETS_OF_SETTINGS: set[str] = set()  # secrets in the settings of this process's runs
+Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]  # and what comes in its place
 
 
-def _redact_forms(text: str) -> str:
-    return _AFTER_NAME.sub(rf"\g<kept>{REDACTED}", _TOKEN.sub(REDACTED, text))
-
-
-def _secrets_in(value: Any) -> Iterator[str]:
-    """Yield what `redact_settings` leaves out."""
+def _without(value: Any, rules: Sequence[Rule], secrets: set[str]) -> Any:
+    """Return text or JSON with the rules applied; add values that are named secret to `secrets`."""
     if isinstance(value, Mapping):
-        value = list(value.items())
+        return dict(_without([str(key), item], rules, secrets) for key, item in value.items())
     if isinstance(value, list | tuple):
-        yield from [str(value[1])] if is_named_secret(value) else ()
-        for item in value:
-            yield from _secrets_in(item)
-    elif isinstance(value, str):
-        yield from (match["value"].strip("'\"") for match in _AFTER_NAME.finditer(value))
-        yield from (match[0] for match in _TOKEN.finditer(value))
+        if _is_named_secret(value):
+            secrets.add(str(value[1]))
+            return [_without(value[0], rules, secrets), REDACTED]
+        return [_without(item, rules, secrets) for item in value]
+    if isinstance(value, str):
+        for pattern, replacement in rules:
+            value = pattern.sub(replacement, value)
+    return value
+
+
+def _is_named_secret(pair: Sequence[Any]) -> bool:
+    """Return whether a sequence is the name of a secret and its value."""
+    is_named = len(pair) == 2 and isinstance(pair[0], str) and _NAME.search(pair[0]) is not None
+    return is_named and not (pair[1] is None or isinstance(pair[1], bool) or pair[1] == REDACTED)
+
+
+def _rules(secrets: set[str]) -> list[Rule]:
+    """Return rules that replace what looks like a secret, or is named so, and add it to a set."""
+    return [(form, partial(_cut, secrets)) for form in _FORMS]
+
+
+def _cut(secrets: set[str], match: re.Match[str]) -> str:
+    parts = match.groupdict()
+    value = parts["value"].strip("\\'\"")
+    if value in ("", REDACTED):
+        return match[0]
+    secrets.add(value)
+    quote = parts.get("quote") or parts.get("closing") or ""
+    return f"{parts['kept']}{quote}{REDACTED}{quote}"
+
+
+def _secrets_in(value: Any) -> set[str]:
+    """Return what `redact` takes out of settings."""
+    secrets: set[str] = set()
+    _without(value, _rules(secrets), secrets)
+    return secrets
+
+
+def _rules_of_values() -> Iterator[Rule]:
+    """Yield the rules for known values, the longest first: none survives in part in another."""
+    values = SECRETS_OF_SETTINGS.union(_values_of_variables())
+    for value in sorted(values, key=len, reverse=True):
+        pattern = re.escape(value)
+        if _WORD_OF_TEXT.fullmatch(value):  # not within another word, but after an escape, `\n`
+            pattern = rf"(?:(?<![A-Za-z])|(?<=\\[nrt])){pattern}(?![A-Za-z])"
+        yield re.compile(pattern), REDACTED
 
 
 def _without_literals(match: re.Match[str]) -> str:

@@ -25,6 +25,7 @@ from podracer.io.paths import user_path
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
+from podracer.io.text import redact
 from podracer.reports.charts import (
     COLORS,
     GRAY,
@@ -128,7 +129,7 @@ def load_records(path: Path, name: str) -> list[RunRecords]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file of a run, empty where there is no file."""
+    """Return the JSON object of a file of a run, without secrets; empty where there is no file."""
     try:
         content = json.loads(read_limited(path)) if path.is_file() else {}
         is_sound = isinstance(content.get("experiment", {}), dict)
@@ -136,7 +137,7 @@ def read_object(path: Path) -> dict[str, Any]:
         content, is_sound = {}, False
     if not is_sound:
         raise ConfigError(f"{path} is not a JSON object of a run.")
-    return content
+    return redact(content, stable=True)
 
 
 def group_runs(runs: Sequence[RunRecords]) -> Groups:

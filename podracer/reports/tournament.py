@@ -9,6 +9,7 @@ from pathlib import Path
 
 from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
+from podracer.io.text import redact
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
 from podracer.reports.page import page, section, table, tiles
@@ -175,7 +176,7 @@ def _failure_cells(event: Event) -> list[list[str]]:
 
 def _experiments(log: TournamentLog) -> list[RunRecords]:
     """Return the configurations of the experiments that pods began with, and of the tournament."""
-    settings = dict(log.state.header.tournament)
+    settings = redact(log.state.header.tournament, stable=True)
     experiments = settings.pop("experiments")
     configs = [{"experiment": {"tournament": settings, "experiment": e}} for e in experiments]
     return [

@@ -20,7 +20,7 @@ from podracer.errors import ConfigError, install_command
 from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
-from podracer.io.text import redact_settings
+from podracer.io.text import redact
 from podracer.run.result import MakeSink, RunInfo
 
 _PROJECT = "podracer"  # where nothing else is set
@@ -128,7 +128,7 @@ class _MlflowSink:
 
 def _settings(info: RunInfo) -> dict[str, Any]:
     """Return the settings by dotted name, without secrets: others read them."""
-    return dict(leaves(redact_settings(to_json(info.experiment))))
+    return dict(leaves(redact(to_json(info.experiment), stable=True)))
 
 
 def _run_id(info: RunInfo) -> str:

@@ -16,7 +16,7 @@ from podracer.io.edits import encode_json
 from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.sinks import read_metrics
-from podracer.io.text import redact_settings
+from podracer.io.text import redact
 
 # These decide when and where things happen, not what is computed, so a resumed run may change them.
 FREE_ON_RESUME = {
@@ -111,7 +111,7 @@ def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) 
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(
-            redact_settings(without_retired(saved)), redact_settings(current)
+            redact(without_retired(saved), stable=True), redact(current, stable=True)
         ).items()
         if name not in FREE_ON_RESUME
     ]

@@ -34,7 +34,7 @@ from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
-from podracer.io.text import redact_settings
+from podracer.io.text import redact
 from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.control import Control, Controller, check_control
 from podracer.run.errors import StallError, classify_error, tag_component
@@ -458,7 +458,7 @@ class Run:
         best = self.recorder.best_saved()
         metadata = {
             "totals": dataclasses.asdict(self.totals),
-            "experiment": redact_settings(self.settings),
+            "experiment": redact(self.settings, stable=True),
             **dataclasses.asdict(self.history),
             "records": {name: file.seal() for name, file in self._files.items()},
             "best": None if best is None else dataclasses.asdict(best),

@@ -16,7 +16,6 @@ from podracer.io.differences import leaves
 from podracer.io.edits import UNSEALED, Sealed
 from podracer.io.json_schema import anything, conforms
 from podracer.io.sinks import PARENT, group
-from podracer.io.text import redact_settings
 from podracer.scores.score import (
     NOT_EVALUATED,
     best_return,
@@ -289,7 +288,7 @@ def members_of(
 
 def _with_values(agent: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return an agent's settings by dotted name, with other values; a schedule's is its start."""
-    settings = dict(leaves(redact_settings(agent)))
+    settings = dict(leaves(agent))
     starts = {f"{name}.start" for name in values}
     return {k: x for k, x in settings.items() if k not in starts} | values
 
@@ -370,11 +369,7 @@ def environment_text(environment: Any) -> str:
 
 
 def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return the leaves of nested JSON by dotted name, as JSON except for strings.
-
-    Secrets are redacted, since pages are shown to others.
-    """
-    tree = redact_settings(tree)
+    """Return the leaves of nested JSON by dotted name, as JSON except for strings."""
     return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
 
 

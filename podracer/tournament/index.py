@@ -11,11 +11,13 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from podracer.errors import CheckpointError
+from podracer.io.directories import LOG
 from podracer.tournament.events import Entry
 from podracer.tournament.ratings import Rating
 
@@ -32,6 +34,7 @@ class Index:
         path = directory / INDEX
         for old in (path, path.with_name(f"{INDEX}-journal")):
             old.unlink(missing_ok=True)
+        path.touch(stat.S_IMODE((directory / LOG).stat().st_mode))  # whose secrets it has
         self._connection = sqlite3.connect(path, timeout=1.0)
         self._connection.execute("PRAGMA synchronous = OFF")  # it is rebuilt from the log
         with self._connection:

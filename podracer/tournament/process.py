@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from podracer.io.processes import stop_with_parent
 from podracer.io.signals import exit_despite_threads, own_process
+from podracer.io.text import redacted_output
 
 
 def main(directory: str, *recipes: str) -> NoReturn:
@@ -20,7 +21,7 @@ def main(directory: str, *recipes: str) -> NoReturn:
     stop_with_parent()
     from podracer.tournament import pod
 
-    with own_process():
+    with own_process(), redacted_output():
         exit_despite_threads(pod.run_alone(Path(directory).absolute(), recipes))
 
 

@@ -11,6 +11,7 @@ from podracer.errors import PodracerError
 from podracer.io.json_schema import count, unsound_fields
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.signals import how_killed
+from podracer.io.text import redact
 
 REPORT = "report.json"
 
@@ -67,5 +68,5 @@ def last_line(log: Path) -> str:
     """Return the last line of a process's output, "" if it has none or cannot be read."""
     with contextlib.suppress(OSError, IndexError, PodracerError):
         text = read_limited(log, LARGE_FILE).decode(errors="replace")
-        return text.strip().splitlines()[-1][:500]
+        return redact(text.strip().splitlines()[-1])[:500]
     return ""

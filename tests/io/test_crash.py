@@ -86,6 +86,15 @@ TEXTS = {
     "address": ("https://me:in-address@example.org:80/x", "in-address"),
     "query": ("GET /x?access_token=query-value&step=7", "query-value"),
     "database": ("pwd: db-value", "db-value"),
+    "signed": ("https://a/x?X-Amz-Credential=me%2F1&X-Amz-Signature=in-query&n=1", "in-query"),
+    "camel": ("AccountName=me;AccountKey=in-account==;n=1", "in-account"),
+    "short": ("smtpAuth=in-short, db_pass=x", "in-short"),
+    "scheme": ("authorization: token in-scheme", "in-scheme"),
+    "spaces": ("Maze-v0,password=correct horse in-words,size=3", "in-words"),
+    "at": ("ftp://me:in@address@example.org/x", "address@"),
+    "list": ("{'token': ['first', 'in-list'], 'n': 1}", "in-list"),
+    "escaped": (json.dumps({"reply": json.dumps({"token": "an in-json"})}), "in-json"),
+    "unended": ("password='in-quote", "in-quote"),
     "github": ("remote said ghp_abcdefghijklmnopqrstuvwx0123", "ghp_abcdef"),
     "hugging face": ("hf_abcdefghijklmnopqrstuvwx is invalid", "hf_abcdef"),
     "web token": ("jwt eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2lnbmF0dXJl", "eyJ"),
@@ -111,6 +120,30 @@ def test_no_value_of_a_variable_reaches_a_crash(name: str, tmp_path: Path, monke
 def test_what_looks_like_a_secret_is_left_out(name: str) -> None:
     text, secret = TEXTS[name]
     assert secret not in redact(text)
+
+
+def test_json_without_its_secrets_is_json() -> None:
+    values = {"sig": 12, "pass": "a b", "token": None, "at": 'a "token=abc"', "n": {"auth": [1, 2]}}
+    text = redact(json.dumps({**values, "reply": json.dumps(values)}))
+    cut = {**values, "sig": "[redacted]", "pass": "[redacted]", "at": 'a "token=[redacted]"'}
+    cut["n"] = {"auth": "[redacted]"}
+    shown = json.loads(text)
+    assert json.loads(shown.pop("reply")) == shown == cut
+
+
+KEPT = """
+bypass passes author authority significance signal compass sigma pass_rate authorName num_tokens
+tokenizer secretary COMPASS Signal sort_key monkey session
+"""
+
+
+@pytest.mark.parametrize("word", KEPT.split())
+def test_a_word_that_only_contains_one_is_no_name_of_a_secret(word: str) -> None:
+    settings = {word: "kept", "options": [[word, "kept"]], "name": f"maze,{word}=kept: {word}=kept"}
+    assert redact(settings) == settings
+    assert redact("in the backward pass: less; add `,token=...`") == (
+        "in the backward pass: less; add `,token=...`"
+    )
 
 
 def test_the_time_for_a_long_text_grows_with_its_length() -> None:

@@ -33,6 +33,7 @@ from podracer.envs.host.gymnasium_worker import (
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.names import nearest
 from podracer.io.processes import children, kill_tree
+from podracer.io.text import redact
 from podracer.types import (
     ACTION_MASK,
     ActionSpace,
@@ -250,13 +251,13 @@ def _display_name(environment: Any, options: Options = (), observe: tuple[str, .
         if observe:
             options = (*options, ("observe", "+".join(observe)))
         settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options]
-        return ",".join([f"gymnasium:{environment}", *settings])
+        return redact(",".join([f"gymnasium:{environment}", *settings]), stable=True)
     if isinstance(environment, Pictured):
         return environment.name
     if isinstance(environment, functools.partial):
         keywords = [f"{key}={value!r}" for key, value in environment.keywords.items()]
         arguments = ", ".join([*map(repr, environment.args), *keywords])
-        return f"{_display_name(environment.func)}({arguments})"
+        return redact(f"{_display_name(environment.func)}({arguments})", stable=True)
     return f"gymnasium:{getattr(environment, '__qualname__', type(environment).__qualname__)}"
 
 

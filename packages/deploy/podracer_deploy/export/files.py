@@ -21,7 +21,7 @@ from podracer.io.edits import encode_json
 from podracer.io.paths import user_path
 from podracer.io.run_directory import check_room, write_bytes
 from podracer.io.steps import identity_of
-from podracer.io.text import redact_settings
+from podracer.io.text import redact
 from podracer.run.loading import load_run, reopen
 from podracer.run.resume import experiment_digest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
@@ -149,7 +149,7 @@ def origin_of(
         "onnx_opset": OPSET,
         "platforms": PLATFORMS,
     }
-    return redact_settings(origin)
+    return redact(origin, stable=True)
 
 
 def to_stablehlo(decision: Decision) -> bytes:

@@ -1,0 +1,221 @@
+"""Twenty planted secrets, and every byte that commands write, searched for them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import io
+import logging
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import podracer
+from podracer.agents.a2c import A2C
+from podracer.cli.main import main
+from podracer.config.experiment import Experiment
+from podracer.dataset import Dataset
+from podracer.drivers.anakin import AnakinConfig
+from podracer.envs import make
+from podracer.envs.catalog import ENVIRONMENTS, Builtin
+from podracer.envs.catch import Catch
+from podracer.errors import ConfigError
+from podracer.fields import static, struct
+from podracer.io import text
+from podracer.io.edits import read_object
+from podracer.io.run_directory import copy_file
+from podracer.io.signals import StopSignals
+from podracer.networks import MLP, TorsoNetwork
+from podracer.reports.run import write_report
+from podracer.tournament.config import Tournament
+from podracer.tournament.engine import InlineEngine
+from podracer.tournament.index import INDEX
+from podracer.tournament.leaderboard import LOG, Leaderboard
+from podracer.tournament.orchestrator import Orchestrator
+from podracer.tournament.selection import Independent
+
+MARK = "S3cr3tZq"  # begins every secret
+PLACES = {
+    "api_key": "{}",
+    "client_secret": "{}",
+    "private_key": "{}",
+    "db_pass": "{}",
+    "smtpAuth": "{}",
+    "sig": "{}",
+    "accessToken": "{}",
+    "session_id": "{}",
+    "password": "correct {} battery",
+    "url": "https://me:{}@example.org/x",
+    "blob": "https://a.example.org/c?sv=2024&sig={}&se=1",
+    "signed": "https://b.example.org/x?X-Amz-Credential={}&X-Amz-Security-Token={}"
+    "&X-Amz-Signature={}",
+    "hosted": "https://c.example.org/x?X-Goog-Signature={}",
+    "account": "AccountName=me;AccountKey={};EndpointSuffix=core",
+    "header": "Bearer {}",
+}
+VARIABLES = {
+    "WANDB_API_KEY": "{}",
+    "DATABASE_URL": "postgres://me:{}@db.example.org/runs",
+    "SOME_SETTING": "{}-1",
+}
+HARMLESS = dict.fromkeys(("bypass", "author", "significance", "signal", "compass"), "is-kept")
+NUMBERS = iter(range(100))
+OPTIONS, SET = (
+    {key: re.sub("{}", lambda _: f"{MARK}{next(NUMBERS):02}", place) for key, place in of.items()}
+    for of in (PLACES | HARMLESS, VARIABLES)
+)
+NAME = ",".join(["rented", *(f"{key}={value}" for key, value in OPTIONS.items())])
+
+
+@struct
+class Rented(Catch):
+    """Catch on somebody's server."""
+
+    options: tuple = static(default=())
+
+
+def market(**_):
+    return make("trading:synthetic,tickers=2,bars=200")
+
+
+EXPERIMENT = Experiment(
+    recipe="rented", environment=NAME, agent=A2C(network=TorsoNetwork(MLP((8,)))),
+    driver=AnakinConfig(4, 4, 4), frames=64, evaluations=1, evaluation_episodes=2, devices=1,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch):
+    assert next(NUMBERS) >= 20
+    monkeypatch.setattr(text, "SECRETS_OF_SETTINGS", set())
+    rented = Builtin(lambda **options: Rented(options=tuple(sorted(options.items()))), "")
+    monkeypatch.setitem(ENVIRONMENTS, "rented", rented)
+    monkeypatch.setitem(ENVIRONMENTS, "market", Builtin(market, ""))
+    for name, value in SET.items():
+        monkeypatch.setenv(name, value)
+
+
+def parts(data: bytes) -> Iterator[bytes]:
+    """Yield the bytes, and what is packed in them."""
+    yield data
+    with contextlib.suppress(OSError, EOFError, zlib.error):
+        yield from parts(gzip.decompress(data))
+    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(data)) as file:
+        for name in file.namelist():
+            yield from parts(file.read(name))
+    for match in re.finditer(rb"[A-Za-z0-9+/]{24,}", data):
+        with contextlib.suppress(ValueError):  # which is no base64
+            yield from parts(base64.b64decode(match[0] + b"=" * (-len(match[0]) % 4)))
+
+
+def has_secret(data: bytes) -> bool:
+    encodings = ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+    marks = [MARK.encode(encoding) for encoding in encodings]
+    return any(mark in part for part in parts(data) for mark in marks)
+
+
+def files_with_secrets(directory: Path) -> dict[str, int]:
+    """Modes of the files with a secret."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    found = [path for path in files if has_secret(path.read_bytes())]
+    return {path.name: mode(path) for path in found}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+class Failing:
+    """Sink whose fault quotes all secrets, as does a module below the logger of the package."""
+
+    def write(self, record):
+        told = f"no login with {NAME} or {SET}, {[*OPTIONS.values(), *SET.values()]}"
+        logging.getLogger("podracer.mazes").warning("told: %s", told, stack_info=True)
+        raise OSError(told)
+
+    def close(self): ...
+
+
+def test_the_search_finds_what_is_packed():
+    packed = io.BytesIO()
+    np.savez_compressed(packed, environment=np.asarray(f"x {MARK}"))
+    hidden = base64.b64encode(gzip.compress(b"more than a few bytes: " + packed.getvalue()))
+    assert has_secret(b'"' + hidden + b'"')
+    assert not has_secret(gzip.compress(b"nothing"))
+
+
+def test_a_run_its_log_and_its_report_have_no_secret(tmp_path, capfd, caplog):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, sinks=[Failing()], progress=True)
+    page = write_report([run], run / "report.html").read_text()
+    assert 'data-name="learning rented,api_key=[redacted]' in page
+    assert page.count("=is-kept") >= len(HARMLESS)
+    assert files_with_secrets(tmp_path) == {"config.json": 0o600}
+    assert mode(run / "saved.json") == 0o644
+    copy_file(run / "config.json", tmp_path / "config.json")
+    assert mode(tmp_path / "config.json") == 0o600  # as where a run is promoted
+    assert not has_secret("".join([*capfd.readouterr(), caplog.text]).encode())
+    assert "told: no login with rented,api_key=[redacted],client_secret=[redacted]" in caplog.text
+
+
+def test_a_data_set_goes_on_with_the_secrets_that_its_file_lacks(tmp_path):
+    columns = {name: np.array([0, 1]) for name in ("action", "reward", "terminal")}
+    name = f"rented,api_key={MARK}"
+    data = Dataset(
+        observation=np.zeros((2, 10, 5)), environment=name, timeout=np.zeros(2), **columns
+    )
+    (tmp_path / "data.npz").write_bytes(data.encode())
+    with pytest.raises(ConfigError, match=r"'rented,api_key=\[redacted\]', .* add `,api_key=...`"):
+        make(f"data:{tmp_path}/data.npz")
+    replayed = make(f"data:{tmp_path}/data.npz,api_key={MARK}")
+    assert replayed.environment.options == (("api_key", MARK),)
+    assert make(replayed.source).options == (("api_key", MARK),)
+
+
+@pytest.mark.slow
+def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog):
+    def command(*arguments):
+        with pytest.raises(SystemExit) as left:
+            main([str(x) for x in arguments])
+        assert left.value.code == 0, (arguments, capfd.readouterr())
+
+    small = ("--num-envs=8", "--evaluation-episodes=2", "--evaluations=1", "--devices=1")
+    runs = tmp_path / "runs"
+    run, swept, traded = (runs / name for name in ("run", "swept", "traded"))
+    mirror = f"file://{tmp_path}/store/run"
+    size = ("--frames=512", *small)
+    rented = ("catch_a2c", "--environment", NAME, *size)
+    command("train", *rented, "--mirror", mirror, "--run-dir", run)
+    command("resume", run, "--frames=1024")
+    command("sweep", *rented, "--vary", "learning_rate=1e-3,1e-2", "--run-dir", swept)
+    command("leaderboard", swept)
+    environment = NAME.replace("rented", "market")
+    command("train", "trading_ppo", "--environment", environment, *size, "--run-dir", traded)
+    command("backtest", traded)
+    for format in ("onnx", "stablehlo"):
+        command("export", run, "--format", format)
+    command("record", run, "--episodes=2")
+    command("eval", run, "--episodes=2", "--data", run / "data.npz")
+    command("report", run)
+    command("report", run, swept, traded, "--out", runs / "comparison.html")
+    tournament = Tournament(
+        (EXPERIMENT,), Independent(), pods=2, rounds=1, round_frames=64, episodes=2
+    )
+    board = runs / "tournament"
+    with Leaderboard(board, tournament.header()) as opened:
+        loop = Orchestrator(tournament, opened, InlineEngine(), StopSignals(), lambda state: None)
+        assert loop.run() == 0
+    command("report", board)
+    command("leaderboard", board)
+    assert read_object(run / "config.json")["experiment"]["environment"] == NAME
+    owners = ("config.json", "best.json", "task.json", LOG, INDEX)
+    assert files_with_secrets(runs) == dict.fromkeys(owners, 0o600)
+    assert files_with_secrets(tmp_path / "store").keys() == {"config.json"}
+    assert not has_secret("".join([*capfd.readouterr(), caplog.text]).encode())
