@@ -10,6 +10,7 @@ import numpy as np
 from podracer.io import mirror
 from podracer.io import store as stores
 from podracer.io.checkpoint import Checkpointer
+from podracer.io.contents import Contents
 from podracer.io.copies import RunCopy
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
@@ -113,5 +114,26 @@ def files_of(directory: Path):
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in own and path.parent.name != "leases"
+        if path.is_file() and path.name not in own
     }
+
+
+def stored(store: Path, name: str) -> Path:
+    """Where a part of the copy lies in a store that is a directory."""
+    contents = Contents(open_store(f"file://{store}"))
+    contents.refresh()
+    return store / contents.parts[name].path
+
+
+def copied(store: Path):
+    """The files of the copy in a store that is a directory, by name; it has nothing else."""
+    contents, files = Contents(open_store(f"file://{store}")), {}
+    contents.refresh()
+    for name, part in contents.parts.items():
+        path = store / part.path
+        found = files_of(path) if path.is_dir() else {"": path.read_bytes()}
+        files |= {f"{name}/{file}".rstrip("/"): content for file, content in found.items()}
+    objects = [name.partition("/")[0] for name in files_of(store)]
+    assert set(objects) <= {"leases", "index", "files"}
+    assert (objects.count("index"), objects.count("files")) == (1, len(files))
+    return files
