@@ -208,7 +208,8 @@ class Mirror:
             self._contents.adopt(self._lease)
             self._is_claimed = True
             return
-        self._lease.release()
+        with contextlib.suppress(Exception):  # it expires by itself
+            self._lease.release()
         raise ConfigError(problem)
 
 

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 import socket
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
 from child import wait_until
-from stores import MachineLost, Run, copied, files_of, hurry, state, stored, use
+from stores import (
+    MachineLost,
+    Run,
+    copied,
+    files_of,
+    hurry,
+    pause_machine,
+    state,
+    stored,
+    use,
+)
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import mirror
@@ -23,7 +35,6 @@ from podracer.io.edits import encode_sealed
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
 from podracer.io.seal import CONFIG
-from podracer.io.steps import SAVED
 from podracer.io.store import open_store, reason
 
 obstore = pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
@@ -504,6 +515,114 @@ def test_a_lost_machine_is_succeeded_and_stops_if_it_comes_back(
     assert stored_fingerprint(run) == (4, fingerprint(state(4)))
 
 
+@pytest.mark.figure(26)
+@pytest.mark.parametrize("stride", [31, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_machine_that_stood_still_takes_nothing_from_its_successor(
+    stride, run, address, tmp_path, monkeypatch, caplog, cases
+):
+    """It stands still at any operation of a copy, and goes on when its successor has ended."""
+    hurry(monkeypatch, 0.05)
+    monkeypatch.setattr(Lease, "BEAT_SECONDS", 60.0)
+    with Run(run, address) as it:
+        it.save(1)
+    with Run(run, None) as it:
+        it.save(2, 3, 4)
+    shutil.copytree(tmp_path / "store", tmp_path / "old")
+    store, other = use(monkeypatch, address), tmp_path / "other"
+
+    def machine():
+        try:
+            with Mirror(run, address, RunCopy, new=False) as copier:
+                copier.notify()
+        except ConfigError as error:
+            ends.append(str(error))
+
+    def successor():
+        restore(address, other, report=ignore)
+        if (other / "checkpoints" / f"{4:012d}").exists():
+            ends.append("had ended")
+        with Run(other, address) as it:
+            it.save(9, 10)
+
+    for number in itertools.count(1, stride):
+        shutil.rmtree(tmp_path / "store")
+        shutil.copytree(tmp_path / "old", tmp_path / "store")
+        ends = []
+        caplog.clear()
+        if not pause_machine(store, number, machine, successor):
+            break
+        ends = [*ends, *caplog.messages]
+        words = ("goes on without it", "is newer than", "had ended")
+        assert any(word in end for end in ends for word in words), (number, ends)
+        assert copied(tmp_path / "store", alone=False) == files_of(other)
+        restore(address, tmp_path / "third")
+        assert stored_fingerprint(tmp_path / "third") == (10, fingerprint(state(10)))
+        with Run(other, address) as it:
+            it.save(11)
+        assert copied(tmp_path / "store") == files_of(other)
+        shutil.rmtree(other)
+        shutil.rmtree(tmp_path / "third")
+        cases.add(1, 1)
+    assert number > 60
+
+
+@pytest.mark.figure(26)
+def test_answers_that_arrive_damaged_are_read_again(
+    run, address, tmp_path, monkeypatch, caplog, cases
+):
+    rng, flips = random.Random(0), []
+
+    def damage(content):
+        content = bytearray(content)
+        if content and rng.random() < 0.1:
+            bit = rng.randrange(8 * len(content))
+            content[bit // 8] ^= 1 << bit % 8
+            flips.append(bit)
+        return bytes(content)
+
+    def fault(operation, name, call):
+        result = call()
+        if operation == "get_range":
+            return damage(result)
+        if operation == "get":
+            content = damage(result.bytes())
+            return types.SimpleNamespace(meta=result.meta, bytes=lambda: content)
+        return result
+
+    use(monkeypatch, address, fault)
+    reports = []
+    for trial in cases(range(2)):
+        with Run(run, address) as it:
+            for step in range(6 * trial + 1, 6 * trial + 7):
+                it.save(step)
+                wait_until(lambda: not it.mirror.figures()["mirror_lag"])
+        restore(address, tmp_path / str(trial), report=reports.append)
+        assert copied(tmp_path / "store") == files_of(tmp_path / str(trial)) == files_of(run)
+    assert len(flips) > 5
+    assert not [text for text in (*caplog.messages, *reports) if "skipped" in text]
+    assert "writes the copy" not in caplog.text
+
+
+def test_a_copy_of_an_earlier_version_goes_on(run, address, tmp_path):
+    """It had the files under their names, and a lease without a seal."""
+    with Run(run, None) as it:
+        it.save(1, 2, 3)
+    shutil.copytree(run, tmp_path / "store", ignore=shutil.ignore_patterns("lock"))
+    (tmp_path / "store" / "leases").mkdir()
+    lease = {"holder": "a", "host": "b", "released": True, "time": 0.0}
+    path = tmp_path / "store" / "leases" / "000003"
+    path.write_text(json.dumps(lease))
+    os.utime(path, (0, 0))
+    other = tmp_path / "other"
+    assert stored_fingerprint(local_run(address, 2), 2) == (2, fingerprint(state(2)))
+    restore(address, other, report=ignore)
+    assert files_of(other) == files_of(run)
+    with Run(other, address) as it:
+        it.save(4)
+    assert copied(tmp_path / "store") == files_of(other)
+    assert (tmp_path / "store" / "leases" / "000005").exists()
+
+
 def test_a_directory_that_is_used_again_goes_on_at_once(run, address, monkeypatch):
     monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.1)
     store = use(monkeypatch, address)
@@ -566,7 +685,7 @@ def test_of_many_that_claim_at_once_one_does(address, monkeypatch, cases):
             thread.start()
         for thread in threads:
             thread.join()
-        assert [lease.is_held for lease in leases].count(True) == 1
+        assert [lease.number for lease in leases].count(1) == 1
         assert len(refused) == 7
 
 

@@ -1,7 +1,9 @@
 """Object stores with faults, and runs that are copied to them without being trained."""
 
 import hashlib
+import itertools
 import json
+import threading
 from pathlib import Path
 
 import jax
@@ -47,6 +49,31 @@ class Store:
 
     def names(self, operation):
         return [name for one, name in self.log if one == operation]
+
+
+def pause_machine(store: Store, number: int, machine, successor) -> bool:
+    """Let a machine stand still before operation `number` while its successor works.
+
+    Return whether it came so far. Both go on to their ends.
+    """
+    paused, woken, left = threading.Event(), threading.Event(), itertools.count(1)
+
+    def fault(operation, name, call):
+        if next(left) == number:
+            paused.set()
+            assert woken.wait(60.0)
+        return call()
+
+    store.fault = fault
+    thread = threading.Thread(target=machine)
+    thread.start()
+    while thread.is_alive() and not paused.wait(0.005):
+        pass
+    if paused.is_set():
+        successor()
+    woken.set()
+    thread.join()
+    return paused.is_set()
 
 
 def use(monkeypatch, address, fault=lambda operation, name, call: call()):
@@ -125,14 +152,16 @@ def stored(store: Path, name: str) -> Path:
     return store / contents.parts[name].path
 
 
-def copied(store: Path):
-    """The files of the copy in a store that is a directory, by name; it has nothing else."""
+def copied(store: Path, *, alone=True):
+    """The files of the copy in a store that is a directory, by name; `alone` there by default."""
     contents, files = Contents(open_store(f"file://{store}")), {}
     contents.refresh()
     for name, part in contents.parts.items():
         path = store / part.path
         found = files_of(path) if path.is_dir() else {"": path.read_bytes()}
         files |= {f"{name}/{file}".rstrip("/"): content for file, content in found.items()}
+    if not alone:
+        return files
     objects = [name.partition("/")[0] for name in files_of(store)]
     assert set(objects) <= {"leases", "index", "files"}
     assert (objects.count("index"), objects.count("files")) == (1, len(files))
