@@ -37,6 +37,10 @@ _CHUNK = 2**23  # bytes of a request, which has a time limit
 _INDEX, _FILES, _BLOCKS = "index", "files", "log"
 _PLACE = re.compile(rf"^(?:{_INDEX}|{_FILES})/([0-9]+)/([0-9]+)(?:/|$)")
 _STEP = re.compile(rf"(?:.*?/)?{CHECKPOINTS}/[0-9]{{12}}(?=/)")
+_EARLIER = re.compile(  # objects of earlier versions; others may lie there, too
+    rf"{_BLOCKS}/[0-9]{{6,}}|(pods/p[0-9]+r[0-9]+/)?"
+    rf"({CHECKPOINTS}/[0-9]{{12}}/.+|config\.json|saved\.json|[a-z_]+\.jsonl)"
+)
 
 
 class Part(NamedTuple):
@@ -206,8 +210,7 @@ class Contents:
         """
         assert self._lease is not None
         if not self._index:
-            names = stores.sizes_below(self._store, "")
-            self._paths |= {_path_of(name) for name in names if not name.startswith("leases/")}
+            self._paths |= set(map(_path_of, _own_sizes(self._store)))
         if not self._index or self.parts != self.committed:
             index = self._new_path(_INDEX)
             self._store.put(index, encode_sealed({"parts": self.parts}))
@@ -254,15 +257,22 @@ def _read_parts(store: Any) -> dict[str, Part]:
         parts = index["parts"].items()
         return {name: Part(str(path), int(n), str(sha256)) for name, (path, n, sha256) in parts}
     except MALFORMED:
-        return _listed_parts(stores.sizes_below(store, ""))
+        sizes = _own_sizes(store)
+        return _listed_parts({name: sizes[name] for name in sizes if names or _age(name) == (0, 0)})
+
+
+def _own_sizes(store: Any) -> dict[str, int]:
+    """Return the sizes of the objects of copies: nothing else is read or deleted."""
+    sizes = stores.sizes_below(store, "")
+    return {n: size for n, size in sizes.items() if _PLACE.match(n) or _EARLIER.fullmatch(n)}
 
 
 def _listed_parts(sizes: dict[str, int]) -> dict[str, Part]:
-    """Return what a list shows: earlier versions had no index; or none of them is whole."""
+    """Return what a list shows: earlier versions had no index, or the newest is damaged."""
     parts: dict[str, Part] = {}
     for name in sorted(sizes, key=_age):
-        path, folder = _path_of(name), name.partition("/")[0]
-        if folder not in ("leases", _INDEX) and name in (path, f"{path}/{MANIFEST}"):
+        path = _path_of(name)
+        if not name.startswith(f"{_INDEX}/") and name in (path, f"{path}/{MANIFEST}"):
             parts[_PLACE.sub("", path)] = Part(path, sizes[name], "")
     return parts
 

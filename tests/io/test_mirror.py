@@ -609,6 +609,8 @@ def test_a_copy_of_an_earlier_version_goes_on(run, address, tmp_path):
         it.save(1, 2, 3)
     shutil.copytree(run, tmp_path / "store", ignore=shutil.ignore_patterns("lock"))
     (tmp_path / "store" / "leases").mkdir()
+    (tmp_path / "store" / "other").mkdir()  # nothing of the copy
+    (tmp_path / "store" / "other" / CONFIG).touch()
     lease = {"holder": "a", "host": "b", "released": True, "time": 0.0}
     path = tmp_path / "store" / "leases" / "000003"
     path.write_text(json.dumps(lease))
@@ -619,6 +621,7 @@ def test_a_copy_of_an_earlier_version_goes_on(run, address, tmp_path):
     assert files_of(other) == files_of(run)
     with Run(other, address) as it:
         it.save(4)
+    shutil.rmtree(tmp_path / "store" / "other")  # FileNotFoundError if it was deleted
     assert copied(tmp_path / "store") == files_of(other)
     assert (tmp_path / "store" / "leases" / "000005").exists()
 

@@ -163,6 +163,6 @@ def copied(store: Path, *, alone=True):
     if not alone:
         return files
     objects = [name.partition("/")[0] for name in files_of(store)]
-    assert set(objects) <= {"leases", "index", "files"}
+    assert set(objects) <= {"leases", "index", "files"}, sorted(set(objects))
     assert (objects.count("index"), objects.count("files")) == (1, len(files))
     return files
