@@ -51,10 +51,25 @@ class Store:
         return [name for one, name in self.log if one == operation]
 
 
-def pause_machine(store: Store, number: int, machine, successor) -> bool:
+def moments(store: Store, machine, every: bool):
+    """Numbers of a machine's operations from 1 on: each, or some before which a wait may harm."""
+    store.log.clear()
+    machine()
+    if every:
+        return range(1, len(store.log) + 1)
+    kinds = {}
+    for number, (operation, name) in reversed([*enumerate(store.log, 1)]):
+        if operation == "put" and name.startswith("index/"):
+            kinds["after an index"] = number + 1
+        if operation in ("put", "delete") or name == "":
+            kinds[operation, name.partition("/")[0], "checkpoints" in name] = number
+    return sorted(kinds.values())
+
+
+def pause_machine(store: Store, number: int, machine, successor) -> None:
     """Let a machine stand still before operation `number` while its successor works.
 
-    Return whether it came so far. Both go on to their ends.
+    Both go on to their ends.
     """
     paused, woken, left = threading.Event(), threading.Event(), itertools.count(1)
 
@@ -73,7 +88,7 @@ def pause_machine(store: Store, number: int, machine, successor) -> bool:
         successor()
     woken.set()
     thread.join()
-    return paused.is_set()
+    assert paused.is_set()
 
 
 def use(monkeypatch, address, fault=lambda operation, name, call: call()):
