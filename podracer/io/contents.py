@@ -2,10 +2,9 @@
 
 A part is a file, such as `config.json`, or a sealed checkpoint with all its files. Each is stored
 in a folder of its own, `files/LEASE/COUNT/`, under its name there, and never written again.
-`index/LEASE/COUNT` has the parts of the copy; the newest index counts. Whatever a machine still
-writes after its lease was taken over is therefore read by nobody, and it deletes only what an index
-left out that was there while it held the lease: its successor began with that index or a later one.
-Stores need no other conditional write than the create of a lease.
+`index/LEASE/COUNT` has the parts of the copy; the newest index counts. So nobody reads what a
+machine still writes after its lease was taken over. It deletes only what an index left out that it
+wrote while it held the lease: its successor began with that index or a later one. Stores need no other conditional write than the create of a lease.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from podracer.io.run_directory import check_room, fsync_directory, write_bytes
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there, read_sealed_json, verify_seal
 from podracer.io.steps import Report
 
-BLOCK_BYTES = 2**20  # bytes of a log that one part has: stores cannot append
-ATTEMPTS = 5  # to read what changes meanwhile, or arrives damaged
+BLOCK_BYTES = 2**20  # size of a part of a log: stores cannot append
 _CHUNK = 2**23  # bytes of a request, which has a time limit
 _INDEX, _FILES, _BLOCKS = "index", "files", "log"
 _PLACE = re.compile(rf"^(?:{_INDEX}|{_FILES})/([0-9]+)/([0-9]+)(?:/|$)")
@@ -66,8 +64,8 @@ class Contents:
         self.parts, self.committed = dict[str, Part](), dict[str, Part]()
         self._lease: Lease | None = None
         self._lease_number, self._count = 0, 0
-        self._index = ""  # of this lease
-        self._paths: set[str] = set()  # of all parts and indexes that may be in the store
+        self._index = ""  # the newest that this lease has written
+        self._paths: set[str] = set()  # parts and indexes that may be in the store
 
     @property
     def kind(self) -> str:
@@ -146,7 +144,7 @@ class Contents:
         target.parent.mkdir(parents=True, exist_ok=True)
         if self._store.head(path)["size"] != size:
             raise CheckpointError(f"{path} has not the size that was sealed")
-        for _ in range(ATTEMPTS):
+        for _ in range(stores.READS):
             digest = hashlib.sha256()
             with open(target, "wb") as file:
                 for start in range(0, size, _CHUNK):
@@ -246,7 +244,7 @@ def log_size(parts: Mapping[str, Part]) -> int:
 
 
 def _read_parts(store: Any) -> dict[str, Part]:
-    for _ in range(ATTEMPTS):
+    for _ in range(stores.READS):
         names = stores.sizes_below(store, _INDEX)
         index = stores.read_sealed(store, max(names, key=_age)) if names else {}
         if index is not None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import store as stores
-from podracer.io.contents import ATTEMPTS, Contents
+from podracer.io.contents import Contents
 from podracer.io.directories import LOG
 from podracer.io.edits import encode_sealed, read_object
 from podracer.io.lease import Lease
@@ -99,7 +99,7 @@ class RunCopy:
         Raises `CheckpointError` if none of the steps is whole.
         """
         (self._run / CHECKPOINTS).mkdir(exist_ok=True)
-        for _ in range(ATTEMPTS):
+        for _ in range(stores.READS):
             self._contents.refresh()
             saved, names = self._saved(), _steps_of(self._contents.parts)
             if type(choice) is int:
@@ -154,8 +154,8 @@ def fetch_files(
     contents: Contents, prefix: str, run: Path, names: list[str], *, records: bool = True
 ) -> None:
     """Bring files of a run, and by default its records; `config.json` last."""
-    found = {part.removeprefix(prefix) for part in contents.parts if part.startswith(prefix)}
-    files = sorted(filter(_RECORDS.fullmatch, found)) if records else []
+    parts = {part.removeprefix(prefix) for part in contents.parts if part.startswith(prefix)}
+    files = sorted(filter(_RECORDS.fullmatch, parts)) if records else []
     for name in (*files, *names, CONFIG):
         if (content := contents.read(f"{prefix}{name}")) is not None:
             mode = mode_of(json.loads(content)) if name == CONFIG else 0o644

@@ -16,7 +16,7 @@ from podracer.io.edits import is_sealed
 from podracer.io.reading import parse_object
 
 LARGEST_OBJECT = 2**32  # bytes of one that is read as a whole
-_READS = 5  # of an object that arrives damaged
+READS = 5  # attempts: an answer may be damaged, and a copy change meanwhile
 _MACHINE_ROLE = re.compile(r"//169\.254\.|//metadata[./]")  # servers that give a machine its role
 
 
@@ -91,7 +91,7 @@ def read_object(store: Any, name: str) -> bytes | None:
 def read_whole(store: Any, name: str, is_whole: Callable[[bytes], bool]) -> bytes | None:
     """Return the content of an object, read again while it is not whole; None if there is none."""
     content = None
-    for _ in range(_READS):
+    for _ in range(READS):
         content = read_object(store, name)
         if content is None or is_whole(content):
             break
