@@ -3,8 +3,9 @@
 A part is a file, such as `config.json`, or a sealed checkpoint with all its files. Each is stored
 in a folder of its own, `files/LEASE/COUNT/`, under its name there, and never written again.
 `index/LEASE/COUNT` has the parts of the copy; the newest index counts. So nobody reads what a
-machine still writes after its lease was taken over. It deletes only what an index left out that it
-wrote while it held the lease: its successor began with that index or a later one. Stores need no other conditional write than the create of a lease.
+machine still writes after its lease was taken over. What it may still delete was there while it
+held the lease, and its index had left it out: its successor began with that index or a later one.
+Stores need no other conditional write than the create of a lease.
 """
 
 from __future__ import annotations
