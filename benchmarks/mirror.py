@@ -30,10 +30,11 @@ from pathlib import Path
 
 from podracer.cli.main import main as podracer
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.contents import Contents
 from podracer.io.copies import RunCopy
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
-from podracer.io.store import open_store, read_json, sizes_below
+from podracer.io.store import open_store, sizes_below
 from podracer.run import training  # noqa: F401  imported before the fork, as the next is
 
 UNKNOWN = "before the store has the run"
@@ -121,19 +122,17 @@ def kill_and_continue(
 def phase_at(address: str) -> str:
     """Return how far a copy has come."""
     try:
-        sizes = sizes_below(open_store(address), "")
+        store = open_store(address)
+        contents = Contents(store)
+        contents.refresh()
     except Exception:
         return UNKNOWN
-    if "config.json" not in sizes:
+    if contents.kind != "run":
         return UNKNOWN
-    steps = {name.split("/")[1] for name in sizes if name.startswith("checkpoints/")}
-    whole = {step for step in steps if f"checkpoints/{step}/manifest.json" in sizes}
-    if steps != whole:
+    paths = tuple(part.path for part in contents.parts.values())
+    if not all(name.startswith(paths) for name in sizes_below(store, "files")):
         return "within the copy of a checkpoint"
-    saved = read_json(open_store(address), "saved.json").get("step")
-    if not steps:
-        return "before the first copy"
-    return "between copies" if saved == int(max(steps)) else "between manifest and saved.json"
+    return "between copies" if "saved.json" in contents.parts else "before the first copy"
 
 
 def kills(number: int, address: str | None, frames: int, seed: int) -> None:
@@ -178,7 +177,7 @@ def cost(address: str | None, frames: int, trials: int) -> None:
             mirror.notify()
         assert not mirror.figures()["mirror_faults"]
         copies.append((time.process_time() - begin[0], time.monotonic() - begin[1]))
-    lease = Lease(open_store(store), store, "somebody")
+    lease = Lease(open_store(store), store, "somebody", RunCopy.kind)
     lease.claim(time.sleep, print)
     begin = time.process_time(), time.monotonic()
     for _ in range(100):

@@ -1,27 +1,28 @@
 """Copies of runs in a store, and how they come back: to be resumed in a directory, or to be read.
 
-Below the address lie the run directory's own files: `config.json`, `saved.json`, the records up to
-the newest seal, and `checkpoints/<step>/`, each with its `manifest.json` last. A checkpoint is
-taken back only if its seal agrees with every byte, so it does not matter what a store has lost, cut
-off or mixed up.
+A copy has the run directory's own files: `config.json`, `saved.json`, the records up to the newest
+seal, and the checkpoints. A checkpoint is taken back only if its seal agrees with every byte, so it
+does not matter what a store has lost, cut off or mixed up.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import store as stores
+from podracer.io.contents import Contents
 from podracer.io.directories import LOG
 from podracer.io.edits import encode_sealed, read_object
 from podracer.io.lease import Lease
@@ -41,9 +42,9 @@ from podracer.io.steps import (
 )
 from podracer.io.text import mode_of, print_stderr
 
-_STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})/.+")
+_STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})")
+_ROUND = re.compile(r"(.+)/(pods/p[0-9]+r[0-9]+)")
 _RECORDS = re.compile(r"[a-z_]+\.jsonl")
-_ATTEMPTS = 4  # where a run goes on to save while it is read
 
 
 class RunCopy:
@@ -51,18 +52,16 @@ class RunCopy:
 
     kind, mark, gather_seconds = "run", CONFIG, 0.0
 
-    def __init__(self, directory: Path, store: Any) -> None:
-        self._run, self._store = directory, store
-        self._steps: dict[str, bool] = {}  # what the store has of steps: whether it is whole
-        self._config = b""  # the copied one
-        self._copied = -1
+    def __init__(self, directory: Path, contents: Contents) -> None:
+        self._run, self._contents = directory, contents
 
     def __str__(self) -> str:
-        return f"update {self._copied}" if self._copied >= 0 else "no checkpoint"
+        names = _steps_of(self._contents.committed)
+        return f"update {int(max(names))}" if names else "no checkpoint"
 
     def is_same(self) -> bool:
         """Return whether the configurations are of one run."""
-        identity = stores.read_json(self._store, CONFIG).get("run")
+        identity = self._contents.read_json(CONFIG).get("run")
         return identity is not None and identity == read_object(self._run / CONFIG).get("run")
 
     def is_newer(self) -> bool:
@@ -70,44 +69,29 @@ class RunCopy:
         step = newest_saved(self._run)
         return self._saved() > (-1 if step is None else step)
 
-    def look(self) -> None:
-        """See which steps the store has, and which of them are as on the disk."""
-        for name in self._names():
-            path = self._run / CHECKPOINTS / name / MANIFEST
-            manifest = path.read_bytes() if is_there(path) else b""
-            stored = stores.read_object(self._store, f"{CHECKPOINTS}/{name}/{MANIFEST}")
-            self._steps[name] = stored == manifest
-        self._copied = self._saved()
-
-    def update(self, check: Callable[[], None]) -> None:
-        """Make the store like the disk: new steps first, then what was retired."""
-        config = (self._run / CONFIG).read_bytes()
-        if config != self._config:
-            self._store.put(CONFIG, config)
-            self._config = config
+    def update(self) -> None:
+        """Make the store like the disk: new steps first, then without what was retired."""
+        contents = self._contents
+        contents.put(CONFIG, (self._run / CONFIG).read_bytes())
         paths = step_directories(self._run / CHECKPOINTS)
         steps = {path.name: path for path in paths if is_there(path / MANIFEST)}
         newest = max(steps, default="")
         for name in sorted(steps, reverse=True):
-            if self._steps.get(name):
-                continue
-            self._steps[name] = False
             try:
                 if name == newest:
-                    put_records(self._store, "", steps[name])
-                stores.put_step(self._store, f"{CHECKPOINTS}/{name}", steps[name], check)
-                self._steps[name] = True
+                    put_records(contents, "", steps[name])
+                contents.put_step(f"{CHECKPOINTS}/{name}", steps[name])
+                if name == newest:
+                    contents.put(SAVED, encode_sealed({"step": int(name)}))
             except (CheckpointError, OSError):
                 if is_there(steps[name]):  # otherwise it was retired meanwhile
                     raise
-        if not self._steps.get(newest):
-            return
-        if int(newest) != self._copied:
-            self._store.put(SAVED, encode_sealed({"step": int(newest)}))
-            self._copied = int(newest)
-        for name in sorted(self._steps.keys() - steps.keys()):
-            stores.remove_step(self._store, f"{CHECKPOINTS}/{name}")
-            del self._steps[name]
+            else:
+                contents.commit()
+        if newest in (stored := _steps_of(contents.parts)):
+            for name in stored - steps.keys():
+                del contents.parts[f"{CHECKPOINTS}/{name}"]
+        contents.commit()
 
     def fetch(self, report: Report, choice: Choice | Literal["all", "none"] = "all") -> None:
         """Bring the steps of a choice and the other files of the run, `config.json` last.
@@ -115,10 +99,9 @@ class RunCopy:
         Raises `CheckpointError` if none of the steps is whole.
         """
         (self._run / CHECKPOINTS).mkdir(exist_ok=True)
-        for _ in range(_ATTEMPTS):
-            saved = self._saved()
-            # A list may be stale.
-            names = self._names() | ({step_name(saved)} if saved >= 0 else set())
+        for _ in range(stores.READS):
+            self._contents.refresh()
+            saved, names = self._saved(), _steps_of(self._contents.parts)
             if type(choice) is int:
                 names &= {step_name(choice)}
             is_whole = self._fetch_steps(sorted(names, reverse=True), choice, report)
@@ -130,24 +113,19 @@ class RunCopy:
             raise CheckpointError(f"the store has no {steps} that is whole.")
         # Where no checkpoint was copied the run begins again, with records of its own.
         saved_file = [SAVED] if choice == "all" else []
-        fetch_files(self._store, "", self._run, saved_file, records=not is_unsaved)
+        fetch_files(self._contents, "", self._run, saved_file, records=not is_unsaved)
 
     def _saved(self) -> int:
         """Return the newest step that was copied, -1 without one."""
-        step = stores.read_json(self._store, SAVED).get("step")
+        step = self._contents.read_json(SAVED).get("step")
         return step if type(step) is int and 0 <= step < 10**12 else -1
-
-    def _names(self) -> set[str]:
-        """Return the names of the steps of which the store lists something."""
-        matches = map(_STEP.fullmatch, stores.sizes_below(self._store, CHECKPOINTS))
-        return {match[1] for match in matches if match}
 
     def _fetch_steps(self, names: list[str], choice: Choice | str, report: Report) -> bool:
         """Bring the steps of a choice, and return whether one is whole."""
 
         def fetch(name: str) -> bool:
-            prefix = f"{CHECKPOINTS}/{name}"
-            return stores.fetch_step(self._store, prefix, self._run / prefix, report)
+            part = f"{CHECKPOINTS}/{name}"
+            return self._contents.fetch_step(part, self._run / part, report)
 
         whole = (name for name in names if choice != "none" and fetch(name))
         newest = next(whole, None)
@@ -160,29 +138,33 @@ class RunCopy:
         return newest is not None
 
 
-def put_records(store: Any, prefix: str, step: Path) -> None:
-    """Copy the records of a run up to the seal of a step, before it: no copy of one lacks them."""
+def _steps_of(parts: Iterable[str]) -> set[str]:
+    """Return the names of the steps among parts."""
+    return {match[1] for match in map(_STEP.fullmatch, parts) if match}
+
+
+def put_records(contents: Contents, prefix: str, step: Path) -> None:
+    """Copy the records of a run up to the seal of a step."""
     for name, seal in read_meta(step)["metadata"]["records"].items():
         with open(step.parents[1] / name, "rb") as file:
-            store.put(f"{prefix}{name}", file.read(seal["size"]))
+            contents.put(f"{prefix}{name}", file.read(seal["size"]))
 
 
 def fetch_files(
-    store: Any, prefix: str, run: Path, names: list[str], *, records: bool = True
+    contents: Contents, prefix: str, run: Path, names: list[str], *, records: bool = True
 ) -> None:
     """Bring files of a run, and by default its records; `config.json` last."""
-    listed = (item["path"] for item in store.list_with_delimiter(prefix)["objects"])
-    listed_names = (path.rpartition("/")[2] for path in listed)
-    files = {"metrics.jsonl", *filter(_RECORDS.fullmatch, listed_names)} if records else set()
-    for name in (*sorted(files), *names, CONFIG):
-        if (content := stores.read_object(store, f"{prefix}{name}")) is not None:
+    parts = {part.removeprefix(prefix) for part in contents.parts if part.startswith(prefix)}
+    files = sorted(filter(_RECORDS.fullmatch, parts)) if records else []
+    for name in (*files, *names, CONFIG):
+        if (content := contents.read(f"{prefix}{name}")) is not None:
             mode = mode_of(json.loads(content)) if name == CONFIG else 0o644
             write_bytes(run / name, content, mode=mode)
 
 
 # --- a copy to resume -----------------------------------------------------------------------------
 
-Kinds = Mapping[str, Callable[[Path, Any], Copy]]
+Kinds = Mapping[str, Callable[[Path, Contents], Copy]]
 
 
 def restore(
@@ -201,7 +183,8 @@ def restore(
     """
     try:
         store = stores.open_store(address)
-        copy = kinds[_kind_at(store, address, *kinds)](directory, store)
+        contents = _contents(store, address, *kinds)
+        copy = kinds[contents.kind](directory, contents)
     except (ConfigError, StorageError) as error:
         has_begun = any(is_there(directory / mark) for mark in (CONFIG, LOG))
         if not has_begun or recorded_address(directory) != address:
@@ -219,6 +202,7 @@ def restore(
 
     def is_complete() -> bool:
         with stores.reading(address):
+            contents.refresh()
             return is_there(directory / copy.mark) and not copy.is_newer()
 
     if is_complete():
@@ -230,16 +214,21 @@ def restore(
         lease = Lease(store, address, identify(directory, address), copy.kind)
         with stores.writing(address):
             lease.claim(time.sleep, report)
+            contents.refresh()
+            contents.adopt(lease)
+            contents.commit()
         with stores.reading(address):
             copy.fetch(report)
         with stores.writing(address):
             lease.release()
 
 
-def _kind_at(store: Any, address: str, *kinds: str) -> str:
+def _contents(store: Any, address: str, *kinds: str, folder: str = "") -> Contents:
+    contents = Contents(store, folder)
     with stores.reading(address):
-        if (kind := stores.kind_at(store)) in kinds:
-            return kind
+        contents.refresh()
+    if contents.kind in kinds:
+        return contents
     raise ConfigError(f"{address} holds no {' and no '.join(kinds)}.")
 
 
@@ -265,16 +254,22 @@ def output_folder(directory: Path) -> Path:
 
 @functools.cache
 def _copy(address: str, choice: Choice | None, report: Report) -> Path:
-    store = stores.open_store(address)
-    kind = _kind_at(store, address, "run", "tournament")
+    contents = _contents_to_read(address)
     folder = Path(tempfile.mkdtemp(prefix="podracer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     directory = folder / (re.sub(r"[^A-Za-z0-9._-]", "_", address.rpartition("/")[2]) or "run")
     directory.mkdir()
     with stores.reading(address):
-        if kind == "run":
-            RunCopy(directory, store).fetch(report, choice or "none")
+        if contents.kind == "run":
+            RunCopy(directory, contents).fetch(report, choice or "none")
         else:
-            write_bytes(directory / LOG, stores.read_blocks(store), mode=0o600)
+            write_bytes(directory / LOG, contents.read_log(), mode=0o600)
     COPIES[directory] = address
     return directory
+
+
+def _contents_to_read(address: str) -> Contents:
+    if match := _ROUND.fullmatch(address):  # a round of a tournament is a run
+        with contextlib.suppress(ConfigError, StorageError):
+            return _contents(stores.open_store(match[1]), match[1], "run", folder=f"{match[2]}/")
+    return _contents(stores.open_store(address), address, "run", "tournament")

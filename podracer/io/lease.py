@@ -1,22 +1,22 @@
 """The lease of a mirror: one machine writes the copy of a run or a tournament in a store.
 
 `leases/000001` below the address names it. It was made by a conditional create, and is written
-again at each heartbeat. Where there is a `leases/000002`, another machine has taken over. A lease
-expires when nobody writes it for a minute by the clock of the store: clocks of machines differ.
-Stores need no other conditional write than a create.
+again at each heartbeat. Where there is a `leases/000002`, it was taken over. No number is deleted,
+so none is created twice. A lease expires when nobody writes it for a minute by the clock of the
+store: clocks of machines differ. Stores need no other conditional write than a create.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from podracer.errors import ConfigError, PodracerError, StorageError
-from podracer.io.store import newest_number, numbered, read_json, size_of, sizes_below
+from podracer.io.edits import encode_sealed
+from podracer.io.store import newest_number, numbered, read_sealed, size_of
 
 CLOCK = "leases/clock"  # object that tells the time of a store
 _LEASES = "leases"
@@ -31,7 +31,7 @@ class LeaseLostError(PodracerError):
 class Lease:
     """Right to write the copy of a run or a tournament, its `kind`, at an address.
 
-    `holder` identifies its directory.
+    `holder` identifies its directory, which takes over from itself without waiting.
     """
 
     EXPIRY_SECONDS = 60.0  # after the last heartbeat
@@ -39,13 +39,13 @@ class Lease:
 
     def __init__(self, store: Any, address: str, holder: str, kind: str) -> None:
         self._store, self._address, self._holder = store, address, holder
-        self._kind = kind
+        self._kind, self._claim = kind, uuid.uuid4().hex
         self._number = 0  # 0 while no lease is held
 
     @property
-    def is_held(self) -> bool:
-        """Whether it was taken, and neither lost nor released since."""
-        return self._number > 0
+    def number(self) -> int:
+        """Its number, larger than that of any before; 0 while it is not held."""
+        return self._number
 
     def claim(self, wait: Callable[[float], Any], report: Callable[[str], None]) -> None:
         """Take the lease; wait until the one of a machine that has gone has expired.
@@ -56,12 +56,12 @@ class Lease:
 
         number = newest_number(self._store, _LEASES)
         while True:
-            record = self._read(number)
-            if record.get("holder") == self._holder:  # also where the answer to a create was lost
+            record = self._read(number) or {}
+            if record.get("claim") == self._claim:  # the answer to its create was lost
                 self._number = number
-                self._write()
                 return
-            if number and not record.get("released"):
+            is_free = record.get("released") or record.get("holder") == self._holder
+            if number and not is_free:
                 self._await_expiry(number, record, wait, report)
             try:
                 self._store.put(_name(number + 1), self._record(), mode="create")
@@ -69,22 +69,19 @@ class Lease:
                 number += 1
                 continue
             self._number = number + 1
-            break
-        with contextlib.suppress(Exception):  # they only take room
-            for name in sizes_below(self._store, _LEASES).keys() - {CLOCK}:
-                if name < _name(number):
-                    self._store.delete(name)
+            return
 
     def check(self) -> None:
         """Raise `LeaseLostError` if another machine has the lease, `StorageError` if nobody has."""
         number = self._number
-        is_own = self._read(number).get("holder", self._holder) == self._holder
-        if is_own and self._exists(number) and not self._exists(number + 1):
+        record = self._read(number)
+        is_own = record is not None and record.get("claim", self._claim) == self._claim
+        if is_own and size_of(self._store, _name(number + 1)) is None:
             return
-        newest = newest_number(self._store, _LEASES)
-        if is_own and newest <= number:  # nobody has it: the store was emptied, or is away
+        successor = self._read(newest_number(self._store, _LEASES)) or {}
+        if successor.get("claim", self._claim) == self._claim:  # the store was emptied, or is away
             raise StorageError(f"the lease at {self._address} is gone")
-        self._number, successor = 0, self._read(newest)
+        self._number = 0
         host = str(successor.get("host", "another machine"))[:100]
         raise LeaseLostError(
             f"{host!r} writes the copy at {self._address} now: this {self._kind} goes on "
@@ -93,15 +90,16 @@ class Lease:
 
     def beat(self) -> None:
         """Renew the lease. Raises `LeaseLostError` if another machine has taken over."""
+        number = self._number
         self.check()
-        self._write()
+        self._write(number)
 
     def release(self) -> None:
         """Let another machine take over at once."""
-        if self.is_held:
+        if self._number:
             self.check()
-            self._write(released=True)
-            self._number = 0
+            number, self._number = self._number, 0
+            self._write(number, released=True)
 
     def _await_expiry(
         self,
@@ -125,7 +123,7 @@ class Lease:
             wait(min(left, self.BEAT_SECONDS / 3))
             latest = self._store.head(_name(number))
             if any(latest[key] != first[key] for key in ("e_tag", "last_modified")):
-                if self._read(number).get("released"):
+                if (self._read(number) or {}).get("released"):
                     return
                 age = (self._store_time() - latest["last_modified"]).total_seconds()
                 raise ConfigError(
@@ -134,19 +132,16 @@ class Lease:
                     "address."
                 )
 
-    def _exists(self, number: int) -> bool:
-        return size_of(self._store, _name(number)) is not None
+    def _read(self, number: int) -> dict[str, Any] | None:
+        """Return what a lease says, nothing for one that cannot be read, None for none."""
+        return read_sealed(self._store, _name(number))
 
-    def _read(self, number: int) -> dict[str, Any]:
-        """Return what a lease says, nothing for none and for one that cannot be read."""
-        return read_json(self._store, _name(number))
-
-    def _write(self, *, released: bool = False) -> None:
-        self._store.put(_name(self._number), self._record(released))
+    def _write(self, number: int, *, released: bool = False) -> None:
+        self._store.put(_name(number), self._record(released))
 
     def _record(self, released: bool = False) -> bytes:
-        record = {"holder": self._holder, "host": socket.gethostname(), "released": released}
-        return json.dumps({**record, "time": time.time()}).encode()
+        record = {"holder": self._holder, "claim": self._claim, "host": socket.gethostname()}
+        return encode_sealed({**record, "released": released, "time": time.time()})
 
     def _store_time(self) -> Any:
         """Return the time of the store's own clock."""

@@ -1,8 +1,7 @@
 """Mirror of a run or a tournament in an object store, so that it outlives its disk.
 
-Below the address lie the directory's own files, see `copies.py`. After each change `Mirror` makes
-the store like the disk, in threads of its own: a store that is slow or gone costs its copy and
-nothing else.
+After each change `Mirror` makes the store like the disk, in threads of its own: a store that is
+slow or gone costs its copy and nothing else. `contents.py` says what lies below the address.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from podracer.errors import ConfigError
+from podracer.io.contents import Contents
 from podracer.io.edits import read_object
 from podracer.io.lease import CLOCK, Lease, LeaseLostError
 from podracer.io.paths import address_of
 from podracer.io.run_directory import write_json
-from podracer.io.store import kind_at, open_store, reason
+from podracer.io.store import open_store, reason
 from podracer.io.text import print_stderr
 
 MIRROR = "mirror.json"  # in the directory: the address, and who writes there
@@ -41,8 +41,8 @@ class Copy(Protocol):
     """What lies in a directory, and what a store has of it. Any method raises what stores raise.
 
     `is_same`: the store has the run or tournament of the directory. `is_newer`: it has more of it.
-    `look` sees what the store has, `update` makes it like the disk and calls `check` before what
-    others see, `fetch` brings everything into the directory. `str` is what the store has, in words.
+    `update` makes the store like the disk, `fetch` brings everything into the directory. `str` is
+    what the store has, in words.
     """
 
     kind: str  # what `kind_at` returns for it
@@ -51,8 +51,7 @@ class Copy(Protocol):
 
     def is_same(self) -> bool: ...
     def is_newer(self) -> bool: ...
-    def look(self) -> None: ...
-    def update(self, check: Callable[[], None]) -> None: ...
+    def update(self) -> None: ...
     def fetch(self, report: Callable[[str], None]) -> None: ...
 
 
@@ -66,12 +65,13 @@ class Mirror:
     """
 
     def __init__(
-        self, directory: Path, address: str, kind: Callable[[Path, Any], Copy], *, new: bool
+        self, directory: Path, address: str, kind: Callable[[Path, Contents], Copy], *, new: bool
     ) -> None:
         self.address = address
         self._directory, self._is_new = directory, new
         self._store = open_store(address, writes=True)
-        self._copy = kind(directory, self._store)
+        self._contents = Contents(self._store)
+        self._copy = kind(directory, self._contents)
         self._lease = Lease(self._store, address, "", self._copy.kind)
         self._wake, self._closing, self._ended = (threading.Event() for _ in range(3))
         self._changes: deque[float] = deque()  # times of changes that are not copied
@@ -147,7 +147,7 @@ class Mirror:
                 if not self._is_claimed:
                     self._claim()
                 self._lease.check()
-                self._copy.update(self._lease.check)
+                self._copy.update()
             except LeaseLostError as error:
                 self._end(str(error))
                 return
@@ -169,7 +169,7 @@ class Mirror:
     def _beat(self) -> None:
         while not self._ended.wait(Lease.BEAT_SECONDS):
             try:
-                if self._lease.is_held:
+                if self._lease.number:
                     self._lease.beat()
             except LeaseLostError as error:
                 self._end(str(error))
@@ -193,9 +193,10 @@ class Mirror:
         self._trouble = reason(error)
 
     def _claim(self) -> None:
-        """Take the lease, and see what the store has."""
+        """Take the lease, and go on from what the store has."""
         self._lease.claim(self._ended.wait, print_stderr)
-        kind = kind_at(self._store)
+        self._contents.refresh()
+        kind = self._contents.kind
         if kind and (kind != self._copy.kind or not self._copy.is_same()):
             problem = _OTHER.format(address=self.address, kind=kind)
         elif kind and self._copy.is_newer():
@@ -204,10 +205,11 @@ class Mirror:
                 f"{self.address} --run-dir {self._directory}"
             )
         else:
-            self._copy.look()
+            self._contents.adopt(self._lease)
             self._is_claimed = True
             return
-        self._lease.release()
+        with contextlib.suppress(Exception):  # it expires by itself
+            self._lease.release()
         raise ConfigError(problem)
 
 
@@ -216,11 +218,12 @@ def check_is_free(address: str) -> None:
     store = open_store(address, writes=True)
     try:
         store.put(CLOCK, b"now")
-        kind = kind_at(store)
+        contents = Contents(store)
+        contents.refresh()
     except Exception as error:
         raise ConfigError(f"{address} cannot be written: {reason(error)}.") from error
-    if kind:
-        raise ConfigError(_OTHER.format(address=address, kind=kind))
+    if contents.kind:
+        raise ConfigError(_OTHER.format(address=address, kind=contents.kind))
 
 
 def mirror_address(mirror: str | None, resumed: Path | None) -> str | None:

@@ -23,6 +23,7 @@ from podracer.io.text import mode_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]([A-Za-z0-9._ -]{0,78}[A-Za-z0-9._-])?")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
+_HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname())[:40]
 SPARE_BYTES = 2**20  # bytes that are free wherever something is to be saved
 
 
@@ -173,7 +174,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     path = Path(path)
     _remove_drafts(path)
     # One name per thread: a watchdog may write crash.json while the main thread does.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    draft = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(draft, flags, mode), "wb") as file:
@@ -191,8 +192,8 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def _remove_drafts(path: Path) -> None:
-    """Remove what processes that were killed while they wrote a file have left beside it."""
-    draft = re.compile(rf"\.{re.escape(path.name)}\.([0-9]+)\.[0-9]+")
+    """Remove what processes of this host that were killed have left of a file beside it."""
+    draft = re.compile(rf"\.{re.escape(f'{path.name}.{_HOST}')}\.([0-9]+)\.[0-9]+")
     with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):
             if (match := draft.fullmatch(name)) and not _is_running(int(match[1])):

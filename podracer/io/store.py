@@ -1,4 +1,4 @@
-"""Object stores that hold runs and tournaments: how one is opened, and what lies in it.
+"""Object stores that hold runs and tournaments: how one is opened, and its objects read.
 
 A store is one of obstore's. `open_store` is the only place that makes one.
 """
@@ -7,26 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
-import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from podracer.errors import CheckpointError, ConfigError, StorageError, install_command
-from podracer.io.reading import MALFORMED, parse_object
-from podracer.io.run_directory import check_room, fsync_directory, write_bytes
-from podracer.io.seal import CONFIG, MANIFEST, is_there, read_sealed_json, verify_seal
-from podracer.io.steps import Report
+from podracer.io.edits import is_sealed
+from podracer.io.reading import parse_object
 
 LARGEST_OBJECT = 2**32  # bytes of one that is read as a whole
-BLOCK_BYTES = 2**20  # bytes of a log that one object has: stores cannot append
-_CHUNK = 2**23  # bytes of a request, which has a time limit
-_BLOCKS = "log"
+READS = 5  # attempts: an answer may be damaged, and a copy change meanwhile
 _MACHINE_ROLE = re.compile(r"//169\.254\.|//metadata[./]")  # servers that give a machine its role
 
 
@@ -45,7 +35,8 @@ def open_store(address: str, *, writes: bool = False) -> Any:
     # A mirror tries again by itself, and says so. Settings of clients come from the environment.
     retries = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}
     is_directory = address.startswith("file:")
-    options: Any = {"mkdir": writes} if is_directory else {"retry_config": retries}
+    folders = {"mkdir": writes, "automatic_cleanup": True}  # no folder stays that is empty
+    options: Any = folders if is_directory else {"retry_config": retries}
     try:
         return from_url(address, **options)
     except (BaseError, OSError, ValueError) as error:
@@ -97,9 +88,22 @@ def read_object(store: Any, name: str) -> bytes | None:
         return None
 
 
-def read_json(store: Any, name: str) -> dict[str, Any]:
-    """Return the JSON in an object, an empty dictionary if there is none."""
-    return parse_object(read_object(store, name))
+def read_whole(store: Any, name: str, is_whole: Callable[[bytes], bool]) -> bytes | None:
+    """Return the content of an object, read again while it is not whole; None if there is none."""
+    content = None
+    for _ in range(READS):
+        content = read_object(store, name)
+        if content is None or is_whole(content):
+            break
+    return content
+
+
+def read_sealed(store: Any, name: str) -> dict[str, Any] | None:
+    """Return the sealed JSON in an object, an empty one if it is not whole; None if none."""
+    content = read_whole(store, name, is_sealed)
+    if content is None:
+        return None
+    return parse_object(content) if is_sealed(content) else {}
 
 
 def size_of(store: Any, name: str) -> int | None:
@@ -127,139 +131,3 @@ def newest_number(store: Any, prefix: str) -> int:
 def numbered(prefix: str, number: int) -> str:
     """Return the name of an object by its number, from 1 on."""
     return f"{prefix}/{number:06d}"
-
-
-def kind_at(store: Any) -> str:
-    """Return what a store has a copy of: "run", "tournament", or "" for neither."""
-    if read_json(store, CONFIG):
-        return "run"
-    return "" if size_of(store, numbered(_BLOCKS, 1)) is None else "tournament"
-
-
-# --- logs -----------------------------------------------------------------------------------------
-
-# Stores cannot append, so a log is a sequence of blocks, which ends at the first that is not full.
-
-
-def log_size(store: Any) -> int:
-    """Return the bytes of a log in a store."""
-    listed, size = sizes_below(store, _BLOCKS), 0
-    for number in itertools.count(1):
-        name = numbered(_BLOCKS, number)
-        if (block := listed.get(name)) != BLOCK_BYTES:  # a list may be stale
-            block = size_of(store, name) or 0
-        size += block
-        if block < BLOCK_BYTES:
-            return size
-    raise AssertionError
-
-
-def read_blocks(store: Any, begin: int = 0) -> bytes:
-    """Return a log from the beginning of the block that has the byte `begin`."""
-    blocks, is_full = list[bytes](), True
-    while is_full:
-        number = begin // BLOCK_BYTES + 1 + len(blocks)
-        blocks.append(read_object(store, numbered(_BLOCKS, number)) or b"")
-        is_full = len(blocks[-1]) == BLOCK_BYTES
-    return b"".join(blocks)
-
-
-def put_blocks(store: Any, path: Path, begin: int, end: int) -> None:
-    """Copy the bytes of a log from `begin` to `end`; those before `begin` are there.
-
-    The first block comes last: by it all others count.
-    """
-    with open(path, "rb") as file:
-        for number in reversed(range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))):
-            file.seek(number * BLOCK_BYTES)
-            block = file.read(min(BLOCK_BYTES, end - number * BLOCK_BYTES))
-            name = numbered(_BLOCKS, number + 1)
-            store.put(name, block)
-            if size_of(store, name) != len(block):
-                raise StorageError(f"{name} did not arrive as a whole")
-
-
-def remove_blocks(store: Any, size: int) -> None:
-    """Remove what a machine that was lost has left behind a log of this size."""
-    for name in sizes_below(store, _BLOCKS):
-        if name > numbered(_BLOCKS, size // BLOCK_BYTES + 1):
-            store.delete(name)
-
-
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-def put_step(store: Any, prefix: str, path: Path, check: Any) -> None:
-    """Copy a sealed directory, its manifest last, in the place of anything else there.
-
-    `check` is called before the manifest; it raises where nothing more may be written.
-    """
-    remove_step(store, prefix)
-    files = read_sealed_json(path / MANIFEST)["files"]
-    for name in files:
-        store.put(f"{prefix}/{name}", path / name)
-    sizes = sizes_below(store, prefix)
-    for name, facts in files.items():
-        if sizes.get(f"{prefix}/{name}") != facts["size"]:
-            raise StorageError(f"{prefix}/{name} did not arrive as a whole")
-    check()
-    store.put(f"{prefix}/{MANIFEST}", (path / MANIFEST).read_bytes())
-
-
-def remove_step(store: Any, prefix: str) -> None:
-    """Remove a step, its manifest first: what is left of it is no checkpoint."""
-    for name in (f"{prefix}/{MANIFEST}", *sizes_below(store, prefix)):
-        with contextlib.suppress(FileNotFoundError):
-            store.delete(name)
-
-
-def fetch_step(store: Any, prefix: str, target: Path, report: Report) -> bool:
-    """Bring a step, and return whether it is whole; report what is not."""
-    manifest = read_object(store, f"{prefix}/{MANIFEST}")
-    if manifest is None:
-        return False
-    if is_there(target / MANIFEST) and (target / MANIFEST).read_bytes() == manifest:
-        return True
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        files = json.loads(manifest)["files"]
-        sizes = {_checked(name): facts["size"] for name, facts in files.items()}
-        check_room(target, sum(sizes.values()))
-        with ThreadPoolExecutor(8) as pool:
-            tasks = [
-                pool.submit(_download, store, f"{prefix}/{name}", target / name, size)
-                for name, size in sizes.items()
-            ]
-        for task in tasks:
-            task.result()
-        write_bytes(target / MANIFEST, manifest)
-        for folder, _, _ in os.walk(target):
-            fsync_directory(Path(folder))
-        verify_seal(target)
-    except FileNotFoundError as fault:
-        report(f"checkpoint skipped: {prefix} is not whole in the store: {fault}.")
-    except (CheckpointError, *MALFORMED) as fault:
-        report(f"checkpoint skipped: {fault}.")
-    else:
-        return True
-    shutil.rmtree(target, ignore_errors=True)
-    return False
-
-
-def _download(store: Any, name: str, target: Path, size: int) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if store.head(name)["size"] != size:
-        raise CheckpointError(f"{name} has not the size that was sealed")
-    with open(target, "xb") as file:
-        for start in range(0, size, _CHUNK):
-            file.write(store.get_range(name, start=start, end=min(size, start + _CHUNK)))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _checked(name: str) -> str:
-    """Return the name of a file of a step; raise `CheckpointError` for one that leads elsewhere."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.as_posix() != name or name == MANIFEST:
-        raise CheckpointError(f"{name[:80]!r} cannot be the name of a file of a checkpoint")
-    return name

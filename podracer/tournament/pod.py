@@ -49,7 +49,7 @@ from podracer.errors import (
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
-from podracer.io.run_directory import own_directory, write_json
+from podracer.io.run_directory import RunLock, own_directory, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, read_meta, step_name
 from podracer.io.text import explain_error, redact
@@ -139,7 +139,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         result = train(
             experiment,
             run_dir=directory,
-            resume=_continues(directory, experiment),
+            resume=_continues(directory, experiment, task.token),
             begin=start if parents else None,
             progress=False,
         )
@@ -194,8 +194,11 @@ def _against_opponents(task: Task, directory: Path) -> Experiment:
     return dataclasses.replace(task.experiment, environment=environment)
 
 
-def _continues(directory: Path, experiment: Experiment) -> bool:
-    """Return whether an earlier attempt has begun; one against other opponents is removed."""
+def _continues(directory: Path, experiment: Experiment, token: int) -> bool:
+    """Return whether an earlier attempt has begun; one against other opponents is removed.
+
+    Raises `ConfigError` if another one is at work there, `StillInUse` if a later one has come.
+    """
     if not (directory / "config.json").exists():
         return False
     saved = read_config(directory / "config.json")["experiment"].get("environment")
@@ -203,11 +206,14 @@ def _continues(directory: Path, experiment: Experiment) -> bool:
         return True
     text = f"The round begins anew: it was against {saved}, and is {experiment.environment}."
     print(redact(text))
-    for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name not in (TASK, "log.txt"):
-            path.unlink()
+    with RunLock(directory):
+        if json.loads(read_limited(directory / TASK))["token"] != token:
+            raise StillInUse(f"{directory} is in use by a later attempt.")
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (TASK, "log.txt", "lock"):
+                path.unlink()
     return False
 
 
@@ -391,7 +397,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
 
 
 class StillInUse(PodracerError):
-    """An earlier attempt, perhaps on a machine that is cut off, has not ended."""
+    """Another attempt, perhaps on a machine that is cut off, has not ended or has begun."""
 
     exit_code = 77
 

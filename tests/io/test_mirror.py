@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 import socket
 import threading
 import time
+import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from child import wait_until
-from stores import MachineLost, Run, files_of, hurry, state, use
+from stores import (
+    MachineLost,
+    Run,
+    copied,
+    files_of,
+    hurry,
+    moments,
+    pause_machine,
+    state,
+    stored,
+    use,
+)
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import mirror
@@ -23,7 +37,6 @@ from podracer.io.edits import encode_sealed
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
 from podracer.io.seal import CONFIG
-from podracer.io.steps import SAVED
 from podracer.io.store import open_store, reason
 
 obstore = pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
@@ -56,27 +69,31 @@ def test_the_store_has_the_files_of_the_run_and_nothing_else(run, address, tmp_p
     with Run(run, address) as it:
         it.save(1, 2, 3, 4, best=1)
         wait_until(lambda: "mirror_lag" in it.mirror.figures())
-    assert files_of(tmp_path / "store") == files_of(run)
+    assert copied(tmp_path / "store") == files_of(run)
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert [int(name) for name in kept] == [1, 3, 4]
     assert it.mirror.figures() == {"mirror_lag": 0.0, "mirror_faults": 0}
     assert "update 4, copied within" in it.mirror.summary()
 
 
-def test_the_manifest_comes_last_and_goes_first(run, address, monkeypatch):
+def test_nothing_is_written_twice_or_deleted_before_an_index_leaves_it_out(
+    run, address, monkeypatch
+):
     store = use(monkeypatch, address)
     with Run(run, address) as it:
         it.save(1)
         wait_until(lambda: not it.mirror.figures()["mirror_lag"])
         it.save(2, 3)
     puts = [name for name in store.names("put") if not name.startswith("leases/")]
-    first = [name for name in puts if "000000000001/" in name]
-    assert first[-1].endswith("/manifest.json")
-    assert puts.index("metrics.jsonl") < puts.index(first[0])  # no step without its records
-    assert puts.index(SAVED) > puts.index(first[-1])
-    removed = [name for name in store.names("delete") if "000000000001/" in name]
-    assert removed[0].endswith("/manifest.json")
-    assert len(removed) >= len(first)
+    assert len(puts) == len(set(puts))
+    log = [(operation, name) for operation, name in store.log if operation in ("put", "delete")]
+    first = log.index(("delete", next(n for n in store.names("delete") if "000000000001/" in n)))
+    last = log.index(("put", [name for name in puts if "000000000002/" in name][-1]))
+    indexes = [n for n, (operation, name) in enumerate(log) if name.startswith("index/")]
+    assert any(last < number < first for number in indexes)
+    step = [name for name in puts if "000000000001/" in name]
+    assert len([name for name in store.names("delete") if name in step]) == len(step)
+    assert "leases" not in {name.partition("/")[0] for name in store.names("delete")}
 
 
 def test_a_run_comes_back_whole(run, address, tmp_path):
@@ -85,12 +102,12 @@ def test_a_run_comes_back_whole(run, address, tmp_path):
     shutil.rmtree(run)
     other = tmp_path / "other"
     restore(address, other)
-    assert files_of(other) == files_of(tmp_path / "store")
+    assert files_of(other) == copied(tmp_path / "store")
     for step, digest in fingerprints(2, 3).items():
         assert stored_fingerprint(other, step) == (step, digest)
     with Run(other, address) as it:
         it.save(4)
-    assert files_of(tmp_path / "store") == files_of(other)
+    assert copied(tmp_path / "store") == files_of(other)
 
 
 def test_a_directory_that_is_behind_gets_what_is_newer(run, address, tmp_path):
@@ -242,7 +259,7 @@ def test_a_fault_costs_the_copy_and_is_made_good(
     assert 0 < len(said) < it.mirror.figures()["mirror_faults"]
     assert "Debug source" not in caplog.text
     assert f"{it.mirror.figures()['mirror_faults']} faults" in it.mirror.summary()
-    assert files_of(tmp_path / "store") == files_of(run)
+    assert copied(tmp_path / "store") == files_of(run)
 
 
 def test_a_store_that_is_gone_costs_nothing_but_the_copy(
@@ -281,7 +298,7 @@ def test_a_store_that_is_gone_costs_nothing_but_the_copy(
     monkeypatch.setattr(mirror, "CLOSE_SECONDS", 30.0)
     with Run(run, address):
         pass
-    assert files_of(tmp_path / "store") == files_of(run)
+    assert copied(tmp_path / "store") == files_of(run)
 
 
 def test_what_could_not_be_seen_at_the_start_is_looked_at_before_anything_is_written(
@@ -292,7 +309,7 @@ def test_what_could_not_be_seen_at_the_start_is_looked_at_before_anything_is_wri
         it.save(1)
     with Run(run, address) as it:
         it.save(1)
-    before = files_of(tmp_path / "store")
+    before = copied(tmp_path / "store")
     for number in range(1, 8):
         store = use(monkeypatch, address)
         left = [number]
@@ -309,7 +326,7 @@ def test_what_could_not_be_seen_at_the_start_is_looked_at_before_anything_is_wri
         except ConfigError as error:
             outcome = str(error)
         assert "holds another run" in outcome + caplog.text
-        assert files_of(tmp_path / "store") == before
+        assert copied(tmp_path / "store") == before
         caplog.clear()
 
 
@@ -384,7 +401,7 @@ def test_a_machine_that_is_lost_at_any_operation_leaves_a_copy_that_comes_back(
         if number % 5 == 1:
             with Run(other, address) as it:
                 it.save(9)
-            assert files_of(tmp_path / "store") == files_of(other)
+            assert copied(tmp_path / "store") == files_of(other)
         shutil.rmtree(other)
         if is_done:
             break
@@ -401,7 +418,7 @@ def test_damage_in_the_store_is_found(num_trials, run, address, tmp_path, cases)
     with Run(run, address) as it:
         it.save(1, 2)
     digest, rng = fingerprint(state(1)), random.Random(0)
-    newest = tmp_path / "store" / "checkpoints" / f"{2:012d}"
+    newest = stored(tmp_path / "store", f"checkpoints/{2:012d}")
     files = sorted(path for path in newest.rglob("*") if path.is_file())
     for trial in cases(range(num_trials)):
         path = rng.choice(files)
@@ -423,7 +440,7 @@ def test_damage_in_the_store_is_found(num_trials, run, address, tmp_path, cases)
 def test_a_store_without_a_whole_checkpoint_is_refused(run, address, tmp_path):
     with Run(run, address) as it:
         it.save(1)
-    shutil.rmtree(tmp_path / "store" / "checkpoints")
+    shutil.rmtree(stored(tmp_path / "store", f"checkpoints/{1:012d}"))
     with pytest.raises(CheckpointError, match="has no checkpoint that is whole"):
         restore(address, tmp_path / "other", report=ignore)
     assert not (tmp_path / "other" / CONFIG).exists()
@@ -436,18 +453,18 @@ def test_a_store_without_a_whole_checkpoint_is_refused(run, address, tmp_path):
 def test_a_manifest_leads_nowhere_else(name, run, address, tmp_path):
     with Run(run, address) as it:
         it.save(1)
-    manifest = tmp_path / "store" / "checkpoints" / f"{1:012d}" / "manifest.json"
+    manifest = stored(tmp_path / "store", f"checkpoints/{1:012d}") / "manifest.json"
     body = json.loads(manifest.read_bytes())
     del body["sha256"]
     body["files"][name] = {"size": 4, "sha256": "0" * 64}
     manifest.write_bytes(encode_sealed(body))
     (tmp_path / "escaped").write_bytes(b"evil")
-    before = files_of(tmp_path / "store")
+    before = copied(tmp_path / "store")
     reports = []
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
         restore(address, tmp_path / "deep" / "other", report=reports.append)
     assert any("cannot be the name of a file of a checkpoint" in text for text in reports)
-    assert files_of(tmp_path / "store") == before
+    assert copied(tmp_path / "store") == before
     assert not [path for path in (tmp_path / "deep").rglob("*") if path.name in ("escaped", "b")]
 
 
@@ -496,8 +513,114 @@ def test_a_lost_machine_is_succeeded_and_stops_if_it_comes_back(
             wait_until(lambda: "writes the copy at" in caplog.text)
             second.save(5)
     assert "this run goes on without it" in caplog.text
-    assert files_of(tmp_path / "store") == files_of(other)
+    assert copied(tmp_path / "store") == files_of(other)
     assert stored_fingerprint(run) == (4, fingerprint(state(4)))
+
+
+@pytest.mark.figure(26)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_machine_that_stood_still_takes_nothing_from_its_successor(
+    every, run, address, tmp_path, monkeypatch, caplog, cases
+):
+    """It stands still at any operation of a copy, and goes on when its successor has ended."""
+    hurry(monkeypatch, 0.05)
+    monkeypatch.setattr(Lease, "BEAT_SECONDS", 60.0)
+    with Run(run, address) as it:
+        it.save(1)
+    with Run(run, None) as it:
+        it.save(2, 3, 4)
+    shutil.copytree(tmp_path / "store", tmp_path / "old")
+    store, other = use(monkeypatch, address), tmp_path / "other"
+
+    def machine():
+        try:
+            with Mirror(run, address, RunCopy, new=False) as copier:
+                copier.notify()
+        except ConfigError as error:
+            ends.append(str(error))
+
+    def successor():
+        restore(address, other, report=ignore)
+        if (other / "checkpoints" / f"{4:012d}").exists():
+            ends.append("had ended")
+        with Run(other, address) as it:
+            it.save(9)
+
+    for number in cases(moments(store, machine, every)):
+        shutil.rmtree(tmp_path / "store")
+        shutil.copytree(tmp_path / "old", tmp_path / "store")
+        ends = []
+        caplog.clear()
+        pause_machine(store, number, machine, successor)
+        ends = [*ends, *caplog.messages]
+        words = ("goes on without it", "is newer than", "had ended")
+        assert any(word in end for end in ends for word in words), (number, ends)
+        assert copied(tmp_path / "store", alone=False) == files_of(other)
+        with Run(other, address):  # which removes what is left of the first
+            pass
+        assert copied(tmp_path / "store") == files_of(other)
+        shutil.rmtree(other)
+
+
+@pytest.mark.figure(26)
+def test_answers_that_arrive_damaged_are_read_again(
+    run, address, tmp_path, monkeypatch, caplog, cases
+):
+    """Every second answer of each object has a bit that was flipped."""
+    rng, reads = random.Random(0), Counter()
+
+    def damage(name, content):
+        reads[name] += 1
+        content = bytearray(content)
+        if content and reads[name] % 2:
+            bit = rng.randrange(8 * len(content))
+            content[bit // 8] ^= 1 << bit % 8
+        return bytes(content)
+
+    def fault(operation, name, call):
+        result = call()
+        if operation == "get_range":
+            return damage(name, result)
+        if operation == "get":
+            content = damage(name, result.bytes())
+            return types.SimpleNamespace(meta=result.meta, bytes=lambda: content)
+        return result
+
+    use(monkeypatch, address, fault)
+    reports = []
+    for trial in cases(range(2)):
+        with Run(run, address) as it:
+            for step in (2 * trial + 1, 2 * trial + 2):
+                it.save(step)
+                wait_until(lambda: not it.mirror.figures()["mirror_lag"])
+        restore(address, tmp_path / str(trial), report=reports.append)
+        assert copied(tmp_path / "store") == files_of(tmp_path / str(trial)) == files_of(run)
+    assert reads.total() > 100
+    assert not [text for text in (*caplog.messages, *reports) if "skipped" in text]
+    assert "writes the copy" not in caplog.text
+
+
+def test_a_copy_of_an_earlier_version_goes_on(run, address, tmp_path):
+    """It had the files under their names, and a lease without a seal."""
+    with Run(run, None) as it:
+        it.save(1, 2, 3)
+    shutil.copytree(run, tmp_path / "store", ignore=shutil.ignore_patterns("lock"))
+    (tmp_path / "store" / "leases").mkdir()
+    (tmp_path / "store" / "other").mkdir()  # nothing of the copy
+    (tmp_path / "store" / "other" / CONFIG).touch()
+    lease = {"holder": "a", "host": "b", "released": True, "time": 0.0}
+    path = tmp_path / "store" / "leases" / "000003"
+    path.write_text(json.dumps(lease))
+    os.utime(path, (0, 0))
+    other = tmp_path / "other"
+    assert stored_fingerprint(local_run(address, 2), 2) == (2, fingerprint(state(2)))
+    restore(address, other, report=ignore)
+    assert files_of(other) == files_of(run)
+    with Run(other, address) as it:
+        it.save(4)
+    shutil.rmtree(tmp_path / "store" / "other")  # FileNotFoundError if it was deleted
+    assert copied(tmp_path / "store") == files_of(other)
+    assert (tmp_path / "store" / "leases" / "000005").exists()
 
 
 def test_a_directory_that_is_used_again_goes_on_at_once(run, address, monkeypatch):
@@ -514,7 +637,7 @@ def test_a_directory_that_is_used_again_goes_on_at_once(run, address, monkeypatc
         it.save(3)
         wait_until(lambda: not it.mirror.figures()["mirror_lag"])
     assert time.monotonic() - start < Lease.EXPIRY_SECONDS / 2
-    assert "leases/000002" not in store.names("put")
+    assert "leases/000002" in store.names("put")
 
 
 def test_a_copied_directory_is_another_machine(run, address, tmp_path, monkeypatch):
@@ -562,7 +685,7 @@ def test_of_many_that_claim_at_once_one_does(address, monkeypatch, cases):
             thread.start()
         for thread in threads:
             thread.join()
-        assert [lease.is_held for lease in leases].count(True) == 1
+        assert [lease.number for lease in leases].count(1) == 1
         assert len(refused) == 7
 
 

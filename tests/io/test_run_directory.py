@@ -246,3 +246,18 @@ def test_a_broken_seal_names_the_file(tmp_path: Path) -> None:
     (directory / "data").unlink()
     with pytest.raises(CheckpointError, match="'data' is missing"):
         seals.verify_seal(directory)
+
+
+@pytest.mark.parametrize(("host", "left"), [("socket.gethostname()", 0), ("'elsewhere'", 1)])
+def test_what_a_killed_process_has_left_is_removed_on_its_own_host(host, left, tmp_path) -> None:
+    """In a shared directory the process of a draft may live on another host."""
+    code = (
+        f"import os, socket; host = {host}; socket.gethostname = lambda: host\n"
+        "from podracer.io import run_directory\n"
+        "os.replace = lambda *_: os._exit(0)\n"
+        "run_directory.write_json(run_directory.Path('a.json'), {})"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert len(os.listdir(tmp_path)) == 1
+    write_json(tmp_path / "a.json", {})
+    assert len(os.listdir(tmp_path)) == 1 + left

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from child import call, environment, finish, start
 from killing import killed
-from stores import files_of, hurry
+from stores import copied, files_of, hurry
 
 import podracer
 from podracer.agents.a2c import A2C
@@ -27,7 +27,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io import mirror
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.copies import restore
+from podracer.io.copies import local_run, restore
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.tournament.config import Tournament
@@ -67,9 +67,10 @@ def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
     result = podracer.train(ended, run_dir=tmp_path / "first", mirror=address)
     assert f"{address}  update 10, copied within" in result.mirror
     store, first = tmp_path / "store" / "run", files_of(tmp_path / "first")
-    assert files_of(store).items() <= first.items()
-    assert {"config.json", "saved.json", "metrics.jsonl"} <= files_of(store).keys()
-    assert {"mirror_lag", "mirror_faults"} <= read_metrics(store / "metrics.jsonl")[-1].keys()
+    assert copied(store).items() <= first.items()
+    assert {"config.json", "saved.json", "metrics.jsonl"} <= copied(store).keys()
+    copy = local_run(address)
+    assert {"mirror_lag", "mirror_faults"} <= read_metrics(copy / "metrics.jsonl")[-1].keys()
     shutil.rmtree(tmp_path / "first")
 
     second = tmp_path / "second"
@@ -78,10 +79,11 @@ def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
     assert code == 0, error
     assert f"Mirror    {address}  update 20" in output
     expected = stored_fingerprint(tmp_path / "alone")
-    assert stored_fingerprint(second) == stored_fingerprint(store) == expected
+    copy = local_run(address, "newest")
+    assert stored_fingerprint(second) == stored_fingerprint(copy) == expected
     updates = [
         [record["updates"] for record in read_metrics(run / "metrics.jsonl")]
-        for run in (store, tmp_path / "alone")
+        for run in (copy, tmp_path / "alone")
     ]
     assert updates[0] == updates[1]
 
@@ -171,18 +173,19 @@ def test_a_run_ends_as_it_would_where_its_store_is_gone(address, tmp_path, monke
 
 
 def test_a_run_whose_first_copy_was_not_finished_begins_again(address, tmp_path, caplog):
-    """The records came first, and show that checkpoints were saved."""
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
+    """As earlier versions left one, whose records came first: checkpoints were saved."""
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
     store = tmp_path / "store" / "run"
-    for manifest in store.glob("checkpoints/*/manifest.json"):
-        manifest.unlink()
-    (store / "saved.json").unlink()
+    ignored = shutil.ignore_patterns(
+        "manifest.json", "saved.json", "lock", "log.txt", "tensorboard"
+    )
+    shutil.copytree(tmp_path / "run", store, ignore=ignored)
     restore(address, tmp_path / "second")
     assert files_of(tmp_path / "second").keys() == {"config.json"}
     podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
     assert "begins again" in caplog.text
     assert stored_fingerprint(tmp_path / "second") == stored_fingerprint(tmp_path / "run")
-    assert files_of(store)["saved.json"] == (tmp_path / "second" / "saved.json").read_bytes()
+    assert copied(store)["saved.json"] == (tmp_path / "second" / "saved.json").read_bytes()
 
 
 def test_a_tournament_goes_on_elsewhere_from_its_copy_alone(address, tmp_path, monkeypatch, capsys):

@@ -1,7 +1,9 @@
 """Object stores with faults, and runs that are copied to them without being trained."""
 
 import hashlib
+import itertools
 import json
+import threading
 from pathlib import Path
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 from podracer.io import mirror
 from podracer.io import store as stores
 from podracer.io.checkpoint import Checkpointer
+from podracer.io.contents import Contents
 from podracer.io.copies import RunCopy
 from podracer.io.lease import Lease
 from podracer.io.mirror import Mirror
@@ -46,6 +49,46 @@ class Store:
 
     def names(self, operation):
         return [name for one, name in self.log if one == operation]
+
+
+def moments(store: Store, machine, every: bool):
+    """Numbers of a machine's operations from 1 on: each, or some before which a wait may harm."""
+    store.log.clear()
+    machine()
+    if every:
+        return range(1, len(store.log) + 1)
+    kinds = {}
+    for number, (operation, name) in reversed([*enumerate(store.log, 1)]):
+        if operation == "put" and name.startswith("index/"):
+            kinds["after an index"] = number + 1
+        if operation in ("put", "delete") or name == "":
+            kinds[operation, name.partition("/")[0], "checkpoints" in name] = number
+    return sorted(kinds.values())
+
+
+def pause_machine(store: Store, number: int, machine, successor) -> None:
+    """Let a machine stand still before operation `number` while its successor works.
+
+    Both go on to their ends.
+    """
+    paused, woken, left = threading.Event(), threading.Event(), itertools.count(1)
+
+    def fault(operation, name, call):
+        if next(left) == number:
+            paused.set()
+            assert woken.wait(60.0)
+        return call()
+
+    store.fault = fault
+    thread = threading.Thread(target=machine)
+    thread.start()
+    while thread.is_alive() and not paused.wait(0.005):
+        pass
+    if paused.is_set():
+        successor()
+    woken.set()
+    thread.join()
+    assert paused.is_set()
 
 
 def use(monkeypatch, address, fault=lambda operation, name, call: call()):
@@ -113,5 +156,28 @@ def files_of(directory: Path):
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in own and path.parent.name != "leases"
+        if path.is_file() and path.name not in own
     }
+
+
+def stored(store: Path, name: str) -> Path:
+    """Where a part of the copy lies in a store that is a directory."""
+    contents = Contents(open_store(f"file://{store}"))
+    contents.refresh()
+    return store / contents.parts[name].path
+
+
+def copied(store: Path, *, alone=True):
+    """The files of the copy in a store that is a directory, by name; `alone` there by default."""
+    contents, files = Contents(open_store(f"file://{store}")), {}
+    contents.refresh()
+    for name, part in contents.parts.items():
+        path = store / part.path
+        found = files_of(path) if path.is_dir() else {"": path.read_bytes()}
+        files |= {f"{name}/{file}".rstrip("/"): content for file, content in found.items()}
+    if not alone:
+        return files
+    objects = [name.partition("/")[0] for name in files_of(store)]
+    assert set(objects) <= {"leases", "index", "files"}, sorted(set(objects))
+    assert (objects.count("index"), objects.count("files")) == (1, len(files))
+    return files

@@ -30,6 +30,7 @@ from podracer.envs.catch import Catch
 from podracer.errors import ConfigError, PodracerError
 from podracer.fields import struct
 from podracer.io.run_directory import RunLock, write_json
+from podracer.io.seal import seal_json
 from podracer.io.signals import StopSignals
 from podracer.schedules import Linear
 from podracer.tournament import orchestrator, selection
@@ -504,6 +505,26 @@ def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch)
     with RunLock(tmp_path), pytest.raises(pods.StillInUse, match="in use by an earlier attempt"):
         pods.wait_for_lock(tmp_path / "lock")
     pods.wait_for_lock(tmp_path / "lock")
+
+
+def test_an_attempt_that_stood_still_removes_nothing_of_a_later_one(tmp_path, monkeypatch):
+    """It finds that a round was against others, and goes on when the later one has its place."""
+    directory = tmp_path / "pods" / "p0r0"
+    task = pods.Task(0, 0, 3, TOURNAMENT.experiments[0], (), 64, None, 0, 1)
+    pods.write_task(directory, task)
+    seal_json(directory / "config.json", {"experiment": {"environment": "another"}})
+    with RunLock(directory), pytest.raises(ConfigError, match="is in use by process"):
+        pods.run(directory)
+
+    class Later(RunLock):
+        def __enter__(self):
+            pods.write_task(directory, dataclasses.replace(task, token=4))
+            return super().__enter__()
+
+    monkeypatch.setattr(pods, "RunLock", Later)
+    with pytest.raises(pods.StillInUse, match="in use by a later attempt"):
+        pods.run(directory)
+    assert (directory / "config.json").exists()
 
 
 def test_pods_that_are_sweeps_have_seeds_of_their_own():

@@ -15,16 +15,18 @@ import shutil
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import MachineLost, Store, files_of, hurry
+from stores import MachineLost, Store, copied, files_of, hurry, moments, pause_machine, stored, use
 
 from podracer import recipes
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io import mirror
+from podracer.io import contents, mirror
 from podracer.io import store as stores
+from podracer.io.contents import Contents
 from podracer.io.copies import RunCopy, restore
 from podracer.io.lease import Lease, LeaseLostError
 from podracer.io.mirror import Mirror
@@ -126,7 +128,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(orchestrator, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(orchestrator, "make_engine", lambda *_: Pretense())
     monkeypatch.setattr(TournamentCopy, "gather_seconds", 0.0)
-    for module in (stores, tournament_copies):
+    for module in (contents, tournament_copies):
         monkeypatch.setattr(module, "BLOCK_BYTES", 5000)  # the log has several blocks
 
 
@@ -173,9 +175,9 @@ def check_accounts(directory: Path, tournament: Tournament) -> None:
         assert digest(path) == entry.digest
 
 
-def check_store(store: Path, directory: Path) -> None:
-    """Check that a store has the log, what the log needs, and nothing else."""
-    files = files_of(store)
+def check_store(store: Path, directory: Path, *, alone: bool = True) -> None:
+    """Check that a store has the log, what the log needs, and by default nothing else."""
+    files = copied(store, alone=alone)
     log = b"".join(files.pop(name) for name in sorted(files) if name.startswith("log/"))
     assert log == (directory / LOG).read_bytes()
     state = state_after(read_events(directory))
@@ -232,7 +234,9 @@ def lose(address, directory, tournament, **moment) -> bool:
 
 
 def holds_tournament(address) -> bool:
-    return Path(address.removeprefix("file://"), "log", "000001").exists()
+    copy = Contents(open_store(address, writes=True))
+    copy.refresh()
+    return copy.kind == "tournament"
 
 
 def go_on(address, directory, tournament, report=ignore) -> bool:
@@ -274,6 +278,67 @@ def test_a_tournament_whose_machine_is_lost_goes_on_elsewhere(
         shutil.rmtree(last)
         shutil.rmtree(store)
     assert num_continued > moments / 2
+
+
+@pytest.mark.figure(26)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_machine_that_stood_still_takes_nothing_from_its_successor_in_the_tournament(
+    every, address, tmp_path, monkeypatch, caplog, cases
+):
+    """It stands still at any operation of a copy, and goes on when its successor has ended."""
+    first, other, store = tmp_path / "first", tmp_path / "other", tmp_path / "store"
+    tournament = dataclasses.replace(TOURNAMENT, pods=2, rounds=2)
+    lose(address, first, tournament, event=4)
+    (first / mirror.MIRROR).unlink()
+    assert run_tournament(tournament, first) == 0
+    shutil.copytree(store, tmp_path / "old")
+    faulty = use(monkeypatch, address)
+
+    def machine():
+        try:
+            with Leaderboard(first) as board:
+                kind = partial(TournamentCopy, board=board)
+                with Mirror(first, address, kind, new=False) as copier:
+                    copier.notify()
+        except ConfigError as error:
+            ends.append(str(error))
+
+    for number in cases(moments(faulty, machine, every)):
+        shutil.rmtree(store)
+        shutil.copytree(tmp_path / "old", store)
+        ends: list[str] = []
+        caplog.clear()
+        successor = partial(go_on, address, other, tournament)
+        pause_machine(faulty, number, machine, successor)
+        if (other / LOG).read_bytes().startswith((first / LOG).read_bytes()):
+            ends.append("had ended")
+        ends = [*ends, *caplog.messages]
+        words = ("goes on without it", "holds another tournament", "had ended")
+        assert any(word in end for end in ends for word in words), (number, ends)
+        check_store(store, other, alone=False)
+        reports: list[str] = []
+        bring(address, tmp_path / "third", reports.append)
+        assert not [text for text in reports if "skipped" in text or "lost" in text]
+        check_accounts(tmp_path / "third", tournament)
+        shutil.rmtree(other)
+        shutil.rmtree(tmp_path / "third")
+
+
+def test_a_copy_of_an_earlier_version_of_a_tournament_goes_on(address, tmp_path):
+    """It had the files under their names, and the log in blocks."""
+    assert run_tournament(TOURNAMENT, tmp_path / "first") == 0
+    log, store = (tmp_path / "first" / LOG).read_bytes(), tmp_path / "store"
+    ignored = shutil.ignore_patterns(REPORT, "task.json")
+    shutil.copytree(tmp_path / "first" / "pods", store / "pods", ignore=ignored)
+    (store / "log").mkdir()
+    for number, begin in enumerate(range(0, len(log), 5000), 1):
+        (store / "log" / f"{number:06d}").write_bytes(log[begin : begin + 5000])
+    reports: list[str] = []
+    bring(address, tmp_path / "second", reports.append)
+    assert not reports
+    assert run_tournament(TOURNAMENT, tmp_path / "second") == 0
+    check_accounts(tmp_path / "second", TOURNAMENT)
+    check_store(store, tmp_path / "second")
 
 
 def test_two_machines_that_went_on_from_one_copy_have_different_tournaments(address, tmp_path):
@@ -319,7 +384,8 @@ def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
     store, state = tmp_path / "store", state_after(read_events(tmp_path / "first"))
     entries = sorted({entry.id: entry for entry in kept_entries(state)}.items())
     for number, (name, entry) in enumerate(cases(entries)):
-        file = store / entry.checkpoint / ("w", "manifest.json", "meta.json")[number % 3]
+        names = ("w", "manifest.json", "meta.json")
+        file = stored(store, entry.checkpoint) / names[number % 3]
         content = file.read_bytes()
         damaged = (content[:-1] + bytes([content[-1] ^ 1]), content[:-1], b"")[number // 3 % 3]
         file.write_bytes(damaged) if damaged else file.unlink()
@@ -331,14 +397,15 @@ def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
         assert all((other / e.checkpoint).exists() for n, e in entries if n != name)
         assert (other / LOG).read_bytes() == (tmp_path / "first" / LOG).read_bytes()
         file.write_bytes(content)
-    path = store / entries[0][1].checkpoint  # a whole checkpoint, but another one
+    path = stored(store, entries[0][1].checkpoint)  # a whole checkpoint, but another one
     (path / "w").write_bytes(bytes(32))
     (path / "manifest.json").unlink()
     seal(path)
     bring(address, tmp_path / "another", reports.append)
     assert any("is not the one on the leaderboard" in text for text in reports)
     assert not (tmp_path / "another" / entries[0][1].checkpoint).exists()
-    shutil.rmtree(store / "pods")
+    for _, entry in entries:
+        shutil.rmtree(stored(store, entry.checkpoint))
     with pytest.raises(CheckpointError, match=r"none of the .* entries in the store is whole"):
         bring(address, tmp_path / "last")
     assert not (tmp_path / "last" / LOG).exists()
@@ -356,37 +423,18 @@ def test_a_log_in_a_store_leads_nowhere_else(address, tmp_path):
             fields["checkpoint"] = f"../escaped/p{fields['pod']}r{fields['round']}"
         line, checksum = encode_line(fields, checksum)
         log += line
-    shutil.rmtree(tmp_path / "store" / "log")
     (tmp_path / "log").write_bytes(log)
-    stores.put_blocks(open_store(address), tmp_path / "log", 0, len(log))
+    store = open_store(address)
+    lease, copy = Lease(store, address, "a", "tournament"), Contents(store)
+    lease.claim(ignore, ignore)
+    copy.refresh()
+    copy.parts.clear()
+    copy.adopt(lease)
+    copy.put_log(tmp_path / "log", len(log))
+    copy.commit()
     with pytest.raises(CheckpointError, match="cannot be the checkpoint of a round"):
         bring(address, tmp_path / "deep" / "other")
     assert not list(tmp_path.rglob("escaped"))
-
-
-def test_a_lost_machine_leaves_no_part_of_a_log(address, tmp_path):
-    """Blocks count by the first one that is not full, which is written last."""
-    path, store = tmp_path / "log", open_store(address, writes=True)
-    path.write_bytes(bytes(range(256)) * 100)
-    stores.put_blocks(store, path, 0, 7_000)
-    assert stores.log_size(store) == 7_000
-    broken, left = Store(store), [2]
-
-    def fault(operation, name, call):
-        left[0] -= operation == "put"
-        if left[0] < 0:
-            raise MachineLost
-        return call()
-
-    broken.fault = fault
-    with pytest.raises(MachineLost):
-        stores.put_blocks(broken, path, 7_000, 20_000)  # blocks 4 and 3, but not 2
-    assert stores.read_blocks(store) == path.read_bytes()[:7_000]
-    assert stores.log_size(store) == 7_000
-    stores.remove_blocks(store, 7_000)
-    stores.put_blocks(store, path, 7_000, 10_000)
-    assert stores.read_blocks(store) == path.read_bytes()[:10_000]
-    assert stores.read_blocks(store, 6_000) == path.read_bytes()[5_000:10_000]
 
 
 def test_a_mirror_of_a_tournament_speaks_of_a_tournament(
@@ -405,7 +453,7 @@ def test_a_mirror_of_a_tournament_speaks_of_a_tournament(
     second.release()
 
     def fault(operation, name, call):
-        if name.startswith("log/") and operation == "put":
+        if "/log/" in name and operation == "put":
             raise TimeoutError("too slow")
         return call()
 
@@ -426,17 +474,17 @@ def test_a_slow_store_keeps_what_it_copies_and_delays_nobody(address, tmp_path, 
     ended, held, missing = threading.Event(), [], []
 
     def fault(operation, name, call):
-        if operation == "put" and name.startswith("pods/") and not held:
+        if operation == "put" and "/pods/" in name and not held:
             held.append(name)
             assert ended.wait(60.0)
         result = call()
-        if operation == "put" and name.startswith("log/"):
-            log = stores.read_blocks(store.real)
-            events, _, _ = read_log(tmp_path, log.splitlines(keepends=True))
+        if operation == "put" and name.startswith("index/"):
+            copy = Contents(store.real)
+            copy.refresh()
+            events, _, _ = read_log(tmp_path, copy.read_log().splitlines(keepends=True))
             entries = kept_entries(state_after(events)) if events else ()
             needed = {entry.checkpoint for entry in entries}
-            manifests = (tmp_path / "store" / name / "manifest.json" for name in needed)
-            missing.extend(path for path in manifests if not path.exists())
+            missing.extend(name for name in needed if copy.read_manifest(name) is None)
         return result
 
     store = Store(open_store(address, writes=True), fault)
