@@ -573,4 +573,4 @@ def test_a_missing_package_has_a_remedy(run, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     code, _, error = command(capsys, run)
     assert code == 78
-    assert 'the package onnxruntime: pip install "podracer-rl[export]"' in error
+    assert 'the package onnxruntime: pip install -e ".[export]"' in error

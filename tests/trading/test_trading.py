@@ -440,7 +440,7 @@ def test_a_file_by_its_name(tmp_path: Path) -> None:
 
 def test_a_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r'package pyarrow: pip install "podracer-rl\[trading\]"'):
+    with pytest.raises(ConfigError, match=r'package pyarrow: pip install -e "\.\[trading\]"'):
         make(f"trading:{tmp_path}/bars.csv")
 
 
