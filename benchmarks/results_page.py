@@ -130,7 +130,8 @@ def spent(groups: Groups) -> Iterator[str]:
     if lines:
         yield from ("## What was spent", "")
         yield "All seeds of the tables above, with start, compilation and evaluations. Hours of"
-        yield "seeds that ran beside other work are upper bounds. Hours of accelerators are apart."
+        yield "seeds that ran beside other work are upper bounds. Hours of accelerators are apart;"
+        yield "commands ran there, whose kernels repeat ([numerics](numerics.md#the-same-bytes))."
         head = "| | seeds | frames | CPU hours | other libraries' seeds | frames | CPU hours |"
         yield from ("", head, "|---" * 7 + "|", *lines, "")
 
