@@ -45,6 +45,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both": {**CATEGORICAL, **RESIDUAL},
 }
 
+QUICK = {"recipes": ["pendulum_td3"], "settings": ["plain", "both"], "seeds": 1}
+QUICK |= {"frames": 4_000, "evaluations": 1, "turns": 1}
+
 
 def contender(recipe: str, settings: str) -> Experiment:
     """Return a recipe with some settings of its agent, on one device."""
@@ -114,6 +117,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=24_000)
     parser.add_argument("--evaluations", type=int, default=5)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action=harness.Quick, const=QUICK)
     options = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     learning(options) if options.what == "learning" else cost(options)

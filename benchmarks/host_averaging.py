@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from averaging import print_table
+from harness import Quick
 
 from podracer import recipes
 from podracer.io.sinks import read_metrics
@@ -58,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--frames", type=int, default=200_000)
+    parser.add_argument("--quick", action=Quick, const={"seeds": 1, "frames": 20_000})
     options = parser.parse_args()
 
     def scores(peers: str, every: int) -> list[np.ndarray]:

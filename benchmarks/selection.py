@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from harness import Quick
 
 import podracer
 from podracer import recipes
@@ -111,6 +112,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--chunks", type=int, default=20)
+    parser.add_argument("--quick", action=Quick, const={"seeds": 1, "turns": 1, "chunks": 1})
     options = parser.parse_args()
     if options.what == "learning":
         learning(options.seeds)
