@@ -354,15 +354,16 @@ def canonical_convolution(x: jax.Array, w: jax.Array, stride: int, padding: int 
 
 canonical_convolution.defvjp(
     lambda x, w, stride, padding: (plain_convolution(x, w, stride, padding), (x, w)),
-    lambda stride, padding, saved, g: ops._canonical_gradients(stride, padding, *saved, g),
+    lambda stride, padding, saved, g: ops._canonical_gradients(
+        stride, padding, saved[0], saved[1], g
+    ),
 )
 
 
 def convolution_gradients(plan: Plan) -> Iterator[Case]:
     """Gradient steps in a scan, with both forms of the gradients."""
     for name, full in (("nature", 512), ("resnet", 256), ("minatar", 8192)):
-        for form in (plain_convolution, canonical_convolution):
-            kind = form.__name__.removesuffix("_convolution")
+        for kind, form in (("plain", plain_convolution), ("canonical", canonical_convolution)):
 
             def measure(name: str = name, full: int = full, form: Any = form) -> dict[str, Any]:
                 network, shape, _ = convolution.NETWORKS[name]

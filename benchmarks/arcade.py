@@ -49,7 +49,7 @@ def device(env: Any, num_envs: int, steps: int) -> Callable[[], Any]:
     return turn
 
 
-def host(env: HostEnvironments, num_envs: int, steps: int) -> Callable[[], Any]:
+def host(env: Any, num_envs: int, steps: int) -> Callable[[], Any]:
     batch, rng = env.make(num_envs, 1), np.random.default_rng(0)
     batch.reset(0, np.arange(num_envs), 0)
     actions = rng.integers(env.spec.action.num_actions, size=(steps, num_envs), dtype=np.int32)

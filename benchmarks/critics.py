@@ -100,8 +100,9 @@ def cost(options: argparse.Namespace) -> None:
 def _lap(experiment: Experiment) -> Callable[[], float]:
     """Compile a chunk; return a function that runs it and returns CPU seconds for an update."""
     env, chunk = make(experiment.environment), 10
-    replay = dataclasses.replace(experiment.agent.replay, warmup=0)
-    settings = dataclasses.replace(experiment.agent, replay=replay)
+    settings: Any = experiment.agent
+    replay = dataclasses.replace(settings.replay, warmup=0)
+    settings = dataclasses.replace(settings, replay=replay)
     agent = Blueprint(settings, env.spec, Context(experiment.driver.rollout_length))
     config = dataclasses.replace(experiment.driver, updates_per_chunk=chunk)
     run = harness.anakin("", agent, env, config).lap

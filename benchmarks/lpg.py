@@ -210,7 +210,8 @@ def whole_runs(options: argparse.Namespace) -> None:
     for experiment, rate in experiments(options):
         if options.only and experiment.environment != options.only:
             continue
-        network = experiment.agent.network
+        settings: Any = experiment.agent
+        network = settings.network
         slow = experiment.recipe == "pong_ppo"
         for seed, file in enumerate(options.rules[: 1 if slow else None], options.first_rule):
             for name, agent in {

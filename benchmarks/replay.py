@@ -65,7 +65,7 @@ def ours(case: Any, prioritized: bool) -> Any:
 def theirs(case: Any, prioritized: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what flashbax imports
-        import flashbax
+        import flashbax  # pyright: ignore[reportMissingImports]
 
     _, spec, B, columns, T, num, length = case
     sizes = {

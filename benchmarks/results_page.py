@@ -34,7 +34,9 @@ LIBRARIES = {
     "sb3": "stable-baselines3", "sbx": "sbx", "rejax": "rejax", "purejaxrl": "PureJaxRL",
     "podracer": "podracer", published.LIBRARY: "published",
 }  # fmt: skip
-LIBRARY_COLORS = dict(zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False))
+LIBRARY_COLORS: dict[str, str] = dict(
+    zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False)
+)
 COMPILED = records.SUITE.parent / "compiled.jsonl"
 FLAT = 0.3  # of the largest value: a range below it shows zero, too
 
