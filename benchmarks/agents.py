@@ -92,6 +92,7 @@ def sbx(options: Any) -> None:
         ("dqn", "cartpole", 256, 2000),
         ("dqn", "cartpole", 64, 8000),
     ):
+        steps = 4 * num if options.quick else steps
         env = envs.make(environment)
         common = {
             "network": TorsoNetwork(MLP((width, width))),
