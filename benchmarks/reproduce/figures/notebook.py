@@ -83,7 +83,7 @@ FIGURE = Figure(
     judge=judge,
     deviations=(
         "The notebook times one dispatch that was not warmed up; ours are medians of warm ones.",
-        "That it learns was measured on a laptop: to a return of 1 of 1.",
+        "A laptop measured that it learns: to a return of 1 of 1.",
         "The notebook copies the parameters for each environment; ours has one copy.",
     ),
 )  # fmt: skip
