@@ -133,8 +133,6 @@ def main() -> None:
     made.add_argument("--network", choices=("nature", "deep"), default="nature")
     made.add_argument("--updates", type=int, default=12, help="of a turn (default %(default)s)")
     options = parse(made)
-    if options.quick:
-        options.devices = 1
     contenders: dict[str, Callable[[argparse.Namespace], Clock]] = {
         f"podracer, {devices} device(s)": partial(podracer, devices)
         for devices in sorted({options.devices, 1}, reverse=True)

@@ -187,7 +187,7 @@ class Quick(argparse.Action):
 
 
 def parser(about: str | None, *, devices: int = 1, **quick: Any) -> argparse.ArgumentParser:
-    """The flags that all benchmarks have, and what `--quick` sets besides `--repetitions 1`."""
+    """The flags of all benchmarks; `--quick` also sets one repetition and one device."""
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -195,7 +195,7 @@ def parser(about: str | None, *, devices: int = 1, **quick: Any) -> argparse.Arg
         "--devices", type=int, default=devices, help="CPU devices (default %(default)s)"
     )
     made.add_argument("--repetitions", type=int, default=7, help="warm repetitions (default 7)")
-    made.add_argument("--quick", action=Quick, const={"repetitions": 1, **quick})
+    made.add_argument("--quick", action=Quick, const={"repetitions": 1, "devices": 1, **quick})
     made.add_argument("--out", type=Path, help="append one JSON line for each measurement to this")
     return made
 
