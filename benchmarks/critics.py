@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both": {**CATEGORICAL, **RESIDUAL},
 }
 
-QUICK = {"recipes": ["pendulum_td3"], "settings": ["plain", "both"], "seeds": 1}
+QUICK = {"recipes": ["pendulum_td3"], "settings": ["both"], "seeds": 1}
 QUICK |= {"frames": 4_000, "evaluations": 1, "turns": 1}
 
 

@@ -42,7 +42,7 @@ RULES = {
     "generational": selection.Generational(group_size=2, parents=1),
 }
 
-QUICK = {"seeds": [0], "pods": 2, "rounds": 2, "round_frames": 2_048}
+QUICK = {"rule": ["softmax"], "seeds": [0], "pods": 2, "rounds": 2, "round_frames": 2_048}
 
 
 def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int) -> list[Any]:
