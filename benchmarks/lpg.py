@@ -55,7 +55,7 @@ WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))
 RATES = {True: (0.01, 0.03, 0.1, 0.3, 1.0), False: (3e-4, 1e-3, 3e-3)}  # with tables, without
 ENTROPIES = (0.01, 0.1)
-QUICK = {"world": ["worlds:dense"], "lives": 2, "envs": 4, "rollout": 5, "updates": 4}
+QUICK = {"world": ["worlds:dense"], "lives": 2, "envs": 4, "rollout": 5, "updates": 50}
 COLOR = dict(zip(("no learning", "A2C", "learned", "initial"), COLORS, strict=False))
 
 
