@@ -91,7 +91,7 @@ def quarters(samples: list[dict[str, float]], name: str) -> tuple[float, float, 
 
 
 def sebulba(directory: Path, options: Any) -> tuple[list[str], str]:
-    flags = ("--frames", 10**12, "--max-seconds", options.seconds, "--evaluations", 0)
+    flags = ("--frames", 6 * 10**10, "--max-seconds", options.seconds, "--evaluations", 0)
     return ["train", "cartpole_sebulba", "--run-dir", directory, *flags], "run_fork_server"
 
 
