@@ -3,6 +3,9 @@
     python benchmarks/accelerator.py                    # one NVIDIA H200 with 16 cores, say
     python benchmarks/accelerator.py --quick            # the same in small, on a CPU
 
+It starts as commands of `podracer` do, with GPU kernels that sum in a fixed order, and records the
+flags in `settings`; with `--fastest-kernels` XLA chooses.
+
 The most valuable figures come first. Each one is appended to `--out` the moment it is measured, so
 a cut loses nothing; started again, it leaves out what the file has for this commit, this device and
 these settings of XLA. A case that fails is recorded with its error, and tried again next time.
@@ -41,6 +44,7 @@ import records
 from accelerator_cases import Case, Plan, all_cases
 
 from podracer.bench.machine import machine
+from podracer.devices.startup import choose_gpu_kernels
 from podracer.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results" / "accelerator.jsonl"
@@ -49,19 +53,12 @@ GRACE_SECONDS = 15.0  # beyond the limit, for a case that is about to end
 KEYS = ("case", "commit", "device", "settings")
 
 
-def settings() -> dict[str, str]:
-    """Settings from outside that change what XLA compiles."""
-    names = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION")
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
 def context(commit: str | None) -> dict[str, Any]:
     """What every record says about its measurement."""
     return {
         **machine(),
         "cores": len(os.sched_getaffinity(0)),
         "commit": commit or records.commit(),
-        "settings": settings(),
     }
 
 
@@ -112,6 +109,8 @@ def show(record: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Measure what is missing; return the new records."""
     options = parser().parse_args(arguments)
+    if not options.fastest_kernels:
+        choose_gpu_kernels()
     plan = Plan(options.quick, options.out, time.monotonic() + options.seconds, options.commit)
     cases = [
         case for case in all_cases(plan) if any(word in case.name for word in options.only or [""])
@@ -153,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--out", type=Path, default=RESULTS, help="file of JSON lines")
     flags.add_argument("--only", nargs="+", metavar="WORD", help="cases with one of these words")
     flags.add_argument("--commit", help="of this code, where it is no checkout of git")
+    flags.add_argument("--fastest-kernels", action="store_true", help="not those of commands")
     flags.add_argument("--list", action="store_true", help="print the names of the cases")
     return flags
 

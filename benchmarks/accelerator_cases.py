@@ -53,7 +53,7 @@ from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 HERE = Path(__file__).parent
 SHARE_OF_A_CHILD = "0.3"  # of the device's memory
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+FLAGS_OUTSIDE = os.environ.get("XLA_FLAGS", "")  # before those of commands are added
 NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 STEPS_PER_REPETITION = 2**25  # of Catch, about a second at the goal
 
@@ -354,15 +354,16 @@ def canonical_convolution(x: jax.Array, w: jax.Array, stride: int, padding: int 
 
 canonical_convolution.defvjp(
     lambda x, w, stride, padding: (plain_convolution(x, w, stride, padding), (x, w)),
-    lambda stride, padding, saved, g: ops._canonical_gradients(stride, padding, *saved, g),
+    lambda stride, padding, saved, g: ops._canonical_gradients(
+        stride, padding, saved[0], saved[1], g
+    ),
 )
 
 
 def convolution_gradients(plan: Plan) -> Iterator[Case]:
     """Gradient steps in a scan, with both forms of the gradients."""
     for name, full in (("nature", 512), ("resnet", 256), ("minatar", 8192)):
-        for form in (plain_convolution, canonical_convolution):
-            kind = form.__name__.removesuffix("_convolution")
+        for kind, form in (("plain", plain_convolution), ("canonical", canonical_convolution)):
 
             def measure(name: str = name, full: int = full, form: Any = form) -> dict[str, Any]:
                 network, shape, _ = convolution.NETWORKS[name]
@@ -575,10 +576,10 @@ def solved(plan: Plan) -> Iterator[Case]:
 
 
 def other_settings(plan: Plan) -> Iterator[Case]:
-    """Some of the cases again: in one order of sums, kernels launched one by one, without TF32."""
+    """Some of the cases again: with the fastest kernels, launched one by one, without TF32."""
     flags = os.environ.get("XLA_FLAGS", "")
     for name, variables in (
-        ("deterministic", {"XLA_FLAGS": f"{flags} {DETERMINISTIC}".strip()}),
+        ("fastest-kernels", {"XLA_FLAGS": FLAGS_OUTSIDE}),
         ("launches", {"XLA_FLAGS": f"{flags} {NO_COMMAND_BUFFERS}".strip()}),
         ("float32", {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}),
     ):
@@ -586,11 +587,15 @@ def other_settings(plan: Plan) -> Iterator[Case]:
             continue  # this is that process
         words = ["ppo/pixels", "size/breakout_cnn", "catch/8192", "repeat/cartpole_rainbow"]
         words += ["latency"] * (name == "launches")
+        more = ["--fastest-kernels"] * (name == "fastest-kernels")
 
         def measure(
-            words: list[str] = words, variables: dict[str, str] = variables
+            words: list[str] = words,
+            variables: dict[str, str] = variables,
+            more: list[str] = more,
         ) -> dict[str, Any]:
-            command = [str(HERE / "accelerator.py"), "--only", *words, "--out", str(plan.out)]
+            command = [str(HERE / "accelerator.py"), *more, "--only", *words]
+            command += ["--out", str(plan.out)]
             command += ["--seconds", str(plan.seconds_left()), *(["--quick"] * plan.quick)]
             command += ["--commit", plan.commit] if plan.commit else []
             return {"value": child(plan, command, **variables), "variables": variables}

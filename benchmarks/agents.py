@@ -1,7 +1,7 @@
 """Steps per second of every agent on both architectures; SAC and DQN against sbx; MuZero's search
 against mctx called alone.
 
-`--figure` chooses: `agents`, `sbx` (needs `--sbx PYTHON`, one that has sbx-rl installed), `search`.
+`--figure` chooses: `agents`, `sbx` (beside sbx with `--sbx PYTHON`, one that has it), `search`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PENDULUM = {
 def agents(options: Any) -> None:
     for environment, some in (("cartpole", CARTPOLE), ("pendulum", PENDULUM)):
         env = envs.make(environment)
-        for name, agent in some.items():
+        for name, agent in list(some.items())[: 1 if options.quick else None]:
             settings = {"environment": environment, "num_envs": ENVS, "rollout_length": T}
             blueprint = Blueprint(agent, env.spec, Context(T))
             contender = anakin(name, blueprint, env, AnakinConfig(ENVS, T, CHUNK))
@@ -84,10 +84,7 @@ def agents(options: Any) -> None:
 
 
 def sbx(options: Any) -> None:
-    if options.sbx is None:
-        print("left out: sbx, which --sbx PYTHON would name")
-        return
-    peer = [str(options.sbx), str(Path(__file__).with_name("peers.py")), "sbx"]
+    peer = options.sbx and [str(options.sbx), str(Path(__file__).with_name("peers.py")), "sbx"]
     num = 4
     for name, environment, width, steps in (
         ("sac", "pendulum", 256, 1000),
@@ -95,23 +92,24 @@ def sbx(options: Any) -> None:
         ("dqn", "cartpole", 256, 2000),
         ("dqn", "cartpole", 64, 8000),
     ):
+        steps = 4 * num if options.quick else steps
         env = envs.make(environment)
         common = {
             "network": TorsoNetwork(MLP((width, width))),
             "replay": Replay(100_000, batch_size=256, updates_per_rollout=num, warmup=1000),
-            "spec": env.spec,
         }
         agent = SAC(random_frames=1000, **common) if name == "sac" else DQN(double=False, **common)
-        ours = anakin("podracer, Anakin", agent, env, AnakinConfig(num, 1, steps // num))
+        blueprint = Blueprint(agent, env.spec, Context(1))
+        ours = anakin("podracer, Anakin", blueprint, env, AnakinConfig(num, 1, steps // num))
         ours.lap()  # past its warm-up
         more = {"agent": name, "envs": num, "steps": steps, "hidden": f"{width} {width}"}
         flags = [part for key, value in more.items() for part in (f"--{key}", *str(value).split())]
-        theirs = elsewhere("sbx", [*peer, *flags])
+        theirs = [elsewhere("sbx", [*peer, *flags])] if peer else []
         settings = {
             "environments": num, "batch": 256, "hidden": f"{width} x {width}",
             "updates_per_step": 1,
         }  # fmt: skip
-        compare(f"{name.upper()} against sbx", settings, [ours, theirs], options)
+        compare(f"{name.upper()} against sbx", settings, [ours, *theirs], options)
 
 
 def search(options: Any) -> None:
@@ -159,14 +157,12 @@ def search(options: Any) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = parser(__doc__, seconds=0.5)
     figures = {"agents": agents, "sbx": sbx, "search": search}
     made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
     made.add_argument("--seconds", type=float, default=10.0, help="of a Sebulba measurement")
     made.add_argument("--sbx", type=Path, help="a Python that has sbx-rl")
     options = parse(made)
-    if options.quick:
-        options.repetitions, options.seconds = 1, 0.5
     for name in options.figure or figures:
         figures[name](options)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from harness import Quick
 from resets import program
 
 from podracer import envs
@@ -33,6 +34,7 @@ CONTENDERS = {
     "atari-sticky:pong": 64,
 }
 SIMULATORS = {"atari:pong": 64, "ale_py": 64, "ale_py.xla": 64, "envpool:Pong-v5": 64}
+QUICK = {"only": ["atari-sticky:pong", "ale_py"], "num_envs": 2, "repeats": 1}
 
 
 def device(env: Any, num_envs: int, steps: int) -> Callable[[], Any]:
@@ -47,7 +49,7 @@ def device(env: Any, num_envs: int, steps: int) -> Callable[[], Any]:
     return turn
 
 
-def host(env: HostEnvironments, num_envs: int, steps: int) -> Callable[[], Any]:
+def host(env: Any, num_envs: int, steps: int) -> Callable[[], Any]:
     batch, rng = env.make(num_envs, 1), np.random.default_rng(0)
     batch.reset(0, np.arange(num_envs), 0)
     actions = rng.integers(env.spec.action.num_actions, size=(steps, num_envs), dtype=np.int32)
@@ -85,6 +87,7 @@ def main() -> None:
     made.add_argument("--only", nargs="+", default=list(CONTENDERS), choices=steps_of)
     made.add_argument("--num-envs", type=int, default=64)
     made.add_argument("--repeats", type=int, default=5)
+    made.add_argument("--quick", action=Quick, const=QUICK)
     options = made.parse_args()
     turns: dict[str, Callable[[], Any]] = {}
     for name in options.only:

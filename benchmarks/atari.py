@@ -124,7 +124,8 @@ def rate(clock: Clock) -> float:
 
 
 def main() -> None:
-    made = parser(__doc__, devices=1 + len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    made = parser(__doc__, devices=1 + cores, updates=SKIPPED + 1)
     made.add_argument("--cleanrl-python", help="a Python with envpool, gym and torch")
     made.add_argument("--cleanrl", default="cleanrl", help="checkout of CleanRL")
     made.add_argument("--sb3-python", help="a Python with stable-baselines3 and ale-py")
@@ -132,8 +133,6 @@ def main() -> None:
     made.add_argument("--network", choices=("nature", "deep"), default="nature")
     made.add_argument("--updates", type=int, default=12, help="of a turn (default %(default)s)")
     options = parse(made)
-    if options.quick:
-        options.updates, options.repetitions = SKIPPED + 1, 1
     contenders: dict[str, Callable[[argparse.Namespace], Clock]] = {
         f"podracer, {devices} device(s)": partial(podracer, devices)
         for devices in sorted({options.devices, 1}, reverse=True)

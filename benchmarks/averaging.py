@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import Quick
 
 import podracer
 from podracer import recipes
@@ -87,6 +88,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--environments", type=int, default=8, help="of each replica")
     parser.add_argument("--updates", type=int, default=400, help="of each replica")
+    parser.add_argument(
+        "--quick", action=Quick, const={"seeds": 1, "environments": 1, "updates": 8}
+    )
     options = parser.parse_args()
     sizes = options.environments, options.updates
 
@@ -94,7 +98,8 @@ def main() -> None:
         runs = [experiment(peers, every, seed, *sizes) for seed in range(options.seeds)]
         return [returns(run) for run in runs]
 
-    print_table(recipes.find("cartpole_ppo"), CONTENDERS, scores)
+    contenders = CONTENDERS[:2] if options.quick else CONTENDERS
+    print_table(recipes.find("cartpole_ppo"), contenders, scores)
 
 
 def print_table(

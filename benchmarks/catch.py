@@ -177,8 +177,8 @@ def main() -> None:
     settings = {"batch": BATCH, "length": LENGTH, "updates": UPDATES}
     for devices in sorted({1, options.devices}):
         contenders = [
-            ours("ours, fused", True, devices),
-            ours("ours, two passes", False, devices),
+            ours("ours, fused", True, devices, updates=updates),
+            ours("ours, two passes", False, devices, updates=updates),
             notebook(devices),
             floor("products, each step", partial(each_step, False), devices),
             floor("products, each step, turned", partial(each_step, True), devices),

@@ -17,12 +17,14 @@ from podracer.agents.q_lambda import QLambda
 from podracer.bench.anakin import acting
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
+from podracer.schedules import over_run
 
+PENDULUM = recipes.find("pendulum_ppo")
 WIDE = TorsoNetwork(MLP((64, 64), "relu"), shared=False)
 SETTINGS = {
     "catch": (QLambda(), AnakinConfig(128, 16, 100, fused=True)),
     "cartpole": (PPO(num_minibatches=16), AnakinConfig(1024, 128, 1)),
-    "pendulum": (recipes.find("pendulum_ppo").agent, recipes.find("pendulum_ppo").driver),
+    "pendulum": (over_run(PENDULUM.agent, PENDULUM.num_steps), PENDULUM.driver),
     "gymnax:Breakout-MinAtar": (PPO(num_minibatches=8, network=WIDE), AnakinConfig(64, 128, 4)),
 }
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import Quick
 
 from podracer import recipes
 from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
@@ -268,6 +269,10 @@ def compare(records: Records, others: Path) -> int:
     return int(worse)
 
 
+QUICK = {"recipes": ["catch"], "targets": ["h100"]}
+QUICK |= {"records": Path("/dev/null"), "page": Path("/dev/null")}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="*", default=list(recipes.RECIPES))
@@ -275,6 +280,7 @@ def main() -> int:
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/compiled.md")
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--quick", action=Quick, const=QUICK)
     options = parser.parse_args()
     command = ["git", "log", "-1", "--format=%h", "--", "podracer"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)

@@ -67,7 +67,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = parser(__doc__, only=["minatar"])
     made.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     options = parse(made)
     for name in options.only:

@@ -45,6 +45,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both": {**CATEGORICAL, **RESIDUAL},
 }
 
+QUICK = {"recipes": ["pendulum_td3"], "settings": ["both"], "seeds": 1}
+QUICK |= {"frames": 4_000, "evaluations": 1, "turns": 1}
+
 
 def contender(recipe: str, settings: str) -> Experiment:
     """Return a recipe with some settings of its agent, on one device."""
@@ -97,8 +100,9 @@ def cost(options: argparse.Namespace) -> None:
 def _lap(experiment: Experiment) -> Callable[[], float]:
     """Compile a chunk; return a function that runs it and returns CPU seconds for an update."""
     env, chunk = make(experiment.environment), 10
-    replay = dataclasses.replace(experiment.agent.replay, warmup=0)
-    settings = dataclasses.replace(experiment.agent, replay=replay)
+    settings: Any = experiment.agent
+    replay = dataclasses.replace(settings.replay, warmup=0)
+    settings = dataclasses.replace(settings, replay=replay)
     agent = Blueprint(settings, env.spec, Context(experiment.driver.rollout_length))
     config = dataclasses.replace(experiment.driver, updates_per_chunk=chunk)
     run = harness.anakin("", agent, env, config).lap
@@ -114,6 +118,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=24_000)
     parser.add_argument("--evaluations", type=int, default=5)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action=harness.Quick, const=QUICK)
     options = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     learning(options) if options.what == "learning" else cost(options)

@@ -25,6 +25,7 @@ from podracer.bench import sebulba
 from podracer.bench.machine import machine
 from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import find_devices
+from podracer.devices.startup import choose_gpu_kernels
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.errors import ConfigError
 
@@ -83,6 +84,7 @@ def main() -> None:
     flags.add_argument("--quick", action="store_true", help="tiny sizes on a CPU")
     flags.add_argument("--seconds", type=float, default=10.0, help="of each of three measurements")
     options = flags.parse_args()
+    choose_gpu_kernels()  # as commands do
     size, seconds, device = (256, 0.5, "cpu") if options.quick else (4096, options.seconds, "cuda")
     for task in TASKS:
         print(json.dumps({"task": task, **machine(), **measure(task, size, seconds, device)}))

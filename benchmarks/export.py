@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from harness import parse
+from harness import Quick, parse
 from records import append, read
 
 from podracer import recipes
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a recipe's name")
     parser.add_argument("--out", type=Path, help="append one JSON line for each policy to this")
     parser.add_argument("--devices", type=int, default=1, help="CPU devices")
+    parser.add_argument("--quick", action=Quick, const={"only": "cartpole_ppo"})
     options = parse(parser)
     rows = read(options.out) if options.out else []
     kept = {(row["recipe"], row["format"], row["policy"]): row for row in rows}

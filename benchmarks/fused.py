@@ -74,10 +74,11 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--batches", nargs="+", type=int, default=[16, 128, 1024])
     options = parse(made)
-    for case in itertools.product(
-        ("catch", "cartpole"), ("a2c", "q_lambda"), NETWORKS, options.batches
-    ):
-        measure(*case, options)
+    cases = list(
+        itertools.product(("catch", "cartpole"), ("a2c", "q_lambda"), NETWORKS, options.batches)
+    )
+    for environment, agent, network, batch in cases[: 1 if options.quick else None]:
+        measure(environment, agent, network, batch, options)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def with_driver(recipe: str, field: str) -> Callable[[int], Contender]:
 def with_pods(size: int) -> Contender:
     """Measure a population of small learners of A2C on Catch."""
     agent, env, driver = parts("catch_a2c")
-    agent = dataclasses.replace(agent, network=TorsoNetwork(MLP((16,))))
+    settings = dataclasses.replace(agent.settings, network=TorsoNetwork(MLP((16,))))
+    agent = dataclasses.replace(agent, settings=settings)
     config = dataclasses.replace(driver, num_envs=1, rollout_length=8, updates_per_chunk=50)
     return one_program(agent, env, config, [Pod(seed) for seed in range(size)])
 
@@ -97,7 +98,7 @@ def rate(contender: Contender, repetitions: int) -> float:
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = parser(__doc__, only=["environments, catch", "pods", "replay"])
     made.add_argument("--only", nargs="+", default=[""], help="what has one of these in its name")
     options = parse(made)
     for name, sizes, contender in cases():

@@ -175,8 +175,19 @@ def append(out: Path | None, record: dict[str, Any]) -> None:
             file.write(json.dumps({**record, **machine()}) + "\n")
 
 
-def parser(about: str | None, *, devices: int = 1) -> argparse.ArgumentParser:
-    """The flags that all benchmarks have."""
+class Quick(argparse.Action):
+    """`--quick`, the last flag: other ones get the small values of `const`."""
+
+    def __init__(self, *names: Any, **about: Any) -> None:
+        about |= {"nargs": 0, "default": False}
+        super().__init__(*names, **about, help="tiny sizes, only to see that it works")
+
+    def __call__(self, parser: Any, options: argparse.Namespace, *_: Any) -> None:
+        vars(options).update(self.const, quick=True)
+
+
+def parser(about: str | None, *, devices: int = 1, **quick: Any) -> argparse.ArgumentParser:
+    """The flags of all benchmarks; `--quick` also sets one repetition and one device."""
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -184,7 +195,7 @@ def parser(about: str | None, *, devices: int = 1) -> argparse.ArgumentParser:
         "--devices", type=int, default=devices, help="CPU devices (default %(default)s)"
     )
     made.add_argument("--repetitions", type=int, default=7, help="warm repetitions (default 7)")
-    made.add_argument("--quick", action="store_true", help="tiny sizes, only to see that it works")
+    made.add_argument("--quick", action=Quick, const={"repetitions": 1, "devices": 1, **quick})
     made.add_argument("--out", type=Path, help="append one JSON line for each measurement to this")
     return made
 

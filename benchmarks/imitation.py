@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import append
+from harness import Quick, append
 
 import podracer
 from podracer import recipes
@@ -50,6 +50,7 @@ TASKS = {
     "lunarlander": Task("gymnasium:LunarLander-v3", {"frames": 1_500_000}),
 }
 LEARNERS = ("avril", "cloning")
+QUICK = {"tasks": ["cartpole"], "demonstrations": [1], "seeds": 1, "out": Path("/dev/null")}
 
 
 def demonstrations(name: str, folder: Path) -> Dataset:
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("imitation"), help="for the experts")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print a table and train nothing")
+    parser.add_argument("--quick", action=Quick, const=QUICK)
     options = parser.parse_args()
     if options.table:
         print(table(options.out))

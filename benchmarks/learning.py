@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import append
+from harness import Quick, append
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
@@ -46,6 +46,8 @@ RECIPES = (
     "pendulum_muzero",
     "pendulum_ppo",
 )
+
+QUICK = {"recipe": ["catch_impala", "pendulum_sac"], "seeds": [0], "frames": 20_480}
 
 
 def train(recipe: str, seed: int, arch: str | None, frames: int | None) -> list[dict[str, Any]]:
@@ -121,6 +123,7 @@ def main() -> None:
     made.add_argument("--frames", type=int, help="default: the recipe's own")
     made.add_argument("--out", type=Path)
     made.add_argument("--draw", type=Path)
+    made.add_argument("--quick", action=Quick, const=QUICK)
     options = made.parse_args()
     if options.draw:
         draw(options.out, options.draw)

@@ -28,7 +28,7 @@ from programs import measure_programs
 
 from podracer.bench.anakin import Timing
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
-from podracer.networks.torsos import Torso, hidden_sizes
+from podracer.networks.torsos import Torso
 from podracer.ops.convolution import convolution
 from podracer.ops.dense import dense
 from podracer.types import ArraySpec
@@ -89,7 +89,8 @@ def layers(torso: Torso, shape: tuple[int, ...]) -> list[Layer]:
         size = torso.pooled_size
         image = (size or image[0], size or image[1], image[2])
     image = (1, 1, math.prod(image))
-    for width in (*hidden_sizes(torso), OUTPUTS):
+    hidden = torso.hidden if isinstance(torso.hidden, tuple) else (torso.hidden,)
+    for width in (*hidden, OUTPUTS):
         image = add(image, 1, width)
     return found
 

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import append
+from harness import Quick, append
 from matplotlib.figure import Figure
 
 import podracer
@@ -55,6 +55,7 @@ WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))
 RATES = {True: (0.01, 0.03, 0.1, 0.3, 1.0), False: (3e-4, 1e-3, 3e-3)}  # with tables, without
 ENTROPIES = (0.01, 0.1)
+QUICK = {"world": ["worlds:dense"], "lives": 2, "envs": 4, "rollout": 5, "updates": 50}
 COLOR = dict(zip(("no learning", "A2C", "learned", "initial"), COLORS, strict=False))
 
 
@@ -209,7 +210,8 @@ def whole_runs(options: argparse.Namespace) -> None:
     for experiment, rate in experiments(options):
         if options.only and experiment.environment != options.only:
             continue
-        network = experiment.agent.network
+        settings: Any = experiment.agent
+        network = settings.network
         slow = experiment.recipe == "pong_ppo"
         for seed, file in enumerate(options.rules[: 1 if slow else None], options.first_rule):
             for name, agent in {
@@ -294,6 +296,7 @@ def main() -> None:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path)
     made.add_argument("--draw", type=Path)
+    made.add_argument("--quick", action=Quick, const=QUICK)
     options = made.parse_args()
     if options.draw:
         benchmark = "lpg" if options.figure == "transfer" else f"lpg-{options.figure}"

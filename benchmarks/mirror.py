@@ -28,6 +28,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness import Quick
+
 from podracer.cli.main import main as podracer
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.contents import Contents
@@ -203,6 +205,7 @@ if __name__ == "__main__":
     parser.add_argument("--address")
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action=Quick, const={"kills": 1, "frames": 100_000})
     options = parser.parse_args()
     if options.cost:
         cost(options.address, options.frames, options.cost)

@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from harness import append
+from harness import Quick, append
 from references import lines_of, pairs_of
 from results_suite import evaluations_of
 
@@ -122,6 +122,9 @@ TASKS = {
         },
     ),
 }
+
+QUICK = {"tasks": ["cartpole"], "data": ["random"], "methods": ["cloning", "DQN"], "seeds": [0]}
+QUICK |= {"scale": 0.1, "out": Path("/dev/null")}
 
 
 def behavior(name: str, quality: str, seed: int, work: Path) -> Path:
@@ -317,6 +320,7 @@ def main() -> None:
     made.add_argument("--out", type=Path, default=OUT)
     made.add_argument("--table", action="store_true")
     made.add_argument("--python", nargs="+", default=[], metavar="LIBRARY=PATH")
+    made.add_argument("--quick", action=Quick, const=QUICK)
     options = made.parse_args()
     options.python = pairs_of(options.python)
     if not options.table:

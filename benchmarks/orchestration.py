@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import append
+from harness import Quick, append
 
 from podracer import recipes
 from podracer.drivers.selection import Generational, PopulationBased, Range
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--stretches", type=int, default=10)
     parser.add_argument("--mirror", action="store_true", help="copy everything to a store beside")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action=Quick, const={"pods": 10, "rounds": 100, "stretches": 2})
     options = parser.parse_args()
     orchestrator.PAUSE_SECONDS = 0.0
     with tempfile.TemporaryDirectory() as folder:

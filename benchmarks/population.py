@@ -113,7 +113,7 @@ def whole(count: int, pods: int, out: Path | None) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__, devices=2)
+    made = parser(__doc__, devices=2, pods=[2], processes=1)
     made.add_argument("--pods", type=int, nargs="+", default=[64])
     made.add_argument("--processes", type=int, default=8, help="0 to leave whole runs out")
     options = parse(made)

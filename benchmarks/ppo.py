@@ -268,13 +268,14 @@ def solve_elsewhere(python: str, seed: int, settings: dict[str, Any]) -> dict[st
 
 def time_to_solve(options: argparse.Namespace) -> None:
     recipe = replace(recipes.find("cartpole_ppo"), evaluations=EVALUATIONS)
+    agent: Any = recipe.agent
     every = min(recipe.evaluation_updates) * recipe.driver.steps_per_update
     equal = {
         "--envs": recipe.driver.num_envs,
         "--length": recipe.driver.rollout_length,
-        "--minibatches": recipe.agent.num_minibatches,
-        "--epochs": recipe.agent.num_epochs,
-        "--learning-rate": recipe.agent.learning_rate,
+        "--minibatches": agent.num_minibatches,
+        "--epochs": agent.num_epochs,
+        "--learning-rate": agent.learning_rate,
         "--evaluate-every": every,
     }
     # The configuration for CartPole in rejax's repository.

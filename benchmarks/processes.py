@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import append
+from harness import Quick, append
 
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import read_metrics
@@ -76,17 +76,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--quick", action=Quick, const={"runs": ["catch_a2c"]})
     options = parser.parse_args()
+    numbers = NUMBERS[:2] if options.quick else NUMBERS
     for name in options.runs:
         folder = Path(tempfile.mkdtemp(prefix="processes-"))
         train = ("train", *RUNS[name], *FLAGS)
-        for before in (n for n in NUMBERS if 16 % n == 0):
+        for before in (n for n in numbers if 16 % n == 0):
             first, alone = folder / f"first{before}", folder / f"alone{before}"
             for run, updates in ((first, UPDATES), (alone, 2 * UPDATES)):
                 frames = ("--frames", str(updates * STEPS), "--run-dir", str(run))
                 codes, text = together(before, *train, *frames)
                 assert codes == {0}, text
-            for after in NUMBERS:
+            for after in numbers:
                 run = folder / f"{before}to{after}"
                 shutil.copytree(first, run)
                 row = {"run": name, "before": before, "after": after}

@@ -34,7 +34,7 @@ def program(env: Any, num_envs: int, steps: int) -> Any:
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = parser(__doc__, num_envs=4)
     made.add_argument("--num-envs", type=int, default=256)
     options = parse(made)
     contenders = []

@@ -34,7 +34,9 @@ LIBRARIES = {
     "sb3": "stable-baselines3", "sbx": "sbx", "rejax": "rejax", "purejaxrl": "PureJaxRL",
     "podracer": "podracer", published.LIBRARY: "published",
 }  # fmt: skip
-LIBRARY_COLORS = dict(zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False))
+LIBRARY_COLORS: dict[str, str] = dict(
+    zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False)
+)
 COMPILED = records.SUITE.parent / "compiled.jsonl"
 FLAT = 0.3  # of the largest value: a range below it shows zero, too
 
@@ -130,7 +132,8 @@ def spent(groups: Groups) -> Iterator[str]:
     if lines:
         yield from ("## What was spent", "")
         yield "All seeds of the tables above, with start, compilation and evaluations. Hours of"
-        yield "seeds that ran beside other work are upper bounds. Hours of accelerators are apart."
+        yield "seeds that ran beside other work are upper bounds. Hours of accelerators are apart;"
+        yield "commands ran there, whose kernels repeat ([numerics](numerics.md#the-same-bytes))."
         head = "| | seeds | frames | CPU hours | other libraries' seeds | frames | CPU hours |"
         yield from ("", head, "|---" * 7 + "|", *lines, "")
 

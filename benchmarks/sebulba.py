@@ -120,7 +120,7 @@ def lag(options: Any) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = parser(__doc__, seconds=0.2)
     figures = {"parts": parts, "batch": batch, "threads": threads, "lag": lag}
     made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
     made.add_argument("--seconds", type=float, default=4.0, help="of each measurement (default 4)")
@@ -128,8 +128,6 @@ def main() -> None:
     # An actor waits for each inference anyway; see `devices/startup.py`.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     options = parse(made)
-    if options.quick:
-        options.seconds, options.repetitions = 0.2, 1
     for name in options.figure or figures:
         figures[name](options)
 

@@ -15,10 +15,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from harness import Quick
 
 import podracer
 from podracer import recipes
@@ -36,10 +37,10 @@ PODS, UPDATES, EVERY = 16, 50, 10
 RANGE = Range("learning_rate", 1e-7, 1e-1)
 
 
-def learning(seeds: int) -> None:
+def learning(seeds: int, names: Sequence[str | None]) -> None:
     """Print the final returns of the pods of sweeps that begin with the same learning rates."""
     recipe = recipes.find("cartpole_ppo")
-    for name in (None, *RULES):
+    for name in names:
         finals = []
         for seed in range(seeds):
             rule = RULES[name]() if name else None
@@ -111,8 +112,9 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--chunks", type=int, default=20)
+    parser.add_argument("--quick", action=Quick, const={"seeds": 1, "turns": 1, "chunks": 1})
     options = parser.parse_args()
     if options.what == "learning":
-        learning(options.seeds)
+        learning(options.seeds, (None, *RULES)[: 2 if options.quick else None])
     else:
         cost(options.turns, options.chunks)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import append
+from harness import Quick, append
 
 import podracer
 from podracer import recipes
@@ -106,7 +106,7 @@ def replace(root: Path, times: int) -> dict[str, Any]:
     })  # fmt: skip
     runs = [podracer.train(experiment, seed=s, run_dir=root / f"s{s}").run_dir for s in (0, 1)]
     scores = itertools.count(0, -1)  # the new run is simulated before the current model
-    delivery._validation_return = lambda *args: float(next(scores))
+    delivery.validation_return = lambda *args: float(next(scores))
     models, dice = root / "models", random.Random(0)
     policies = [podracer.load_policy(run) for run in runs]
     observation = np.random.default_rng(0).normal(size=policies[0].spec.observation.shape)
@@ -169,11 +169,12 @@ def main() -> None:
     parser.add_argument("--replace", type=int, default=0, help="promotions, rollbacks and kills")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--out", type=Path, help="append the results as JSON lines")
+    parser.add_argument("--quick", action=Quick, const={"seconds": 0.2})
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if options.replace:
-            counts = replace(root, options.replace)
+            counts = replace(root, 3 if options.quick else options.replace)
             print(", ".join(f"{value} {name}" for name, value in counts.items()))
             append(options.out, {"serve": "replace", **counts})
             sys.exit(counts["wrong"] > 0)

@@ -178,9 +178,9 @@ def marked_setup(marks: Marks, make_run_setup: Any, *args: Any) -> Any:
         marks.ready()
         return program
 
-    def marked_start(actors: Any) -> None:
+    def marked_start(self: Any) -> None:
         marks.ready()
-        start(actors)
+        start(self)
 
     ActorPool.start = marked_start
     if setup.split is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import append
+from harness import Quick, append
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -41,6 +41,8 @@ RULES = {
     "population-based": selection.PopulationBased((RANGE,), fraction=0.34),
     "generational": selection.Generational(group_size=2, parents=1),
 }
+
+QUICK = {"rule": ["softmax"], "seeds": [0], "pods": 2, "rounds": 2, "round_frames": 2_048}
 
 
 def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int) -> list[Any]:
@@ -120,6 +122,7 @@ def main() -> None:
     made.add_argument("--round-frames", type=int, default=10_240)
     made.add_argument("--out", type=Path)
     made.add_argument("--draw", type=Path)
+    made.add_argument("--quick", action=Quick, const=QUICK)
     options = made.parse_args()
     if options.draw:
         draw(options.out, options.draw)

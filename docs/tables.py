@@ -149,7 +149,7 @@ only those of a kind ([words](which-recipe.md)). `podracer.make(NAME)` returns o
 
 Environments of the device are written in JAX and step inside the compiled program, thousands side by side. Environments
 of the host are stepped by processes or native threads, under [Sebulba](sebulba.md). `MB` is the size of the wheels that the extra
-downloads besides podracer's own, on Linux with Python 3.11: `pip install "podracer-rl[EXTRA]"`. Recipes train in the
+downloads besides podracer's own, on Linux with Python 3.11: `pip install -e ".[EXTRA]"` in the clone. Recipes train in the
 environment by default. `scored` lists the names with scores over seeds in [results](results.md); the others run in
 tests, and their scores are not known.
 

@@ -9,12 +9,16 @@ nothing. `__init__.pyi` lists the names, for type checkers and for this file.
 
 import ast
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 from podracer.io.text import redact_log
 
 __version__ = "0.2.0"  # the distribution is `podracer-rl`
+
+if sys.platform == "win32":  # without file locks and signals as they are elsewhere
+    raise ImportError("podracer runs on Linux and macOS; on Windows install it inside WSL 2.")
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _MODULES = {

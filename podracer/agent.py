@@ -95,10 +95,6 @@ class Agent:
     Replace it wherever you replace `act`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
-    warmup: int = 0
-    """Number of frames before the first update, such as those that a replay collects."""
-    unlearned_timesteps: int = 0
-    """Timesteps at the end of each rollout that no update learns from."""
     actions: Literal["own", "any", "recorded"] = "own"
     """Actions to learn from: the agent's `own`; `any`, so that the actions of a data set can take
     their place, as `learn` reads no extras; or only `recorded` ones, of a data set."""

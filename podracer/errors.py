@@ -2,12 +2,11 @@
 
 WEIGHTED_SUM = "of several objectives return a weighted sum, `dot(weights, rewards)`"
 """Remedy in the messages on rewards that are vectors."""
-DISTRIBUTION = "podracer-rl"  # name of the package for installers; it is imported as `podracer`
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra."""
-    return f'pip install "{DISTRIBUTION}[{extra}]"'
+    """Return the command that installs an extra; until a release anybody may own our name."""
+    return f'pip install -e ".[{extra}]" in the clone of podracer'
 
 
 class PodracerError(Exception):

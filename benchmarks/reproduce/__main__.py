@@ -19,7 +19,7 @@ from benchmarks.reproduce.figure import SCALES, Figure, Record, Scale, verdict
 from benchmarks.reproduce.figures import FIGURES
 from benchmarks.reproduce.measure import RECORDS, measure_figures
 from benchmarks.reproduce.page import html_page, markdown_page
-from benchmarks.reproduce.records import SHIPPED, read_records, shown_records
+from benchmarks.reproduce.records import project_records, read_records, shown_records
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.names import nearest
 from podracer.io.paths import user_path
@@ -80,7 +80,7 @@ def _show(text: str) -> None:
 
 
 def _records(out: Path) -> list[Record]:
-    return shown_records(read_records(out / RECORDS), read_records(SHIPPED))
+    return shown_records(read_records(out / RECORDS), project_records())
 
 
 def _write_pages(out: Path) -> None:

@@ -186,8 +186,12 @@ class Figure:
         """Return our points of every scale."""
         found = []
         for scale in SCALES:
+            where = ", accelerator" * (scale == "accelerator")
             if measured := self.measured(records, scale):
-                found += self.curves(measured)
+                found += [
+                    dataclasses.replace(curve, label=curve.label + where)
+                    for curve in self.curves(measured)
+                ]
         return found
 
 
@@ -211,12 +215,24 @@ def verdict(figure: Figure, records: Sequence[Record]) -> Verdict:
         ):
             partial = partial or "The machine was busy with other work: run it on a quiet one."
             continue
-        return _capped(figure, scale, figure.judge(measured))
+        judged = _capped(figure, scale, figure.judge(measured))
+        return judged if scale == "laptop" else _with_machine(judged, figure, records)
     if figure.impossible:
         return Verdict(Outcome.NOT_POSSIBLE, figure.impossible)
     return Verdict(
         Outcome.NOT_RUN, partial or f"`python -m benchmarks.reproduce {figure.name}` runs it."
     )
+
+
+def _with_machine(judged: Verdict, figure: Figure, records: Sequence[Record]) -> Verdict:
+    """Return a verdict whose reason names the accelerator."""
+    keys = ("machine", "note")
+    about = {
+        ", ".join(record.context[key] for key in keys if key in record.context)
+        for record in records
+        if (record.figure, record.scale) == (figure.name, "accelerator") and not record.error
+    }
+    return Verdict(judged.outcome, f"{judged.reason} Measured on {' and '.join(sorted(about))}.")
 
 
 def _capped(figure: Figure, scale: Scale, judged: Verdict) -> Verdict:

@@ -8,12 +8,15 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.reproduce.figure import Record
 from podracer.errors import ConfigError
 from podracer.io.reading import naming, read_limited
 
 SHIPPED = Path(__file__).parent / "records.jsonl"  # measured by the project
+ACCELERATOR = Path(__file__).parents[1] / "results" / "accelerator.jsonl"
+_COMMANDS_KERNELS = "--xla_gpu_deterministic_ops=true"
 
 
 def read_records(path: Path) -> list[Record]:
@@ -33,6 +36,48 @@ def read_records(path: Path) -> list[Record]:
             raise ConfigError(f"{path}: line {number} is not a record of a figure.") from None
         newest[record.figure, record.scale, record.case] = record
     return list(newest.values())
+
+
+def project_records() -> list[Record]:
+    """Return what the project measured: by the figures' commands, and by `accelerator.py`."""
+    return [*read_records(SHIPPED), *accelerator_records(ACCELERATOR)]
+
+
+def accelerator_records(path: Path) -> list[Record]:
+    """Return the newest figures of `accelerator.py` that are points of published ones.
+
+    One with the kernels of commands comes before a newer one with others.
+    """
+    newest: dict[tuple[str, str], Record] = {}
+    rows = map(json.loads, path.read_text().splitlines())
+    chosen = [row for row in rows if "value" in row and row["platform"] != "cpu"]
+    for row in sorted(chosen, key=_has_kernels_of_commands):
+        kind, _, size = row["case"].partition("/")
+        for figure, case in _POINTS.get(kind, ()):
+            record = _of_accelerator(row, figure, case.format(size))
+            newest[figure, record.case] = record
+    return list(newest.values())
+
+
+_POINTS = {  # figure and case of a measurement
+    "catch": (("notebook", "{}-environments"),),
+    "lpg": (("lpg-rate", "{}-environments"), ("lpg-price", "rate")),
+}
+
+
+def _has_kernels_of_commands(row: dict[str, Any]) -> bool:
+    return _COMMANDS_KERNELS in row["settings"].get("XLA_FLAGS", "")
+
+
+def _of_accelerator(row: dict[str, Any], figure: str, case: str) -> Record:
+    values = {"environments": row["environments"], "steps_per_second": row["value"]}
+    context = {name: row[name] for name in ("jax", "commit")}
+    context["machine"] = f"{row['device']} with {row['cores']} cores"
+    context["seconds"] = row["case_seconds"]
+    context["commands"] = [f"python benchmarks/accelerator.py --only {row['case']}"]
+    if not _has_kernels_of_commands(row):
+        context["note"] = "with XLA's fastest kernels, which commands do not use"
+    return Record(figure, case, "accelerator", values, context)
 
 
 def append_record(path: Path, record: Record) -> None:

@@ -107,7 +107,6 @@ class DQN(QLearningSettings):
             learn=agent.learn,
             carry=agent.carry,
             actor_params=value_based.actor_params(self.epsilon),
-            warmup=self.replay.warmup,
             actions="any",
         )
 

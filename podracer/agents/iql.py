@@ -105,7 +105,6 @@ class IQL(MixesData[Replay | None], LearnerSettings, GaussianSettings):
             learn=agent.learn,
             actor_params=lambda state: state.shared.params.actor,
             distribution=model.distribution,
-            warmup=0 if self.replay is None else self.replay.warmup,
             actions="recorded" if self.replay is None else "any",
         )
 

@@ -109,7 +109,6 @@ class MuZero(PlanningSettings, TargetNetworkSettings):
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
-            warmup=self.replay.warmup,
         )
 
 

@@ -69,7 +69,6 @@ class QTOpt(ContinuousSettings):
             act=agent.act,
             learn=partial(learner.learn, agent.update),
             actor_params=agent.actor_params,
-            warmup=self.replay.warmup,
             actions="any",
         )
 

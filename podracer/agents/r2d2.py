@@ -106,10 +106,6 @@ class R2D2(QLearningSettings):
             learn=agent.learn,
             carry=agent.carry,
             actor_params=value_based.actor_params(self.epsilon),
-            warmup=self.replay.warmup,
-            unlearned_timesteps=recurrent.unlearned_timesteps(
-                agent.carry, self.unroll_length, context
-            ),
             actions="any",
         )
 

@@ -13,14 +13,17 @@ import jax
 
 import podracer
 
+_SETTINGS = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION")
+
 
 def machine() -> dict[str, Any]:
-    """Return the context of a measurement: the host and its devices."""
+    """Return the context of a measurement: the host, its devices, and what changes its programs."""
     device = jax.devices()[0]
     return {
         **host(),
         "device": f"{jax.device_count()} x {device.device_kind}",
         "platform": device.platform,
+        "settings": {name: os.environ[name] for name in _SETTINGS if os.environ.get(name)},
     }
 
 

@@ -1,6 +1,6 @@
 """Anakin: environment, agent and update as one compiled program on every device.
 
-    jit(shard_map(scan(rollout, learn)))
+    jit(shard_map(fori_loop(rollout, learn)))
 
 One dispatch runs a *chunk* of many updates. The state is donated from chunk to chunk. Metrics are
 reduced on the device and fetched one chunk late, so the device never waits for Python.

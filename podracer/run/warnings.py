@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -11,13 +12,14 @@ from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.config.torso import flattened_images
 from podracer.devices.mesh import Device
+from podracer.replay import Replay
 
 MOSTLY_IDLE = 4  # times fewer environments than at the size for an accelerator
 
 
 def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
     """Yield the sentences on an experiment and the blueprint of its agent."""
-    agent = blueprint.build()
+    settings: Any = blueprint.settings
     possible, chunk = len(experiment.evaluation_updates), experiment.run_driver.updates_per_chunk
     if possible != experiment.evaluations and _is_asked_for(experiment, "evaluations"):
         room = experiment.num_updates // experiment.evaluations
@@ -28,16 +30,18 @@ def run_warnings(experiment: Experiment, blueprint: Blueprint) -> Iterator[str]:
             reason += f" `driver.updates_per_chunk={room}` would leave room for all."
         count = f"{possible} of the {experiment.evaluations}"
         yield f"Only {count} evaluations will run, because {reason}"
-    if agent.warmup > experiment.num_steps:
+    replay = getattr(settings, "replay", None)
+    if isinstance(replay, Replay) and replay.warmup > experiment.num_steps:
         yield (
-            f"Nothing will be learned: the replay's warm-up takes {agent.warmup:,} frames "
+            f"Nothing will be learned: the replay's warm-up takes {replay.warmup:,} frames "
             f"(`agent.replay.warmup`), and the run has {experiment.num_steps:,}."
         )
-    if unlearned := agent.unlearned_timesteps:
-        length = experiment.driver.rollout_length
+    length = experiment.driver.rollout_length
+    learned = getattr(getattr(settings, "recurrence", settings), "unroll_length", length)
+    if learned < length and jax.tree.leaves(blueprint.build().carry(1)):  # without memory all are
         yield (
-            f"Of the {length} timesteps of a rollout {unlearned} are never learned, as "
-            f"sequences begin with it and learn {length - unlearned} (its `unroll_length`)."
+            f"Of the {length} timesteps of a rollout {length - learned} are never learned, as "
+            f"sequences begin with it and learn {learned} (its `unroll_length`)."
         )
     target = experiment.target_return if _is_asked_for(experiment, "target_return") else None
     if target is not None and not experiment.evaluations:

@@ -1,9 +1,11 @@
 """The command that measures an accelerator, in small on a CPU."""
 
+import importlib.metadata
 import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +65,18 @@ def test_other_code_and_other_settings_are_measured_again(tmp_path, monkeypatch)
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     assert len(accelerator.main([*flags, "--commit", "b"])) == 1
     assert len(accelerator.main([*flags, "--commit", "b"])) == 0
+
+
+def test_it_starts_as_commands_do_and_records_the_flags(tmp_path, monkeypatch):
+    plugins = [SimpleNamespace(name="xla_cuda12")]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: plugins)
+    monkeypatch.setattr(accelerator, "all_cases", lambda plan: [Case("one", lambda: {"value": 1})])
+    flags = ["--quick", "--out", str(tmp_path / "out.jsonl")]
+    monkeypatch.setenv("XLA_FLAGS", "")
+    (fastest,) = accelerator.main([*flags, "--fastest-kernels"])
+    (as_commands,) = accelerator.main(flags)
+    assert fastest["settings"] == {}
+    assert "--xla_gpu_deterministic_ops=true" in as_commands["settings"]["XLA_FLAGS"]
 
 
 def test_no_case_starts_after_the_limit(tmp_path, monkeypatch, capsys):

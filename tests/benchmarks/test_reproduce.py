@@ -41,7 +41,14 @@ from benchmarks.reproduce.figure import (
 from benchmarks.reproduce.figures import FIGURES
 from benchmarks.reproduce.page import html_page, markdown_page
 from benchmarks.reproduce.read import learning_curve
-from benchmarks.reproduce.records import SHIPPED, append_record, read_records, shown_records
+from benchmarks.reproduce.records import (
+    SHIPPED,
+    accelerator_records,
+    append_record,
+    project_records,
+    read_records,
+    shown_records,
+)
 
 ROOT = Path(__file__).parents[2]
 WITH_BENCHMARKS = environment(PYTHONPATH=str(ROOT))
@@ -97,7 +104,7 @@ def test_all_figures_fit_into_two_hours_of_a_laptop():
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 def test_the_projects_records_give_curves_and_a_verdict(figure):
-    records = read_records(SHIPPED)
+    records = project_records()
     assert {record.figure for record in records} <= FIGURES.keys()
     figure.our_curves(records)
     assert verdict(figure, records).reason.endswith(".")
@@ -112,7 +119,7 @@ def test_the_projects_points_were_measured_by_the_commands_of_the_figures():
 
 
 def test_the_page_in_the_documentation_is_that_of_the_projects_records():
-    page = markdown_page(list(FIGURES.values()), read_records(SHIPPED))
+    page = markdown_page(list(FIGURES.values()), project_records())
     assert (ROOT / "docs" / "reproduction.md").read_text() == page, (
         "python -m benchmarks.reproduce --page --out build/figures && "
         "cp build/figures/reproduction.md docs/reproduction.md"
@@ -158,6 +165,22 @@ def test_what_an_accelerator_measured_counts_before_a_laptop():
     assert verdict(figure, records[:1]).outcome is Outcome.SHAPE
 
 
+def test_what_accelerator_py_measured_counts_and_the_kernels_of_commands_come_first(tmp_path):
+    row = {"platform": "gpu", "device": "1 x G", "cores": 4, "jax": "1", "commit": "a"}
+    row |= {"case": "lpg/61440", "environments": 61_440, "case_seconds": 9.0}
+    flags = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+    rows = [row | {"value": 6e6, "settings": flags}, row | {"value": 9e6, "settings": {}}]
+    rows += [row | {"platform": "cpu", "value": 1.0, "settings": flags}]
+    for measured, times, note in ((rows, "2 times", False), (rows[1:], "3 times", True)):
+        path = tmp_path / "accelerator.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in measured))
+        judged = verdict(FIGURES["lpg-rate"], accelerator_records(path))
+        assert judged.outcome is Outcome.REPRODUCED
+        assert f", {times} the published" in judged.reason
+        assert "Measured on 1 x G with 4 cores" in judged.reason
+        assert ("fastest kernels" in judged.reason) == note
+
+
 def test_a_run_without_a_final_score_gives_no_curve(tmp_path):
     """An earlier evaluation does not take the place of one whose episodes did not end."""
     run = tmp_path / "run"
@@ -185,12 +208,12 @@ def test_a_modeled_point_is_always_called_one():
     for page in (html_page, markdown_page):
         assert "hours (modeled, not measured)" in page([figure], [a_record()])
     for figure in FIGURES.values():  # a curve named so is drawn in this style, and no other
-        for ours in figure.our_curves(read_records(SHIPPED)):
+        for ours in figure.our_curves(project_records()):
             assert ("modeled" in ours.name) == (ours.kind == "modeled")
 
 
 def test_the_page_is_self_contained_and_draws_published_points_with_ours():
-    whole = html_page(list(FIGURES.values()), read_records(SHIPPED))
+    whole = html_page(list(FIGURES.values()), project_records())
     assert len(whole.encode()) < 6e6
     text = re.sub("<script>.*?</script>", "", whole, flags=re.DOTALL)
     assert not re.search(r'(src|href)="(?!#|data:)', text)

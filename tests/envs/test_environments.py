@@ -397,7 +397,7 @@ def test_names_lists_what_can_be_made() -> None:
     assert listed["catch"][1] == "installed"
     found = importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")
     assert listed["gymnax:NAME"][1] == (
-        "installed" if found else 'pip install "podracer-rl[gymnax]"'
+        "installed" if found else 'pip install -e ".[gymnax]" in the clone of podracer'
     )
 
 
@@ -410,7 +410,7 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.delitem(sys.modules, "gymnax", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
-    with pytest.raises(ConfigError, match=rf'{package}: pip install "podracer-rl\[gymnax\]"'):
+    with pytest.raises(ConfigError, match=rf'{package}: pip install -e ".\[gymnax\]"'):
         make("gymnax:Freeway-MinAtar")
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from child import environment
 from commands import flags_of_commands, flags_of_recipes
 from pages import ROOT, blocks, run_page
 
@@ -60,6 +61,32 @@ LONG = (
 def test_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(page, monkeypatch)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=page_id)
+def test_a_block_that_imports_needs_no_other_block(page):
+    """Or its first line says so: the page's own test would not notice."""
+    for block in blocks(page):
+        if block.imports:
+            assert not block.foreign_names(), f"{name(page)}:{block.line}"
+
+
+ALONE = {
+    f"{page_id(page)}:{block.line}": block.code
+    for page in WITH_CODE
+    for block in blocks(page)
+    if block.imports and block.why_not is None
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ALONE)
+def test_a_block_that_imports_runs_in_a_new_session(place, tmp_path):
+    command = [sys.executable, "-c", ALONE[place]]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_blocks_that_do_not_run_say_what_they_need():

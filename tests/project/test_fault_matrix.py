@@ -59,6 +59,7 @@ def test_cases_are_counted_also_of_tests_that_fail(pytester):
     assert record["figures"]["3"]["notes"] == ["p99 5 ms"]
     lines = fault_matrix.table(record).splitlines()
     assert "| 9/11, **1 failed** | p99 5 ms |" in lines[2]
+    assert lines[2].endswith(f", {record['runs'][0]['date']} |")  # a row's age
     assert lines[5].endswith("| not run |  |  |")
     assert set(lines) <= set(result.outlines)
 

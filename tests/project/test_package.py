@@ -14,7 +14,6 @@ import pytest
 import podracer
 from podracer.cli.main import version
 from podracer.envs.catalog import ADAPTERS
-from podracer.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +54,7 @@ def test_a_wheel_trains_and_plays_in_an_empty_folder(tmp_path):
 def test_one_version_and_one_name_are_used_everywhere():
     """The version is declared in the package; what cannot read it repeats it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["dynamic"]) == (DISTRIBUTION, ["version"])
+    assert (project["name"], project["dynamic"]) == ("podracer-rl", ["version"])
     said = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
     for path in (ROOT / "deploy").iterdir():
         said += re.findall(r"\bpodracer:(\d+\.[\w.]+)", path.read_text()) if path.is_file() else []
@@ -64,11 +63,27 @@ def test_one_version_and_one_name_are_used_everywhere():
     assert podracer.__version__ in version()
 
 
+def test_on_windows_one_sentence_says_where_it_runs():
+    code = "import sys; sys.platform = 'win32'; import podracer"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    sentence = "podracer runs on Linux and macOS; on Windows install it inside WSL 2."
+    assert done.stderr.splitlines()[-1] == f"ImportError: {sentence}"
+
+
 def test_every_extra_that_is_asked_for_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = extras["optional-dependencies"]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    asked = {x for page in pages for x in re.findall(r"podracer-rl\[([a-z-]+)\]", page.read_text())}
+    asked = {x for page in pages for x in re.findall(r"-e \"\.\[([a-z-]+)\]", page.read_text())}
     asked |= {adapter.extra for adapter in ADAPTERS.values() if adapter.extra}
-    assert asked
+    assert len(asked) > 10
     assert asked <= set(extras)
+
+
+def test_nothing_advises_to_install_from_an_index_that_does_not_have_us():
+    """A stranger could take the name there before the release, which deletes this test."""
+    folders = ("podracer", "podracer_trading", "docs", "examples", "benchmarks", "deploy")
+    files = [ROOT / "README.md", *(path for name in folders for path in (ROOT / name).rglob("*"))]
+    for path in files:
+        if path.suffix in (".md", ".py", ".toml", ".yaml", ".html"):
+            assert not re.search(r"install[^\n]*podracer-rl|\"podracer-rl", path.read_text()), path

@@ -86,7 +86,7 @@ def test_a_tracker_gets_settings_and_records(library, info, monkeypatch):
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'`track=mlflow` .* pip install "podracer-rl\[mlflow\]"'):
+    with pytest.raises(ConfigError, match=r'`track=mlflow` .* pip install -e "\.\[mlflow\]"'):
         trackers(["mlflow"])
 
 

@@ -210,12 +210,13 @@ def _version(package: str) -> str | None:
 def table(record: dict[str, Any]) -> str:
     """Return the record as Markdown: one row for each figure, and where they were measured."""
     lines = [
-        "| | fault and promise | goal | passed | measured | commit |",
+        "| | fault and promise | goal | passed | measured | counted at |",
         "|---" * 6 + "|",
     ]
+    dates = {commit: run["date"] for run in record["runs"] for commit in run["commits"]}
     for number, row in record["figures"].items():
         fault, goal = FIGURES[int(number)]
-        commit = row["commit"] if row["tests"] else ""
+        commit = f"{row['commit']}, {dates[row['commit']]}" if row["tests"] else ""
         notes = "; ".join(_summed(row["notes"]))
         lines.append(f"| {number} | {fault} | {goal} | {_passed(row)} | {notes} | {commit} |")
     for run in record["runs"]:

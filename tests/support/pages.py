@@ -1,6 +1,8 @@
 """The Python of the pages of the documentation, read and run as a reader would."""
 
+import builtins
 import re
+import symtable
 import sys
 import types
 from pathlib import Path
@@ -19,6 +21,25 @@ class Block(NamedTuple):
     line: int
     code: str
     why_not: str | None
+
+    @property
+    def imports(self) -> bool:
+        """Whether it looks as if it could be copied alone."""
+        says_otherwise = self.code.startswith("# continues the block")
+        return not says_otherwise and bool(re.search("^(from|import) ", self.code, re.M))
+
+    def foreign_names(self) -> set[str]:
+        """The names that it uses and that neither it nor Python defines."""
+        module = symtable.symtable(self.code, "block", "exec")
+        own = {x.get_name() for x in module.get_symbols() if x.is_assigned() or x.is_imported()}
+        used, tables = set[str](), [module]
+        while tables:
+            table = tables.pop()
+            tables += table.get_children()
+            used |= {
+                x.get_name() for x in table.get_symbols() if x.is_referenced() and x.is_global()
+            }
+        return used - own - vars(builtins).keys()
 
 
 def blocks(page: Path) -> list[Block]:

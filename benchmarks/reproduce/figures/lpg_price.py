@@ -41,7 +41,7 @@ def judge(measured: Measured) -> Verdict:
     """Say how long it would take."""
     reason = (
         f"The whole run was not made: at the measured {measured['rate']['steps_per_second']:,.0f} "
-        f"steps a second it would take {hours(measured):,.0f} hours (modeled, not measured)."
+        f"steps a second it would take {hours(measured):,.3g} hours (modeled, not measured)."
     )
     return Verdict(Outcome.NOT_POSSIBLE, reason)
 

@@ -15,16 +15,19 @@ from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import anakin_rate, learning_curve
 
 PUBLISHED = 4.41e6
+ENVIRONMENTS = 1024
 LEARNS = 0.9  # mean return; 1 is the best
 
 
 def cases(scale: Scale) -> list[Case]:
-    """Return a case for each number of environments on a device, and one that learns."""
+    """Return a case for each number of environments on a device; on a laptop one that learns."""
     exponents, devices = (range(5, 11), 2) if scale == "laptop" else (range(7, 18, 2), 1)
     found = []
     for batch in (2**exponent for exponent in exponents):
         command = f"bench anakin --devices {devices} --envs-per-device {batch} --json"
         found.append(Case(f"{batch}-environments", (tuple(command.split()),), anakin_rate))
+    if scale == "accelerator":
+        return found
     train = ("train", "catch", "--devices", "1", "--run-dir", "{folder}/learning")
     return [*found, Case("learning", (train,), learning_curve("learning"), timed=False)]
 
@@ -41,13 +44,21 @@ def curves(measured: Measured) -> list[Curve]:
 
 def judge(measured: Measured) -> Verdict:
     """Compare the best speed, and whether the agent learned."""
-    rates = [v["steps_per_second"] for name, v in measured.items() if name != "learning"]
-    score = measured["learning"]["returns"][-1]
-    reached = max(rates) >= PUBLISHED and score >= LEARNS
+    rates = {
+        v["environments"]: v["steps_per_second"] for k, v in measured.items() if k != "learning"
+    }
+    best = max(rates, key=lambda environments: rates[environments])
+    reached = rates[best] >= PUBLISHED
     reason = (
-        f"At best {max(rates) / 1e6:.2f} M steps a second, {max(rates) / PUBLISHED:.0%} of the "
-        f"published 4.41 M on 8 TPU cores; the agent learned to a return of {score:.2f} of 1."
+        f"At best {rates[best] / 1e6:.2f} M steps a second, with {best:,} environments, "
+        f"{rates[best] / PUBLISHED:.3g} times the published 4.41 M on 8 TPU cores"
     )
+    if "learning" in measured:
+        score = measured["learning"]["returns"][-1]
+        reached &= score >= LEARNS
+        reason += f"; the agent learned to a return of {score:.2f} of 1"
+    fewer = max(rate for environments, rate in rates.items() if environments <= ENVIRONMENTS)
+    reason += f"; with {ENVIRONMENTS:,} or fewer {fewer / 1e6:.2f} M."
     return Verdict(Outcome.REPRODUCED if reached else Outcome.NOT_REPRODUCED, reason)
 
 
@@ -60,7 +71,7 @@ FIGURE = Figure(
     "0.37 s after 4.08 s of compilation.",
     measures="rate",
     published=(
-        Curve("8 TPU cores", ((1024, PUBLISHED),), "published", Reading.PRINTED),
+        Curve("8 TPU cores", ((ENVIRONMENTS, PUBLISHED),), "published", Reading.PRINTED),
     ),
     axes=Axes("parallel environments", "steps a second", log_x=True),
     run="`podracer bench anakin` with the notebook's network, rollouts of 16 and 100 updates a "
@@ -72,6 +83,7 @@ FIGURE = Figure(
     judge=judge,
     deviations=(
         "The notebook times one dispatch that was not warmed up; ours are medians of warm ones.",
+        "A laptop measured that it learns: to a return of 1 of 1.",
         "The notebook copies the parameters for each environment; ours has one copy.",
     ),
 )  # fmt: skip

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import Context
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import LAST_STEP, Network
@@ -26,16 +25,6 @@ PRIORITY_ETA = 0.9  # R2D2, section 2.3
 
 
 # --- replay --------------------------------------------------------------------------------------
-
-
-def unlearned_timesteps(carry: Callable[[int], Carry], unroll_length: int, context: Context) -> int:
-    """Return the timesteps of a rollout that come after a sequence, which begins with it.
-
-    An agent without memory has other sequences, and learns all.
-    """
-    if not jax.tree.leaves(carry(1)):
-        return 0
-    return max(0, context.rollout_length - unroll_length)
 
 
 def check_rollout(rollout_length: int | None, trajectory: Trajectory) -> None:

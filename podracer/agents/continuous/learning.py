@@ -110,11 +110,9 @@ def build(
         policy_outputs=policy_outputs,
         batch_norm=batch_norm,
     )
-    unlearned_timesteps = 0
     if recurrence := networks.recurrence:  # sequences that begin where rollouts do
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
         buffer = Buffer(settings.replay, spec, length, context.rollout_length, every_step=True)
-        unlearned_timesteps = max(0, context.rollout_length - recurrence.unroll_length)
     else:
         buffer = Buffer(settings.replay, spec, settings.n_step + 1, data=context.data)
     learner = Learner(settings, networks, buffer, build_optimizer(settings))
@@ -128,8 +126,6 @@ def build(
         actor_params=actor_params,
         # A policy with scales is one, a policy with means alone is not.
         distribution=agent.distribution if policy_outputs == 2 else None,
-        warmup=settings.replay.warmup,
-        unlearned_timesteps=unlearned_timesteps,
         actions="any",
     )
 

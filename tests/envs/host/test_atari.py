@@ -325,7 +325,7 @@ def test_an_unknown_game_is_refused_with_its_neighbors() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     atari.game_actions.cache_clear()
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(ConfigError, match=r'package ale_py: pip install "podracer-rl\[atari\]"'):
+    with pytest.raises(ConfigError, match=r'package ale_py: pip install -e "\.\[atari\]"'):
         impala("pong")
 
 

@@ -650,7 +650,7 @@ def test_bad_settings_and_a_missing_package(monkeypatch):
         library().Gymnasium("CartPole-v1").make(0, 1)
     library("envs.host.gymnasium_spec").inspect_environment.cache_clear()
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(error, match=r"pip install .podracer-rl\[gymnasium\]"):
+    with pytest.raises(error, match=r'pip install -e "\.\[gymnasium\]" in the clone'):
         library().Gymnasium("CartPole-v1")
 
 

@@ -257,7 +257,6 @@ class Disco:
             learn=agent.learn,
             carry=network.torso.carry,
             distribution=agent.distribution,
-            warmup=self.replay.warmup,
         )
 
 
