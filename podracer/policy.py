@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from podracer.agent import Agent, policy_params
+from podracer.arguments import typed
 from podracer.dataset import Dataset
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
@@ -38,6 +39,7 @@ class Policy:
     call to call; `reset` begins new episodes. Each batch size is compiled once.
     """
 
+    @typed
     def __init__(
         self, agent: Agent, state: LearnerState, *, sampled: bool = False, seed: int = 0
     ) -> None:

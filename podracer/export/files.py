@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import podracer
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.common import import_optional
@@ -54,6 +55,7 @@ class Export:
     """Comparison with the agent."""
 
 
+@typed
 def export_policy(
     run_dir: str | Path,
     file: str | Path | None = None,

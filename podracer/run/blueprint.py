@@ -25,11 +25,10 @@ from podracer.io.text import remember_secrets
 from podracer.schedules import over_run
 from podracer.types import EnvironmentSpec
 
-# The values that programs need, of the settings under which they fail, or take hours for seconds.
+# The values that programs need, of the settings under which they fail.
 _JAX_SETTINGS = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
-    "jax_disable_jit": False,
 }
 
 

@@ -14,6 +14,7 @@ import jax
 
 from podracer import recipes
 from podracer.agent import Blueprint
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
 from podracer.config.serialization import recipe_name, saved_devices
@@ -64,6 +65,7 @@ _NO_EVALUATION = (
 )
 
 
+@typed
 @peers.leaves_on_error()
 @compilation_cache()
 def train(

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import UInt32
 
+from podracer.arguments import named
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
 from podracer.drivers.exchange import Peers
 from podracer.environment import HostEnvironments
@@ -20,6 +21,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class SebulbaConfig:
     """Configuration of the Sebulba driver."""

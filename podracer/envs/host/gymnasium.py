@@ -19,11 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
+from podracer.arguments import named
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_spec import (
     check_options,
@@ -75,6 +77,10 @@ _PYGAME = {
     "SDL_AUDIODRIVER": "dummy",
     "SDL_VIDEODRIVER": "dummy",
 }
+_OPTIONS = (
+    "an option of a class goes into functools.partial(CLASS, NAME=VALUE), and of a registered id "
+    "into options=((NAME, VALUE),)."
+)
 FORK_SECONDS = 10.0  # once it is imported
 
 
@@ -90,6 +96,7 @@ def gymnasium(name: str, **options: Any) -> Gymnasium:
     return Gymnasium(name, tuple(sorted(options.items())), **settings)
 
 
+@partial(named, advice=_OPTIONS)
 @dataclasses.dataclass(frozen=True)
 class Gymnasium:
     """Environments of Gymnasium, as `HostEnvironments`.
