@@ -467,12 +467,10 @@ def auto_reset(environment: Environment, *, resets_per_step: int = 0) -> AutoRes
     `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
     """
     kind = type(environment)
-    if is_of_gymnasium(kind) or isinstance(environment, HostEnvironments):
+    if is_of_gymnasium(kind):
         raise ConfigError(
-            f"auto_reset takes an environment in JAX, and {kind.__name__} is of the host: pass "
+            f"auto_reset takes an environment in JAX, and {kind.__name__} is one of Gymnasium: pass "
             f"podracer.Gymnasium({kind.__name__}), which restarts by itself."
-            if is_of_gymnasium(kind)
-            else f"{kind.__name__} restarts by itself: leave auto_reset out."
         )
     return AutoReset(environment, resets_per_step)
 

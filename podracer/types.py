@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
-from podracer.arguments import to_python, typed
+from podracer.arguments import named, to_python, typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges, struct
 
@@ -137,6 +137,7 @@ class LearnerState:
     """Sharded over devices by the leading axis: replay, statistics of each environment."""
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
     """Shape and dtype of one observation leaf, without any batch axis.
@@ -263,6 +264,7 @@ class Continuous:
 ActionSpace = Discrete | MultiDiscrete | Continuous
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
     """Specification of an environment, from which an agent is built."""

@@ -71,10 +71,6 @@ def with_spec(**fields: Any) -> SimpleNamespace:
     return mutant(spec=changed(SPEC, **fields))
 
 
-def bounds(low: Any, high: Any) -> SimpleNamespace:
-    return with_spec(action=changed(Continuous((0.0,), (1.0,)), low=low, high=high))
-
-
 def stepping(change: Any) -> SimpleNamespace:
     """`change` gets the good state and timestep of `step` and returns what is given instead."""
     return mutant(step=lambda key, state, action: change(*step(key, state, action)))
@@ -208,16 +204,6 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         with_spec(action=of_gymnasium("Box")),
         ("Gymnasium's Box: take podracer.Continuous(low, high)",),
     ),
-    "no actions": (with_spec(action=Discrete(0)), ("Discrete", "0")),
-    "half an action": (
-        with_spec(action=changed(Discrete(2), num_actions=2.5)),
-        ("Discrete", "2.5"),
-    ),
-    "NaN bound": (bounds((float("nan"),), (1.0,)), ("finite", "nan")),
-    "infinite bound": (bounds((0.0,), (float("inf"),)), ("finite", "inf")),
-    "bounds reversed": (bounds((1.0,), (-1.0,)), ("low < high", "1.0")),
-    "bounds of two lengths": (bounds((0.0, 0.0), (1.0,)), ("as many lower as upper",)),
-    "bounds in an array": (bounds(np.zeros(1), np.ones(1)), ("low", "tuple")),
     # What reset and step take and return.
     "reset takes no key": (mutant(reset=lambda: reset(jax.random.key(0))), ("`reset`", "argument")),
     "step without key": (mutant(step=lambda state, action: None), ("`step`", "argument")),

@@ -46,7 +46,7 @@ class Built:
 
 
 def of_network(network):
-    return {"agent": dataclasses.replace(CATCH.agent, network=network)}
+    return lambda: of_agent(network=network)
 
 
 def of_agent(**fields):
@@ -56,22 +56,12 @@ def of_agent(**fields):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (of_network(podracer.TorsoNetwork(podracer.MLP([64, 64]))), "[64, 64]: write (64, 64)."),
-        (of_network(podracer.TorsoNetwork(podracer.MLP(64))), "64: it must be a tuple of whole n"),
         (
             of_network(podracer.MLP((64,))),
             "A2C.network cannot be an object of class MLP: write podracer.TorsoNetwork(podracer.",
         ),
         (of_network(print), "it must be an object with a method `build`, such as podracer.Torso"),
         (of_network(podracer.TorsoNetwork), "cannot be the class TorsoNetwork: write TorsoNetwo"),
-        (
-            of_network(podracer.TorsoNetwork(podracer.MLP(activation="rellu"))),
-            "MLP.activation cannot be 'rellu': it must be one of 'relu', 'tanh', 'silu'.",
-        ),
-        (
-            of_network(podracer.TorsoNetwork(memory="rnn")),
-            "TorsoNetwork.memory cannot be 'rnn': it must be one of 'none', 'gru', 'lstm', ",
-        ),
         (of_agent(optimizer=optax.adam(1e-3)), "whose `build` returns an optimizer of optax"),
         (of_agent(optimizer="adamw"), "cannot be 'adamw': it must be podracer.Optimizer() or"),
         (of_agent(optimizer=Plain()), "put @podracer.struct above its class Plain."),
@@ -91,6 +81,7 @@ def of_agent(**fields):
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_answered_with_what_to_write(changes, words, tmp_path):
     with pytest.raises(podracer.ConfigError, match=re.escape(words)):
+        changes = changes() if callable(changes) else changes
         podracer.train("catch_a2c", run_dir=tmp_path / "run", **changes)
     assert list(tmp_path.iterdir()) == []
 
