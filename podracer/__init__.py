@@ -10,6 +10,7 @@ nothing. `__init__.pyi` lists the names, for type checkers and for this file.
 import ast
 import importlib
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ _MODULES = {
 }
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
-logging.getLogger("podracer").addFilter(clean_record)  # in Python as in the command line
+_LOG = logging.getLogger("podracer")
+_LOG.addFilter(clean_record)  # in Python as in the command line
+if "ipykernel" in sys.modules and not logging.getLogger().handlers:
+    _LOG.addHandler(logging.StreamHandler())  # a plain sentence in a notebook, whoever logs first
+    _LOG.propagate = False
 
 
 def __getattr__(name: str) -> Any:

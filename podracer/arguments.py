@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
@@ -44,7 +45,7 @@ _WORDS = {
     "OptimizerBuilder": "podracer.Optimizer() or an object of a class of your own, whose `build` "
     "returns an optimizer of optax without its learning rate (docs/how-to.md)",
 }
-_NAMED = {"Experiment", "Environment", "Path"}  # a text is the name of one
+_NAMED = {"Experiment", "Path"}  # a text is the name of one
 _CHECKED_LATER = {"Environment", "HostEnvironments"}  # but for plain values and classes
 
 type_hints = functools.cache(typing.get_type_hints)  # a tournament needs them at each round
@@ -83,6 +84,8 @@ def unknown_argument(error: TypeError, function: Callable[..., Any]) -> str:
     match = re.search("unexpected keyword argument '(.+)'", str(error))
     if match is None:
         return ""
+    while isinstance(function, functools.partial):
+        function = function.func
     with contextlib.suppress(TypeError, ValueError):  # a function in C may have no signature
         parameters = inspect.signature(function).parameters.values()
         names = [x.name for x in parameters if x.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -103,7 +106,12 @@ def _checked(function: Any, owner: Any) -> Any:
             is_own = kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if is_own and not fits(to_python(value), hint):
                 raise ConfigError(refusal(_place(owner, name), value, hint))
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except ConfigError as error:  # its sentence says all: nobody need read the library's lines
+            if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
+                raise
+            raise error.with_traceback(None) from error.__cause__
 
     return checked
 
@@ -200,10 +208,10 @@ def refusal(place: str, value: Any, hint: Any) -> str:
     elif _name(hint) == "NetworkBuilder" and kind.__module__ == "podracer.networks.torsos":
         remedy = f"write podracer.TorsoNetwork(podracer.networks.{kind.__name__}(...))"
     elif plain is not value and fits(plain, hint):  # of a scalar the digits of its precision
-        remedy = f"write {plain if isinstance(plain, tuple) else value}"
+        remedy = f"write {plain if isinstance(plain, tuple) else str(value)}"
     elif isinstance(value, float) and value.is_integer() and fits(int(value), hint):
         remedy = f"write {int(value)}"
-    elif fits((value,), hint):
+    elif fits((value,), hint) and not (isinstance(value, float) and not math.isfinite(value)):
         remedy = f"write {(value,)}"
     elif is_schedule and fits(0, hint):
         remedy += ", as it follows no schedule"

@@ -469,8 +469,8 @@ def auto_reset(environment: Environment, *, resets_per_step: int = 0) -> AutoRes
     kind = type(environment)
     if is_of_gymnasium(kind):
         raise ConfigError(
-            f"auto_reset takes an environment in JAX, and {kind.__name__} is one of Gymnasium: pass "
-            f"podracer.Gymnasium({kind.__name__}), which restarts by itself."
+            f"auto_reset takes an environment in JAX, and {kind.__name__} is one of Gymnasium: "
+            f"pass podracer.Gymnasium({kind.__name__}), which restarts by itself."
         )
     return AutoReset(environment, resets_per_step)
 

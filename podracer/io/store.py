@@ -239,7 +239,7 @@ def fetch_step(store: Any, prefix: str, target: Path, report: Report) -> bool:
     except FileNotFoundError as fault:
         report(f"checkpoint skipped: {prefix} is not whole in the store: {fault}.")
     except (CheckpointError, *MALFORMED) as fault:
-        report(f"checkpoint skipped: {fault}.")
+        report(f"checkpoint skipped: {prefix}: {fault}.")
     else:
         return True
     shutil.rmtree(target, ignore_errors=True)

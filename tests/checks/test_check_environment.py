@@ -340,10 +340,6 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         mutant(spec=EnvironmentSpec("one", ArraySpec((2,)), Discrete(3, start=1))),
         ("counts from 0", "`start`"),
     ),
-    "a width beyond float32": (
-        mutant(spec=EnvironmentSpec("wide", ArraySpec((2,)), Continuous((-3e38,), (3e38,)))),
-        ("as far apart in float32",),
-    ),
     "a mask of continuous actions": (
         masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),
         ("only discrete actions",),
@@ -463,7 +459,9 @@ def test_what_jax_remembers_of_functions_is_no_change() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1.5, True])
 def test_resets_are_counted(number: Any) -> None:
-    with pytest.raises(ConfigError, match=r"resets_per_step must be 0, 1, 2 and so on"):
+    with pytest.raises(
+        ConfigError, match=r"resets_per_step (must be 0, 1, 2 and so on|cannot be .* whole number)"
+    ):
         auto_reset(mutant(), resets_per_step=number)
 
 
@@ -472,7 +470,6 @@ def test_resets_are_counted(number: Any) -> None:
     [
         (partial(jax.enable_x64, True), "jax_enable_x64 to be False, .* unset JAX_ENABLE_X64"),
         (partial(jax.numpy_dtype_promotion, "strict"), "promotion to be standard"),
-        (jax.disable_jit, "jax_disable_jit to be False"),
     ],
 )
 def test_settings_of_jax_that_exclude_the_programs_are_refused(setting, words, tmp_path):
