@@ -68,7 +68,7 @@ def tank(**options):
         (lambda: podracer.Discrete("2"), f"Discrete.num_actions cannot be '2': {WHOLE}"),
         (lambda: podracer.Discrete(2.5), f"Discrete.num_actions cannot be 2.5: {WHOLE}"),
         (lambda: podracer.MultiDiscrete(()), "MultiDiscrete.num_actions needs at least one comp"),
-        (lambda: podracer.Continuous(-np.inf, np.inf), "low cannot be -inf: it must be a tuple of numbers."),
+        (lambda: podracer.Continuous(-np.inf, np.inf), "low cannot be -inf: it must be a tuple"),
         (lambda: podracer.Continuous((0.0,), (np.inf,)), "low < high, finite and as far apart"),
         (lambda: podracer.Continuous((np.nan,), (1.0,)), "low < high, finite and as far apart"),
         (lambda: podracer.Continuous((-3e38,), (3e38,)), "as far apart in float32"),

@@ -180,6 +180,7 @@ class Gymnasium:
                 f"num_envs and num_threads must be 1 or more, not {num_envs} and {num_threads}."
             )
         check_not_in_worker()
+        check_script(self)
         spec, setup = self._inspect()
         num_parts = 1 if self.workers == 0 else min(num_threads, num_envs)
         parts = np.array_split(np.arange(num_envs), num_parts)
