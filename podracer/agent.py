@@ -14,7 +14,7 @@ rate compiles nothing.
 from __future__ import annotations
 
 import dataclasses
-import sys
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -59,7 +59,8 @@ class NotPickled:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled by names; a copy, and cloudpickle, which Ray uses, may go on."""
-        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        frame = inspect.currentframe()
+        caller = str(frame and frame.f_back and frame.f_back.f_globals.get("__name__"))
         if caller == "copy" or "cloudpickle" in caller:
             return super().__reduce_ex__(protocol)
         raise ConfigError(

@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError
 from podracer.names import nearest
 
 T = TypeVar("T", bound=Callable[..., Any])
+Named = TypeVar("Named")
 
 # Classes by their names, as they stand above this file.
 _WORDS = {
@@ -56,10 +58,10 @@ def typed(target: T) -> T:
     if not isinstance(target, type):
         return typing.cast(T, _checked(target, target))
     target.__init__ = _checked(target.__init__, target)
-    return target
+    return typing.cast(T, target)
 
 
-def named(cls: type[T], advice: str = "") -> type[T]:
+def named(cls: type[Named], advice: str = "") -> type[Named]:
     """Make a dataclass raise `ConfigError` for names it does not have, with the nearest one.
 
     Where none is near it says the `advice`, by default all names. Values are not looked at.
@@ -211,7 +213,7 @@ def refusal(place: str, value: Any, hint: Any) -> str:
         remedy = f"write {plain if isinstance(plain, tuple) else str(value)}"
     elif isinstance(value, float) and value.is_integer() and fits(int(value), hint):
         remedy = f"write {int(value)}"
-    elif fits((value,), hint) and not (isinstance(value, float) and not math.isfinite(value)):
+    elif isinstance(value, int | float) and math.isfinite(value) and fits((value,), hint):
         remedy = f"write {(value,)}"
     elif is_schedule and fits(0, hint):
         remedy += ", as it follows no schedule"
@@ -231,7 +233,7 @@ def _as_plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-    if not is_array or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) or value.ndim > 1:
+    if not is_array or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or value.ndim > 1:
         return value
     return tuple(value.tolist()) if value.ndim else value.item()
 

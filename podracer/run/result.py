@@ -61,9 +61,6 @@ MakeSink = Callable[[RunInfo], Sink]
 
 def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
     """Raise `ConfigError` for what would fail only at the first boundary."""
-    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
-        if not isinstance(functions, Sequence) or isinstance(functions, str):
-            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
     if wrong := [x for x in sinks if not (callable(x) or callable(getattr(x, "write", None)))]:
         raise ConfigError(
             f"a sink must have a method `write`, or be a function of the RunInfo that returns one, "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -210,10 +211,11 @@ def check_script(env: Any) -> None:
     """
     if not isinstance(env, Gymnasium) or env.workers == 0 or env.main is None:
         return
-    frame = sys._getframe()
-    while frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != "__main__":
-        if (frame := frame.f_back) is None:
-            return
+    frame = inspect.currentframe()
+    while frame and (frame.f_code.co_name, frame.f_globals["__name__"]) != ("<module>", "__main__"):
+        frame = frame.f_back
+    if frame is None:
+        return
     with contextlib.suppress(OSError, SyntaxError, ValueError):
         tree = ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8"))
         for statement in tree.body:
