@@ -39,11 +39,9 @@ _WORDS = {
     "Environment": "an environment",
     "HostEnvironments": "an environment",
     "EnvironmentSpec": "the `spec` of an environment",
-    "ArraySpec": "podracer.ArraySpec(shape)",
     "Experiment": 'the name of a recipe, or podracer.Experiment(environment="cartpole", '
     "agent=podracer.PPO(), driver=podracer.AnakinConfig(), frames=100_000)",
     "NetworkBuilder": "an object with a method `build`, such as podracer.TorsoNetwork()",
-    "Torso": "an object with a method `build`, such as podracer.MLP((64, 64))",
     "OptimizerBuilder": "podracer.Optimizer() or an object of a class of your own, whose `build` "
     "returns an optimizer of optax without its learning rate (docs/how-to.md)",
 }
@@ -62,7 +60,7 @@ def typed(target: T) -> T:
 
 
 def named(cls: type[Named], advice: str = "") -> type[Named]:
-    """Make a dataclass raise `ConfigError` for names it does not have, with the nearest one.
+    """Make a dataclass raise `ConfigError` for unknown names, with the nearest one.
 
     Where none is near it says the `advice`, by default all names. Values are not looked at.
     """
@@ -121,7 +119,7 @@ def _checked(function: Any, owner: Any) -> Any:
 def _hints(owner: Any) -> dict[str, Any]:
     try:
         return type_hints(owner)
-    except NameError:  # of what is imported for type checkers alone
+    except NameError:  # a name that is imported for type checkers alone
         return {}
 
 
@@ -209,7 +207,7 @@ def refusal(place: str, value: Any, hint: Any) -> str:
         remedy = f"write {value.__name__}(...)" if _may_make(value, hint) else remedy
     elif _name(hint) == "NetworkBuilder" and kind.__module__ == "podracer.networks.torsos":
         remedy = f"write podracer.TorsoNetwork(podracer.networks.{kind.__name__}(...))"
-    elif plain is not value and fits(plain, hint):  # of a scalar the digits of its precision
+    elif plain is not value and fits(plain, hint):  # a scalar by the digits of its precision
         remedy = f"write {plain if isinstance(plain, tuple) else str(value)}"
     elif isinstance(value, float) and value.is_integer() and fits(int(value), hint):
         remedy = f"write {int(value)}"

@@ -64,8 +64,8 @@ def unexpected(arguments: Sequence[str], command: str, flags: Iterable[str]) -> 
     """Return the sentence about arguments that a command does not take, with the nearest flag."""
     page = f"`podracer {command} --help` lists what there is."
     first = next((x for x in arguments if re.match(r"--?[a-zA-Z]", x)), arguments[0])
-    if (known := first.partition("=")[0].lstrip("-")) in _OF_OTHERS and first.startswith("-"):
-        return f"There is no flag {first.partition('=')[0]} here: {_OF_OTHERS[known]}"
+    if (name := first.partition("=")[0].lstrip("-")) in _OF_OTHERS and first.startswith("-"):
+        return f"There is no flag {first.partition('=')[0]} here: {_OF_OTHERS[name]}"
     if first.startswith("-"):
         flag, names = first.partition("=")[0], [x.removeprefix("--") for x in flags]
         name = flag.lstrip("-").replace("_", "-")
