@@ -9,6 +9,7 @@ nothing. `__init__.pyi` lists the names, for type checkers and for this file.
 
 import ast
 import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,32 @@ _MODULES = {
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 redact_log()  # in Python as in the command line
+_LOG = logging.getLogger("podracer")
+if "ipykernel" in sys.modules and not logging.getLogger().handlers:
+    _LOG.addHandler(logging.StreamHandler())  # a plain sentence in a notebook, whoever logs first
+    _LOG.propagate = False
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'podracer' has no attribute {name!r}")
+        raise AttributeError(f"module 'podracer' has no attribute {name!r}{_elsewhere(name)}")
     return getattr(importlib.import_module(str(_MODULES[name])), name)
+
+
+def _elsewhere(name: str) -> str:
+    """Return where an agent is that is no name of the package, or which name is near."""
+    if name.startswith("_"):  # such as those that notebooks ask for
+        return ""
+    from podracer.names import nearest
+
+    if name == "TD3":
+        return ": it is DDPG with other settings, podracer.agents.ddpg.td3(...)."
+    agents = ast.parse(Path(__file__).with_name("agents").joinpath("__init__.py").read_text())
+    names = [x.name for node in agents.body if isinstance(node, ast.ImportFrom) for x in node.names]
+    if name in names:
+        return f": it is podracer.agents.{name}."
+    page = "docs/api lists the names, and `from podracer.agents import ...` brings all agents."
+    return f": {nearest(name, __all__, page)}"
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,6 @@ from podracer.agents import DQN as DQN
 from podracer.agents import PPO as PPO
 from podracer.agents import SAC as SAC
 from podracer.agents.common.optimizers import Optimizer as Optimizer
-from podracer.checks import check_agent as check_agent
 from podracer.config.experiment import Experiment as Experiment
 from podracer.dataset import Dataset as Dataset
 from podracer.devices.reductions import global_grad as global_grad
@@ -36,6 +35,7 @@ from podracer.networks import Head as Head
 from podracer.networks import Network as Network
 from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.policy import Policy as Policy
+from podracer.run.agent_check import check_agent as check_agent
 from podracer.run.environment_check import check_environment as check_environment
 from podracer.run.loading import load as load
 from podracer.run.loading import load_policy as load_policy

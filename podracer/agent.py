@@ -14,6 +14,7 @@ rate compiles nothing.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -53,8 +54,23 @@ def shared_params(state: LearnerState) -> Params:
     return state.shared.params
 
 
+class NotPickled:
+    """Object of functions that were made while the program runs, which `pickle` cannot take."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled by names; a copy, and cloudpickle, which Ray uses, may go on."""
+        frame = inspect.currentframe()
+        caller = str(frame and frame.f_back and frame.f_back.f_globals.get("__name__"))
+        if caller == "copy" or "cloudpickle" in caller:
+            return super().__reduce_ex__(protocol)
+        raise ConfigError(
+            f"{type(self).__name__} cannot be pickled: call podracer.load_policy(RUN) in the other "
+            "process, or write a file by podracer.export_policy(RUN)."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agent:
+class Agent(NotPickled):
     """Pure functions of an agent that was built for an environment; `B` is one shard's batch.
 
     An agent lives as long as the program in which it was built: it may hold traced hyperparameters.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.arguments import typed
 from podracer.errors import ConfigError, EnvironmentFault, PodracerError
 from podracer.fields import static, struct
 from podracer.types import Discrete, EnvironmentSpec, EnvState, MultiDiscrete, PyTree, TimeStep
@@ -457,11 +458,23 @@ def sibling_key(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
-def auto_reset(environment: Any, *, resets_per_step: int = 0) -> AutoReset:
+@typed
+def auto_reset(environment: Environment, *, resets_per_step: int = 0) -> AutoReset:
     """Return an environment that restarts by itself, as drivers expect, from one that does not.
 
     `environment` has a device environment's methods and only marks ends (`last`, `discount`).
     Under `vmap` each step computes a reset for every environment. Where that is expensive take
     `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
     """
+    kind = type(environment)
+    if is_of_gymnasium(kind):
+        raise ConfigError(
+            f"auto_reset takes an environment in JAX, and {kind.__name__} is one of Gymnasium: "
+            f"pass podracer.Gymnasium({kind.__name__}), which restarts by itself."
+        )
     return AutoReset(environment, resets_per_step)
+
+
+def is_of_gymnasium(kind: type) -> bool:
+    """Return whether a class is an environment of Gymnasium."""
+    return any(base.__module__.partition(".")[0] == "gymnasium" for base in kind.__mro__)

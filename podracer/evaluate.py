@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, with_last_action
+from podracer.arguments import typed
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import fetch, from_first_process, on_one_device
 from podracer.environment import (
@@ -162,6 +163,7 @@ class ActingRule:
         return action, with_last_action(carry, action)
 
 
+@typed
 def make_evaluator(
     agent: Agent,
     env: Environment | HostEnvironments,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
+from podracer.arguments import named
 from podracer.errors import ConfigError
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ NO_FLAG = Flag("")  # marks a field that is no flag: `Annotated[tuple[Pod, ...],
 )
 def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree; `static()` fields are structure, not leaves."""
-    cls = dataclasses.dataclass(frozen=True)(cls)
+    cls = named(dataclasses.dataclass(frozen=True)(cls))
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     meta = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if f.name not in meta]

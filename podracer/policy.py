@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from podracer.agent import Agent, policy_params
+from podracer.agent import Agent, NotPickled, policy_params
+from podracer.arguments import typed
 from podracer.dataset import Dataset
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
@@ -30,7 +31,7 @@ from podracer.types import (
 )
 
 
-class Policy:
+class Policy(NotPickled):
     """A trained policy: `action = policy(observation)`, for one observation or a batch.
 
     Observations and actions are those of `spec`: normalization, memory and the scaling of actions
@@ -38,6 +39,7 @@ class Policy:
     call to call; `reset` begins new episodes. Each batch size is compiled once.
     """
 
+    @typed
     def __init__(
         self, agent: Agent, state: LearnerState, *, sampled: bool = False, seed: int = 0
     ) -> None:
@@ -94,7 +96,7 @@ class Policy:
 
         `reward`, of the step that led here, a number or `[B]`, matters only to agents that observe
         it, such as R2D2. Raises `ConfigError` where shapes do not fit, or numbers that are not of
-        the environment's integers.
+        the environment's integers or not finite; floats in arrays of JAX are not waited for.
         """
         batch_size, memory, inputs = self._inputs(observation, reward)
         actions, self._memory = self._act(
@@ -175,6 +177,8 @@ class Policy:
                 f"{rows}: call `reset` between them."
             )
         rewards = np.asarray(reward, np.float32)
+        if not np.isfinite(rewards).all():
+            raise ConfigError("the reward is not finite.")
         if rewards.shape not in ((), (rows,)):
             raise ConfigError(
                 f"reward has shape {rewards.shape}: give one number, or one for each of the {rows} "
@@ -186,7 +190,7 @@ class Policy:
 def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
     """Return an array with the dtype of a spec, an array of JAX of that dtype as it is.
 
-    Raises `ConfigError` if integers would change or are no states, or floats become infinite.
+    Raises `ConfigError` if integers would change or are no states, or floats are not finite.
     """
     is_exact = not jnp.issubdtype(spec.dtype, jnp.floating)
     if isinstance(x, jax.Array):
@@ -201,6 +205,8 @@ def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
         raise ConfigError(f"observations are {spec.dtype}, but these have other numbers.")
     if converted.dtype != array.dtype and (np.isinf(converted) & np.isfinite(array)).any():
         raise ConfigError(f"observations are {spec.dtype}, but these have larger numbers.")
+    if not is_exact and not np.isfinite(converted).all():
+        raise ConfigError("an observation has numbers that are not finite (NaN or infinity).")
     if spec.num_values is not None:
         low, high = spec.start, spec.start + spec.num_values - 1
         if not ((converted >= low) & (converted <= high)).all():

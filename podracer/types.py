@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
+from podracer.arguments import named, to_python, typed
 from podracer.errors import ConfigError
-from podracer.fields import struct
+from podracer.fields import bounded, check_ranges, struct
 
 PyTree = Any
 Params = PyTree
@@ -136,6 +137,7 @@ class LearnerState:
     """Sharded over devices by the leading axis: replay, statistics of each environment."""
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
     """Shape and dtype of one observation leaf, without any batch axis.
@@ -158,12 +160,15 @@ class ArraySpec:
     scaled: bool | None = None
 
     def __post_init__(self) -> None:
-        shape = _to_python(tuple(self.shape) if isinstance(self.shape, list) else self.shape)
+        shape = to_python(tuple(self.shape) if isinstance(self.shape, list) else self.shape)
         if not (isinstance(shape, tuple) and all(isinstance(x, int) and x >= 0 for x in shape)):
             advice = f": take ({shape},)" if isinstance(shape, int) else ""
             raise ConfigError(f"ArraySpec.shape must be a tuple of sizes, not {shape!r}{advice}.")
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        try:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        except TypeError as error:
+            raise ConfigError(f"ArraySpec.dtype cannot be {self.dtype!r}: {error}.") from None
         if self.scaled is None:
             object.__setattr__(self, "scaled", self.dtype == np.uint8 and len(shape) == 3)
 
@@ -175,6 +180,7 @@ NO_ACTION = (
 )
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class Discrete:
     """Actions 0 .. num_actions - 1, int32.
@@ -186,11 +192,12 @@ class Discrete:
     choose only actions that are True there. At least one must be, except where `last` is set.
     """
 
-    num_actions: int
+    num_actions: int = bounded(dataclasses.MISSING, low=1)
     start: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_actions", _to_python(self.num_actions))
+        object.__setattr__(self, "num_actions", to_python(self.num_actions))
+        check_ranges(self, "Discrete")
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -198,6 +205,7 @@ class Discrete:
         return (self.num_actions,)
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
     """Several discrete actions at once, int32 `[n]`; component i is 0 .. num_actions[i] - 1.
@@ -210,11 +218,14 @@ class MultiDiscrete:
     are components with two values.
     """
 
-    num_actions: tuple[int, ...]
+    num_actions: tuple[int, ...] = bounded(dataclasses.MISSING, low=1)
     start: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_actions", _to_python(self.num_actions))
+        object.__setattr__(self, "num_actions", to_python(self.num_actions))
+        check_ranges(self, "MultiDiscrete")
+        if not self.num_actions:
+            raise ConfigError("MultiDiscrete.num_actions needs at least one component.")
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -227,6 +238,7 @@ class MultiDiscrete:
         return len(self.num_actions)
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class Continuous:
     """Actions in a box, f32 `[size]`, each coordinate within its bounds."""
@@ -235,8 +247,18 @@ class Continuous:
     high: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "low", _to_python(self.low))
-        object.__setattr__(self, "high", _to_python(self.high))
+        object.__setattr__(self, "low", to_python(self.low))
+        object.__setattr__(self, "high", to_python(self.high))
+        low, high = np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
+        if low.shape != high.shape or not low.size:
+            raise ConfigError("Continuous needs as many lower as upper bounds, at least one.")
+        with np.errstate(over="ignore", invalid="ignore"):
+            widths = high.astype(np.float32) - low.astype(np.float32)
+        if not (np.isfinite(widths).all() and (low < high).all()):
+            raise ConfigError(
+                "Continuous needs bounds with low < high, finite and as far apart in float32, "
+                f"but they are {self.low} and {self.high}."
+            )
 
     @classmethod
     def within(cls, low: np.ndarray, high: np.ndarray) -> Continuous:
@@ -255,16 +277,10 @@ class Continuous:
         return len(self.low)
 
 
-def _to_python(value: Any) -> Any:
-    """Return a number of NumPy, alone or in a tuple, as one of Python, which files can hold."""
-    if isinstance(value, tuple):
-        return tuple(map(_to_python, value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
 ActionSpace = Discrete | MultiDiscrete | Continuous
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
     """Specification of an environment, from which an agent is built."""

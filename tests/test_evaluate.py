@@ -255,7 +255,7 @@ def test_the_first_fault_of_each_kind_is_logged_once(caplog):
         ),
         ("catch", {"epsilon": 1.5}, r"evaluation_epsilon must lie in \[0, 1\], but it is 1.5"),
         ("catch", {"epsilon": float("nan")}, r"must lie in \[0, 1\]"),
-        ("catch", {"policy": "best"}, "must be greedy or sampled, but it is 'best'"),
+        ("catch", {"policy": "best"}, "cannot be 'best': it must be one of 'greedy', 'sampled'"),
     ],
 )
 def test_what_no_agent_can_do_is_refused(environment, acting, words):

@@ -1,7 +1,10 @@
 """Trained policies act as their agents do, one observation or many at a time."""
 
+import copy
 import dataclasses
+import pickle
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,6 +209,30 @@ def test_what_does_not_fit_is_one_sentence():
     policy([0.0, 1.0])
     with pytest.raises(ConfigError, match=r"reward has shape \(4,\): give one number, or one for"):
         policy([0.0, 1.0], reward=np.zeros(4))
+
+
+def test_what_is_not_finite_reaches_neither_an_action_nor_the_memory():
+    policy = Policy(*build("ppo-gru"))
+    same, observation = policy.copy(), OBSERVATIONS[0]
+    policy(observation), same(observation)
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ConfigError, match="numbers that are not finite"):
+            policy(np.where(np.arange(2) == 1, wrong, observation))
+        with pytest.raises(ConfigError, match="the reward is not finite"):
+            policy(observation, wrong)
+    np.testing.assert_array_equal(policy(observation), same(observation))
+
+
+def test_pickle_is_refused_with_what_another_process_may_do():
+    agent, state = build("ppo-gru")
+    policy, observation = Policy(agent, state), OBSERVATIONS[0]
+    for thing in (agent, policy):
+        with pytest.raises(ConfigError, match=r"cannot be pickled: call podracer\.load_policy"):
+            pickle.dumps([thing])
+    twin = pickle.loads(cloudpickle.dumps(policy))
+    for other in (copy.deepcopy(policy), copy.copy(policy), twin):
+        np.testing.assert_array_equal(other(observation), policy(observation))
+        policy.reset()
 
 
 @pytest.mark.parametrize("wrong", [1.5, 300, np.float32(0.25)])

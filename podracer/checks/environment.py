@@ -92,19 +92,7 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
     _check_dtypes(spec)
-    if isinstance(spec.action, Discrete):
-        number = spec.action.num_actions
-        if not _is_count(number):
-            raise ConfigError(f"{spec.name}: Discrete needs a number of actions, not {number!r}.")
-    elif isinstance(spec.action, MultiDiscrete):
-        numbers = spec.action.num_actions
-        if not (isinstance(numbers, tuple) and numbers and all(map(_is_count, numbers))):
-            raise ConfigError(
-                f"{spec.name}: MultiDiscrete needs a tuple of numbers of actions, not {numbers!r}."
-            )
-    elif isinstance(spec.action, Continuous):
-        _check_bounds(spec.name, spec.action)
-    else:
+    if not isinstance(spec.action, Discrete | MultiDiscrete | Continuous):
         _refuse_space(spec.name, spec.action)
     _check_action_mask(spec)
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
@@ -175,10 +163,6 @@ def _refuse_space(name: str, space: Any) -> None:
     )
 
 
-def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and number >= 1
-
-
 def _check_action_mask(spec: EnvironmentSpec) -> None:
     mask = action_mask(spec.observation)
     if mask is None:
@@ -191,24 +175,6 @@ def _check_action_mask(spec: EnvironmentSpec) -> None:
         raise ConfigError(
             f"{spec.name}: spec.observation[{ACTION_MASK!r}] must be bool[{number}], an entry for "
             f"each action, but it is {text}."
-        )
-
-
-def _check_bounds(name: str, space: Continuous) -> None:
-    for side, bounds in (("low", space.low), ("high", space.high)):
-        if not isinstance(bounds, tuple) or not all(isinstance(x, float | int) for x in bounds):
-            raise ConfigError(
-                f"{name}: Continuous.{side} must be a tuple of floats, not {bounds!r}."
-            )
-    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
-    if low.shape != high.shape or not low.size:
-        raise ConfigError(f"{name}: Continuous needs as many lower as upper bounds, at least one.")
-    with np.errstate(over="ignore", invalid="ignore"):
-        widths = high.astype(np.float32) - low.astype(np.float32)
-    if not (np.isfinite(widths).all() and (low < high).all()):
-        raise ConfigError(
-            f"{name}: Continuous needs bounds with low < high, finite and as far apart in float32, "
-            f"but they are {space.low} and {space.high}."
         )
 
 

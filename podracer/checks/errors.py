@@ -15,8 +15,9 @@ _HINTS = {
     jax.errors.TracerArrayConversionError: "NumPy got a traced value: take jax.numpy",
 }
 _LIBRARIES = sys.stdlib_module_names | {
-    "podracer", "jax", "jaxlib", "jaxtyping", "beartype", "numpy", "optax", "equinox",
+    "podracer", "jax", "jaxlib", "jaxtyping", "beartype", "numpy",
 }  # fmt: skip
+_CHOSEN = {"optax", "equinox"}
 
 
 def describe_error(error: Exception) -> str:
@@ -34,10 +35,12 @@ def describe_error(error: Exception) -> str:
 
 
 def _user_line(error: Exception) -> str:
-    """Return " (FILE, line N)", "" where no line of the traceback is the user's."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        path = frame.f_code.co_filename
-        if package not in _LIBRARIES and not path.startswith("<"):  # such as code of beartype
-            return f" ({Path(path).name}, line {line})"
+    """Return " (FILE, line N)" of the user's line, else of a library that the user may choose."""
+    lines = list(traceback.walk_tb(error.__traceback__))[::-1]
+    for libraries in (_LIBRARIES | _CHOSEN, _LIBRARIES):
+        for frame, line in lines:
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            path = frame.f_code.co_filename
+            if package not in libraries and not path.startswith("<"):  # such as code of beartype
+                return f" ({Path(path).name}, line {line})"
     return ""

@@ -36,8 +36,8 @@ def _named(name: str) -> Any:
     """Return what MODULE:NAME names, of a class its default, and any other name as it is."""
     from podracer.checks.errors import describe_error
     from podracer.cli.recipe_flags import find_modules_here
+    from podracer.environment import is_of_gymnasium
     from podracer.envs.catalog import has_name
-    from podracer.run.environment_check import is_of_gymnasium
 
     module, _, attribute = name.partition(":")
     find_modules_here(None, name)

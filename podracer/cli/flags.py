@@ -19,7 +19,7 @@ import tyro
 from podracer.cli.arguments import check_limits, parse
 from podracer.errors import ConfigError
 from podracer.fields import NO_FLAG
-from podracer.io.names import OTHER_NAMES
+from podracer.names import OTHER_NAMES
 from podracer.schedules import Linear
 
 Path = tuple[str, ...]  # the names of fields that lead to one

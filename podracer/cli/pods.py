@@ -33,7 +33,7 @@ from podracer.devices.startup import Hosts
 from podracer.drivers.selection import RULES, Range
 from podracer.errors import ConfigError
 from podracer.io.directories import holds_begun_tournament, quoted_path
-from podracer.io.names import nearest
+from podracer.names import nearest
 from podracer.reports.standings import LiveStandings
 from podracer.run.sweep import (
     Configuration,

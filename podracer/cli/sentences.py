@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from podracer.io.names import nearest
+from podracer.names import nearest
 
 # Fields of no part that errors and warnings name; those of a part are `agent.discount`.
 FIELD_NAMES = (
@@ -26,6 +26,12 @@ _FLAGS = {  # those that are not named as their fields
     "exchange.peers": "--average",
     "exchange.rule": "--select",
     "exchange.rule.bounds": "--vary NAME=LOW:HIGH and --draws",
+}
+_DEVICE = "JAX takes an accelerator by itself, and JAX_PLATFORMS=cpu before the command the CPU."
+_OF_OTHERS = {  # flags of other libraries that are no setting here
+    **dict.fromkeys(("gpu", "cuda", "device", "use-gpu", "no-gpu", "cpu", "tpu"), _DEVICE),
+    **{name: f"write --track {name}." for name in ("wandb", "trackio", "mlflow")},
+    "tensorboard": "every run writes its curves for TensorBoard into its directory.",
 }
 _QUOTES = "'\""
 _KINDS = {
@@ -58,6 +64,8 @@ def unexpected(arguments: Sequence[str], command: str, flags: Iterable[str]) -> 
     """Return the sentence about arguments that a command does not take, with the nearest flag."""
     page = f"`podracer {command} --help` lists what there is."
     first = next((x for x in arguments if re.match(r"--?[a-zA-Z]", x)), arguments[0])
+    if (name := first.partition("=")[0].lstrip("-")) in _OF_OTHERS and first.startswith("-"):
+        return f"There is no flag {first.partition('=')[0]} here: {_OF_OTHERS[name]}"
     if first.startswith("-"):
         flag, names = first.partition("=")[0], [x.removeprefix("--") for x in flags]
         name = flag.lstrip("-").replace("_", "-")

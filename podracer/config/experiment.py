@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from podracer.agent import Settings
+from podracer.arguments import named
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.exchange import check_period
 from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hyperparameters
@@ -20,7 +21,7 @@ from podracer.envs.catalog import runs_on_host
 from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.fields import NO_FLAG, bounded, check_ranges
-from podracer.io.names import OTHER_NAMES, nearest
+from podracer.names import OTHER_NAMES, nearest
 
 _MAX_STEPS = 2**31 - 1  # an update counts them in an int32
 # Half of what an uint32 counts, since every second step may only reset an environment.
@@ -28,6 +29,7 @@ _MAX_UPDATES = 2**31 - 1
 _MAX_STEPS_OF_ONE = 2**31 - 1  # environment
 
 
+@named
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Configuration of a run; the same experiment on the same devices computes the same bytes."""
@@ -237,14 +239,9 @@ def _keyword(path: tuple[str, ...]) -> str:
 
 
 def _as_plain(value: Any, old: Any) -> Any:
-    """Return a scalar of NumPy as a number of Python, 1e5 as an int, and a list as a tuple.
-
-    The latter two in the place of such.
-    """
+    """Return a scalar of NumPy as a number of Python, and a list in a tuple's place as one."""
     if isinstance(value, np.generic):
         value = value.item()
-    if type(old) is int and isinstance(value, float) and value.is_integer():
-        return int(value)
     if isinstance(old, tuple) and isinstance(value, list):
         return tuple(value)
     return value

@@ -18,8 +18,8 @@ import numpy as np
 
 from podracer.agents import AGENTS
 from podracer.agents.common.optimizers import Optimizer
+from podracer.arguments import fits, refusal, type_hints
 from podracer.config.experiment import Experiment
-from podracer.config.field_types import fits, refusal, type_hints
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -148,7 +148,7 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None
             _refuse_import(values[name])
         of_recipe = part is not None and type(values[name]) is type(part)
         if not of_recipe and not fits(values[name], hints[name]):
-            raise ConfigError(refusal(kind, name, values[name], hints[name]))
+            raise ConfigError(refusal(f"{kind.__name__}.{name}", values[name], hints[name]))
     try:
         return kind(**values)
     except TypeError as error:

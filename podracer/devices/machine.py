@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import sys
 import threading
 from pathlib import Path
@@ -39,9 +40,11 @@ def check_machine() -> None:
             started.append(threading.Thread(target=release.wait))
             started[-1].start()
     except RuntimeError:
+        is_memory = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        limit = "memory (ulimit -v)" if is_memory else "processes of this user (ulimit -u)"
         raise ConfigError(
             f"only {len(started) - 1} threads can be started, and a run needs more: raise the "
-            "limit of this user (ulimit -u) or of the container."
+            f"limit of {limit} or of the container."
         ) from None
     finally:
         release.set()

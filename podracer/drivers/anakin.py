@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from podracer.agent import Agent, Blueprint, Fused
+from podracer.arguments import named
 from podracer.checks import check_agent, check_environment
 from podracer.devices import kernels
 from podracer.devices.host_memory import keep_on_host
@@ -59,6 +60,7 @@ Program = partial[tuple[TrainState, Metrics]]
 """Compiled chunk `(state, request) -> (state, metrics)`, with its agent, see `lower_chunk`."""
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class AnakinConfig:
     """Configuration of the Anakin driver."""

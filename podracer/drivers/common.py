@@ -106,6 +106,9 @@ class HasNumEnvs(Protocol):
     @property
     def num_envs(self) -> int: ...
 
+    @property
+    def rollout_length(self) -> int: ...
+
 
 def init_state(
     blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: HasNumEnvs, key: jax.Array
@@ -198,6 +201,13 @@ def make_initial_state(
     blueprint: Blueprint, env: Environment | None, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
     """Return the state before the first update, for tracing; `init_state` also shards it."""
+    length = blueprint.context.rollout_length
+    if length != config.rollout_length:
+        raise ConfigError(
+            f"the blueprint's context has rollouts of {length} steps and the driver of "
+            f"{config.rollout_length}: take Blueprint(settings, spec, "
+            f"Context(rollout_length={config.rollout_length}))."
+        )
     agent = blueprint.build()
     if isinstance(env, HasActions):
         env = eqx.combine(blueprint.environment, env)

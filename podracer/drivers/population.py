@@ -47,8 +47,8 @@ from podracer.evaluate import (
     ProgramEvaluator,
     play_episodes,
 )
-from podracer.io.names import nearest
 from podracer.means import Mean
+from podracer.names import nearest
 from podracer.types import EnvironmentSpec, Metrics, PyTree
 
 PODS = PartitionSpec(POD)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from podracer.arguments import typed, unknown_argument
 from podracer.environment import Environment, HostEnvironments, auto_reset
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
@@ -27,7 +28,7 @@ from podracer.envs.probes import PROBES
 from podracer.envs.worlds import Worlds
 from podracer.errors import ConfigError, install_command
 from podracer.io.entry_points import installed, package_of, summary
-from podracer.io.names import nearest
+from podracer.names import nearest
 from podracer.types import ACTION_MASK, ArraySpec, Continuous, EnvironmentSpec, MultiDiscrete
 
 OBSERVATIONS = ("vector", "image", "index", "dict")
@@ -235,6 +236,7 @@ _ADDRESS = re.compile(r"=(?:https?|wss?|tcp)://[^,]*")
 _AS_IN_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
+@typed
 def make(name: str, **options: Any) -> Any:
     """Make the environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
 
@@ -248,7 +250,8 @@ def make(name: str, **options: Any) -> Any:
         try:
             return function(**options)
         except TypeError as error:
-            raise ConfigError(f"{name}: {error}.") from error
+            remedy = unknown_argument(error, function)
+            raise ConfigError(f"{name}: {error}{remedy or '.'}") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
     if (full_name := full_name_of(name)) != name:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import ConfigError, install_command
-from podracer.io.names import nearest
+from podracer.names import nearest
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, EnvState, PyTree, TimeStep
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.arguments import typed
 from podracer.devices.kernels import scan
 from podracer.errors import ConfigError
 from podracer.fields import bounded
@@ -32,6 +33,7 @@ TRANSFORMERS = ("gtrxl", "transformer")
 MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of weights
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class TorsoNetwork:
     """Torso, optionally a recurrent layer behind it, and linear heads.

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from podracer.arguments import typed
 from podracer.devices.reductions import map_blocks
 from podracer.errors import ConfigError
 from podracer.fields import bounded
@@ -48,6 +49,7 @@ PIXELS_IN_CACHE = 2**21
 84x84x4, the patches of which take 30 MB in the Nature network."""
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class MLP:
     """Fully connected layers over the flattened observation."""
@@ -72,6 +74,7 @@ class MLP:
             raise ConfigError("a spherical MLP needs one hidden layer, without layer_norm.")
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class CNN:
     """Convolutions without padding, then fully connected layers.
@@ -93,6 +96,7 @@ class CNN:
     """Normalize the outputs of each layer before its activation."""
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class ResNet:
     """Deep residual network of Espeholt et al. 2018 (figure 3).

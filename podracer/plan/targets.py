@@ -18,7 +18,7 @@ from podracer.devices.memory import free_bytes
 from podracer.devices.mesh import Device, find_devices, make_mesh
 from podracer.devices.startup import without_stderr
 from podracer.errors import ConfigError, install_command
-from podracer.io.names import nearest
+from podracer.names import nearest
 
 
 @dataclasses.dataclass(frozen=True)

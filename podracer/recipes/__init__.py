@@ -20,8 +20,8 @@ from podracer.config.serialization import experiment_of, read_config
 from podracer.envs.catalog import ENVIRONMENTS, full_name_of, has_name
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.entry_points import installed, package_of
-from podracer.io.names import nearest
 from podracer.io.paths import user_path
+from podracer.names import nearest
 from podracer.recipes import (
     arcade,
     atari,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -26,11 +28,12 @@ from podracer.io.text import remember_secrets
 from podracer.schedules import over_run
 from podracer.types import EnvironmentSpec
 
-# The values that programs need, of the settings under which they fail, or take hours for seconds.
+T = TypeVar("T")
+_LOG = logging.getLogger("podracer")
+# The values that programs need, of the settings under which they fail.
 _JAX_SETTINGS = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
-    "jax_disable_jit": False,
 }
 
 
@@ -51,6 +54,26 @@ def build_with(
     # All arrays of a data set, not to compile it into the program.
     is_number = eqx.is_array if is_data_set else eqx.is_inexact_array_like
     return Blueprint(settings, spec, context, eqx.filter(env, is_number)), env
+
+
+def debugs_without_jit(train: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that takes JAX_DISABLE_JIT for `debug=True`; all else is compiled."""
+
+    @functools.wraps(train)
+    def debugging(*args: Any, **kwargs: Any) -> T:
+        values = jax.config.values
+        if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return train(*args, **kwargs)
+        _LOG.warning("JAX_DISABLE_JIT is set, so this run is as with `debug=True`, very slow.")
+        is_global = values["jax_disable_jit"]  # not of this thread alone
+        jax.config.update("jax_disable_jit", False)
+        try:
+            with jax.disable_jit(False):
+                return train(*args, **{**kwargs, "debug": True})
+        finally:
+            jax.config.update("jax_disable_jit", is_global)
+
+    return debugging
 
 
 def _check_jax_settings() -> None:

@@ -16,7 +16,7 @@ from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions, wrong_scales
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import NO_RESTART, TimestepValidator
-from podracer.environment import AutoReset, HostEnvironments, Resumable, auto_reset
+from podracer.environment import AutoReset, HostEnvironments, Resumable, auto_reset, is_of_gymnasium
 from podracer.envs.agents import AgentsAsRows
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
@@ -74,11 +74,6 @@ def examine(environment: Any) -> EnvironmentReport:
 
 def _name_of(environment: Any) -> str:
     return getattr(environment, "__qualname__", type(environment).__qualname__)
-
-
-def is_of_gymnasium(kind: type) -> bool:
-    """Return whether a class is an environment of Gymnasium."""
-    return any(base.__module__.partition(".")[0] == "gymnasium" for base in kind.__mro__)
 
 
 def _examine_class(kind: type) -> EnvironmentReport:

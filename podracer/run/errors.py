@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from podracer.devices.peers import LOST, PeerLostError
-from podracer.errors import PodracerError
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.signals import STALLED
 
 
@@ -71,6 +71,9 @@ def classify_error(error: Exception) -> Exception:
     is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
     if isinstance(error, MemoryError):
         failure = DeviceError(f"out of memory: take fewer environments. ({first_line})")
+    elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = "" if error.filename is None else _name(error.filename)
+        failure = ConfigError(f"a name is too long for a file: {name[:60]}...")
     elif isinstance(error, OSError) and (error.filename or error.errno in _DISK):
         name = "" if error.filename is None else f"{_name(error.filename)}: "
         failure = FileError(f"{name}{error.strerror}.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from podracer.agent import Agent
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.io.checkpoint import Choice
@@ -19,6 +20,7 @@ from podracer.types import LearnerState
 Opponents = Literal["all", "evaluation", "planned", "none"]
 
 
+@typed
 def load(
     run_dir: str | Path,
     *,
@@ -54,6 +56,7 @@ def load(
     return run.agent, run.state.learner
 
 
+@typed
 def load_policy(
     run_dir: str | Path,
     *,

@@ -61,8 +61,10 @@ MakeSink = Callable[[RunInfo], Sink]
 
 def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
     """Raise `ConfigError` for what would fail only at the first boundary."""
-    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
-        if not isinstance(functions, Sequence) or isinstance(functions, str):
-            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
+    if wrong := [x for x in sinks if not (callable(x) or callable(getattr(x, "write", None)))]:
+        raise ConfigError(
+            f"a sink must have a method `write`, or be a function of the RunInfo that returns one, "
+            f"such as podracer.reports.tracking.wandb, and not {wrong[0]!r}."
+        )
     if wrong := [callback for callback in callbacks if not callable(callback)]:
         raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")

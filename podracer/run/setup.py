@@ -41,7 +41,7 @@ from podracer.environment import (
     acting_environment,
 )
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.envs.host.gymnasium import check_not_in_worker
+from podracer.envs.host.gymnasium import check_not_in_worker, check_script
 from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
@@ -163,6 +163,7 @@ def make_run_setup(
     """
     check_not_in_worker()
     blueprint, env = build(experiment)
+    check_script(env)
     if debug and (experiment.pods or experiment.devices > 1):
         raise ConfigError(
             "operations run one by one on one device for one agent: debug a single run with "

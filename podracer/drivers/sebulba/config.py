@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import UInt32
 
+from podracer.arguments import named
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
 from podracer.environment import HostEnvironments
 from podracer.envs.host.shared import exists_once
@@ -19,6 +20,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class SebulbaConfig:
     """Configuration of the Sebulba driver."""

@@ -7,8 +7,10 @@ made again; only the affected rows lose their episode. The workers run `gymnasiu
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -19,11 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
+from podracer.arguments import named
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_spec import (
     check_options,
@@ -75,6 +80,11 @@ _PYGAME = {
     "SDL_AUDIODRIVER": "dummy",
     "SDL_VIDEODRIVER": "dummy",
 }
+_OPTIONS = (
+    "an option of a class goes into functools.partial(CLASS, NAME=VALUE), and of a registered id "
+    "into options=((NAME, VALUE),)."
+)
+_GUARD = 'put what is not a definition there under `if __name__ == "__main__":`, or take workers=0.'
 FORK_SECONDS = 10.0  # once it is imported
 
 
@@ -90,6 +100,7 @@ def gymnasium(name: str, **options: Any) -> Gymnasium:
     return Gymnasium(name, tuple(sorted(options.items())), **settings)
 
 
+@partial(named, advice=_OPTIONS)
 @dataclasses.dataclass(frozen=True)
 class Gymnasium:
     """Environments of Gymnasium, as `HostEnvironments`.
@@ -144,6 +155,11 @@ class Gymnasium:
     def spec(self) -> EnvironmentSpec:
         return self._inspect()[0]
 
+    @property
+    def main(self) -> str | None:
+        """The script, or the name of the module, that workers import; None if they need none."""
+        return self._inspect()[1].main
+
     def with_deadline(self, seconds: float) -> Gymnasium:
         """Return these environments with a `step_seconds` that ends before a driver's deadline."""
         if self.step_seconds < seconds:
@@ -167,6 +183,7 @@ class Gymnasium:
                 f"num_envs and num_threads must be 1 or more, not {num_envs} and {num_threads}."
             )
         check_not_in_worker()
+        check_script(self)
         spec, setup = self._inspect()
         num_parts = 1 if self.workers == 0 else min(num_threads, num_envs)
         parts = np.array_split(np.arange(num_envs), num_parts)
@@ -186,10 +203,30 @@ class Gymnasium:
 def check_not_in_worker() -> None:
     """Raise `ConfigError` in a process that steps environments: it must not train."""
     if gymnasium_worker.inside_worker:
-        raise ConfigError(
-            "A worker has imported the script that starts the training: put what is not a "
-            'definition there under `if __name__ == "__main__":`, or take workers=0.'
-        )
+        raise ConfigError(f"A worker has imported the script that starts the training: {_GUARD}")
+
+
+def check_script(env: Any) -> None:
+    """Raise `ConfigError` where workers would start the training again that they import.
+
+    That is in a script whose calling statement stands under no `if`.
+    """
+    if not isinstance(env, Gymnasium) or env.workers == 0 or env.main is None:
+        return
+    frame = inspect.currentframe()
+    while frame and (frame.f_code.co_name, frame.f_globals["__name__"]) != ("<module>", "__main__"):
+        frame = frame.f_back
+    if frame is None:
+        return
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        tree = ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8"))
+        for statement in tree.body:
+            is_here = statement.lineno <= frame.f_lineno <= (statement.end_lineno or 0)
+            if is_here and not isinstance(statement, ast.If):
+                raise ConfigError(
+                    f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}, would start "
+                    f"again in every worker that imports it: {_GUARD}"
+                )
 
 
 def timestep_of(setup: WorkerSetup, shared: SharedMemory) -> TimeStep:

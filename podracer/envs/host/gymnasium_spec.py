@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from podracer.arguments import unknown_argument
 from podracer.checks.errors import describe_error
 from podracer.envs.common import atari_remedy, import_optional, narrower
 from podracer.envs.host import gymnasium_worker
@@ -31,9 +32,9 @@ from podracer.envs.host.gymnasium_worker import (
     WorkerSetup,
 )
 from podracer.errors import WEIGHTED_SUM, ConfigError
-from podracer.io.names import nearest
 from podracer.io.processes import children, kill_tree
 from podracer.io.text import redact
+from podracer.names import nearest
 from podracer.types import (
     ACTION_MASK,
     ActionSpace,
@@ -59,7 +60,9 @@ _PACKAGES = {
 
 
 def check_options(environment: Any, options: Options) -> None:
-    """Raise `ConfigError` for options whose values are lists or dictionaries."""
+    """Raise `ConfigError` for options that are no pairs, or whose values are lists or the like."""
+    if isinstance(options, dict):
+        raise ConfigError(f"Gymnasium.options are pairs: write {tuple(options.items())}.")
     try:
         hash(options)
     except TypeError:
@@ -94,6 +97,8 @@ def inspect_environment(
         env = make()
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
+        if isinstance(error, TypeError):
+            reason += unknown_argument(error, _creator(library, environment))
         raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {reason}") from error
     if not isinstance(env, library.Env):
         raise ConfigError(f"{name} must make a gymnasium.Env, but it made {type(env).__name__}.")
@@ -164,6 +169,14 @@ def running_statistics(env: Any) -> Iterator[str]:
 @functools.cache
 def _warn_once(text: str) -> None:
     _LOG.warning(text)
+
+
+def _creator(library: Any, environment: str | Callable[[], Env]) -> Callable[..., Any]:
+    """Return the class or the function that makes an environment, by its id or as it is."""
+    if not isinstance(environment, str):
+        return environment
+    entry: Any = library.spec(environment).entry_point
+    return library.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def with_pictures(environment: Any, options: Options, observe: tuple[str, ...]) -> Pictured:

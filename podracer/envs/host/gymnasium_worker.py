@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import numpy as np
 
 from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
-from podracer.errors import WEIGHTED_SUM
+from podracer.errors import WEIGHTED_SUM, PodracerError
 from podracer.io.processes import go_on_guarded, kill_tree, request_signal_at_parent_death
 
 if TYPE_CHECKING:
@@ -448,8 +448,9 @@ def run_fork_server(control: socket.socket, memory: int) -> None:
     make, pids, server_pid = None, {}, os.getpid()
     try:
         make = _import_environment(setup)
-    except BaseException:
-        shared.record_fault(slice(0, 1), "raised", traceback.format_exc())
+    except BaseException as error:
+        text = str(error) if isinstance(error, PodracerError) else traceback.format_exc()
+        shared.record_fault(slice(0, 1), "raised", text)
     alive, alive_in_workers = os.pipe()
     while True:
         request, channels, _, _ = socket.recv_fds(control, 4, 1)

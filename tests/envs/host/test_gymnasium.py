@@ -1314,6 +1314,8 @@ def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
     )
     assert done.returncode == 1
     assert 'under `if __name__ == "__main__":`, or take workers=0.' in done.stderr
+    assert len(done.stderr.splitlines()) < 12  # before anything is compiled, or a worker imports it
+    assert not (tmp_path / "run").exists()
 
 
 @variants("how", ["step"], ["script", "session"])

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 
 import podracer
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError, PodracerError
@@ -52,6 +53,7 @@ class Export:
     """Comparison with the agent."""
 
 
+@typed
 def export_policy(
     run_dir: str | Path,
     file: str | Path | None = None,

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 # What other libraries call a setting, and its names here: that which a configuration has is meant.
 OTHER_NAMES = {
     "lr": ("learning_rate",),
+    "env": ("environment",),
+    "env_id": ("environment",),
     "total_timesteps": ("frames",),
     "total_steps": ("frames",),
     "num_timesteps": ("frames",),
