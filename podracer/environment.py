@@ -41,11 +41,13 @@ class Environment(Protocol):
     @property
     def spec(self) -> EnvironmentSpec: ...
 
-    def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
+    def reset(self, key: jax.Array, /) -> tuple[EnvState, TimeStep]:
         """Return the state and the first timestep of an episode."""
         ...
 
-    def step(self, key: jax.Array, state: EnvState, action: jax.Array) -> tuple[EnvState, TimeStep]:
+    def step(
+        self, key: jax.Array, state: EnvState, action: jax.Array, /
+    ) -> tuple[EnvState, TimeStep]:
         """Return the next state and the timestep that the action leads to."""
         ...
 

@@ -75,7 +75,7 @@ class Jaxtari:
         check_ranges(self, f"jaxtari:{self.name}")
         _load(self.name)
 
-    @functools.cached_property
+    @property
     def spec(self) -> EnvironmentSpec:
         env = _load(self.name)
         observation = jax.eval_shape(lambda: self._frame(env.reset(jax.random.PRNGKey(0))[1]))

@@ -26,7 +26,9 @@ def page(monkeypatch, tmp_path, request):
     """The definitions of the page that a test is parametrized with, its trainings left out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(podracer, "train", MagicMock(), raising=False)
-    monkeypatch.setattr(podracer, "load", lambda *_, **__: (None, None), raising=False)
+    loaded = (MagicMock(), MagicMock())
+    monkeypatch.setattr(podracer, "load", lambda *_, **__: loaded, raising=False)
+    monkeypatch.setattr(podracer, "make_evaluator", MagicMock(), raising=False)
     return run_page(ROOT / "docs" / f"{request.param}.md", monkeypatch)
 
 
