@@ -23,7 +23,6 @@ from podracer.io.entry_points import installed, package_of
 from podracer.io.paths import user_path
 from podracer.names import nearest
 from podracer.recipes import (
-    arcade,
     atari,
     board_games,
     cartpole,
@@ -43,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    arcade, atari, board_games, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
+    atari, board_games, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Experiment]] = {
     name: function

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart
-from podracer.envs.brax import TimedState, check_episode_length, timed_transition
+from podracer_environments.brax import TimedState, check_episode_length, timed_transition
 from podracer.envs.common import (
     Adapted,
     array_specs,

@@ -14,7 +14,7 @@ from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.validator import TimestepValidator
-from podracer.envs.agents import agents_as_rows
+from podracer_environments.agents import agents_as_rows
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
