@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hosts import Counters
 from off_policy import agent_and_env
+from podracer.envs.agents import agents_as_rows
 from walk import BOX, WALK, Walk, built, network
 
 import podracer
@@ -36,7 +37,6 @@ from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
-from podracer.envs.agents import agents_as_rows
 from podracer.envs.cartpole import CartPole
 from podracer.envs.data import replay
 from podracer.envs.host.device import DeviceEnvironments

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from podracer.envs.agents import agents_as_rows
 
 import podracer
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.train import TrainOptions
-from podracer.envs.agents import agents_as_rows
 
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "examples" / "extensions"

@@ -13,13 +13,12 @@ import podracer
 from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.validator import TimestepValidator
-from podracer_environments.agents import agents_as_rows
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.rollout import count_episodes, zero_episode_stats
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, Trajectory
+from podracer_environments.agents import agents_as_rows
 
 LIMIT = 6
 
@@ -176,28 +175,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(driver, tmp_path):
 def test_what_is_no_number_of_agents_is_refused():
     with pytest.raises(podracer.ConfigError, match="num_agents must be 1, 2, 3 and so on, not 0"):
         agents_as_rows(Hunt(), 0)
-
-
-def test_a_vector_of_rewards_is_refused_with_the_remedy():
-    class Vector:
-        spec = EnvironmentSpec("vector", ArraySpec((3,)), Discrete(2))
-
-        def reset(self, key):
-            return jnp.int32(0), podracer.restart(jnp.zeros(3))
-
-        def step(self, key, state, action):
-            timestep = podracer.transition(jnp.zeros(3), 0.0)
-            return state, dataclasses.replace(timestep, reward=jnp.zeros(2))
-
-    with pytest.raises(podracer.ConfigError, match=r"dot\(weights, rewards\).*agents_as_rows"):
-        podracer.check_environment(podracer.auto_reset(Vector()))
-
-
-def test_a_vector_of_rewards_from_the_host_is_a_fault_with_the_remedy():
-    rows = np.ones(2, np.float32)
-    timestep = TimeStep(np.zeros((2, 5), np.float32), np.ones((2, 4)), rows, rows > 1, rows > 1)
-    with pytest.raises(podracer.errors.EnvironmentFault, match=r"\[2, 4\]: .*dot\(weights, rew"):
-        TimestepValidator(Hunt.spec, 2).check(timestep)
 
 
 def test_rewards_of_agents_that_are_vectors_are_refused():

@@ -51,6 +51,12 @@ def test_keeps_the_contract(name):
     assert hash(env) == hash(make(name))
 
 
+def test_a_specification_is_made_once():
+    """Drivers ask for it often, and it takes a trace of the picture."""
+    env = make("jaxtari:pong")
+    assert env.spec is env.spec is make("jaxtari:pong").spec
+
+
 @pytest.mark.parametrize("version", [None, "0"])
 def test_missing_or_old_sprites_are_named_and_nothing_is_asked(version, tmp_path, monkeypatch):
     if version is not None:
