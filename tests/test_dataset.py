@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from hosts import Counters
 from off_policy import agent_and_env
-from podracer.envs.agents import agents_as_rows
 from walk import BOX, WALK, Walk, built, network
 
 import podracer
@@ -325,7 +324,6 @@ def test_a_file_decides_no_import(tmp_path):
         partial(partially_observed, hide=0),
         WithModel,
         Lifetimes,
-        partial(agents_as_rows, num_agents=2),
         DeviceEnvironments,
     ],
 )
