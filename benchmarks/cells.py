@@ -22,7 +22,6 @@ from podracer.cli.train import TrainOptions
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.devices.startup import Hosts
-from podracer.io.entry_points import installed, package_of
 from podracer.ops.action_values import Munchausen
 from podracer.schedules import over_run
 
@@ -89,12 +88,6 @@ class Reference(NamedTuple):
             if self.name in cell.reference_names:
                 return cell
         raise KeyError(f"no cell is compared with {self.name}")
-
-
-def is_here(cell: Cell) -> bool:
-    """Return whether the recipe of a cell is the core's or an installed package's."""
-    recipe = cell.command.split()[0]
-    return not package_of(recipe) or recipe in installed("recipes")
 
 
 # --- cells ----------------------------------------------------------------------------------------

@@ -10,6 +10,18 @@ from pathlib import Path
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
     "deploy": ("export", "serve"),
+    "environments": (
+        "brax",
+        "craftax",
+        "craftax_ppo",
+        "jaxtari",
+        "jaxtari_ppo",
+        "jumanji",
+        "octax",
+        "octax_ppo",
+        "playground",
+        "xminigrid",
+    ),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 
