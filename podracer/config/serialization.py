@@ -95,6 +95,7 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
+    "Tournament": {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"},
 }
 
 
