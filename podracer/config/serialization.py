@@ -108,7 +108,7 @@ def without_retired(data: Any) -> Any:
         return [without_retired(item) for item in data]
     if not isinstance(data, dict):
         return data
-    retired = _RETIRED.get(data.get("kind", ""), {})
+    retired = _RETIRED.get(str(data.get("kind")), {})
     for name, value in retired.items():
         if data.get(name, value) != value:
             raise ConfigError(

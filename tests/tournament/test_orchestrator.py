@@ -592,7 +592,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"experiments": [MIXED[0]]}, "must be a tuple of Experiment objects, such as"),
         ({"experiments": (WRONG_KIND,)}, "Experiment.evaluations cannot be '3': it must be a"),
         ({"pods": "4"}, "Tournament.pods cannot be '4': it must be a whole number"),
-        ({"rounds": 3.0}, "Tournament.rounds cannot be 3.0: it must be a whole number"),
+        ({"rounds": 3.0}, "Tournament.rounds cannot be 3.0: write 3"),
         ({"selection": "Uniform"}, "Tournament.selection cannot be 'Uniform'"),
         ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
         ({"selection": selection.PopulationBased((Range("discount", 0.5, 5),))}, "discount must"),
