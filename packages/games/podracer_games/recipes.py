@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podracer.agents.alphazero import AlphaZero
+from podracer_games.alphazero import AlphaZero
 from podracer.agents.ppo import PPO
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig

@@ -98,7 +98,7 @@ def test_a_return_is_the_games_outcome_for_the_player_who_moves():
 @pytest.mark.slow
 def test_minimax_finds_the_values_of_a_solver():
     """With at most three empty places, three moves ahead are the whole game."""
-    from podracer.envs.opponents import action_values
+    from podracer_games.opponents import action_values
 
     game = pgx.make("tic_tac_toe")
     values = jax.jit(functools.partial(action_values, game, plies=3))

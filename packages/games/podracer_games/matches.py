@@ -14,11 +14,11 @@ import numpy as np
 from podracer.agent import Blueprint, policy_params
 from podracer.devices.mesh import fetch
 from podracer.envs.common import strongly_typed
-from podracer.envs.opponents import find_opponent
-from podracer.envs.pgx import load_game
+from podracer_games.opponents import find_opponent
+from podracer_games.board import load_game
 from podracer.errors import ConfigError
-from podracer.run.opponents import Move, find_game_name, trained_move
-from podracer.tournament.ratings import Ratings, rate
+from podracer_games.moves import Move, find_game_name, trained_move
+from podracer_games.ratings import Ratings, rate
 from podracer.types import PyTree
 
 

@@ -13,7 +13,7 @@ from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
 from podracer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from podracer.tournament.matches import MatchResults
+    from podracer_games.matches import MatchResults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,8 @@ def match(options: MatchOptions) -> int:
     """Run `podracer match`: play all pairs of players, and print ratings and results."""
     from podracer.devices.startup import use_compilation_cache
     from podracer.run.loading import load_run
-    from podracer.run.opponents import find_run
-    from podracer.tournament import matches
+    from podracer_games.moves import find_run
+    from podracer_games import matches
 
     if len(options.players) < 2:
         raise ConfigError("a match needs two players or more.")

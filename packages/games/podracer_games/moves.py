@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from podracer.agent import Blueprint
 from podracer.environment import AutoReset, AutoResetState, auto_reset
-from podracer.envs.model import WithModel
-from podracer.envs.opponents import find_opponent
-from podracer.envs.pgx import SelfPlay, load_game, observe
+from podracer_games.model import WithModel
+from podracer_games.opponents import find_opponent
+from podracer_games.board import SelfPlay, load_game, observe
 from podracer.errors import ConfigError
 from podracer.io.paths import user_path
 from podracer.types import PyTree, TimeStep

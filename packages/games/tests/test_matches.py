@@ -14,7 +14,7 @@ from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
-from podracer.tournament.ratings import rate
+from podracer_games.ratings import rate
 
 
 def test_two_players_differ_by_the_logit_of_their_score():
@@ -62,7 +62,7 @@ class TestMatches:
 
     def test_minimax_beats_random_play_and_an_untrained_policy_makes_legal_moves(self):
         from podracer.envs import make
-        from podracer.tournament import matches
+        from podracer_games import matches
 
         env = make("pgx:tic_tac_toe,opponent=self")
         agent = Blueprint(PPO(network=TorsoNetwork(MLP((4,)))), env.spec)
@@ -83,7 +83,7 @@ class TestMatches:
 
     def test_an_outcome_is_of_a_game_however_much_it_is_worth(self):
         """Kuhn poker pays one or two chips; everyone wins sometimes."""
-        from podracer.tournament import matches
+        from podracer_games import matches
 
         players = [matches.opponent_player("random")] * 2
         play = matches.make_play_games("kuhn_poker", players, 64)
@@ -91,7 +91,7 @@ class TestMatches:
 
     def test_players_who_remember_or_know_another_game_are_refused(self):
         from podracer.envs import make
-        from podracer.tournament import matches
+        from podracer_games import matches
 
         env = make("pgx:tic_tac_toe,opponent=self")
         network = TorsoNetwork(MLP((4,)), memory="gru", memory_size=4)
