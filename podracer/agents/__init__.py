@@ -1,7 +1,6 @@
 """Built-in agents, one file each; each is exported here."""
 
 from podracer.agents.a2c import A2C as A2C
-from podracer.agents.alphazero import AlphaZero as AlphaZero
 from podracer.agents.avril import AVRIL as AVRIL
 from podracer.agents.cloning import Cloning as Cloning
 from podracer.agents.ddpg import DDPG as DDPG

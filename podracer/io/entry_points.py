@@ -11,6 +11,16 @@ from typing import Any
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
     "deploy": ("export", "serve"),
+    "games": (
+        "game",
+        "match",
+        "model",
+        "AlphaZero",
+        "cartpole_alphazero",
+        "catch_alphazero",
+        "connect_four_alphazero",
+        "tic_tac_toe_ppo",
+    ),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 

@@ -25,7 +25,6 @@ from podracer.names import nearest
 from podracer.recipes import (
     arcade,
     atari,
-    board_games,
     cartpole,
     catch,
     memory,
@@ -43,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    arcade, atari, board_games, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
+    arcade, atari, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Experiment]] = {
     name: function

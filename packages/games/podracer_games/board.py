@@ -1,62 +1,58 @@
-"""The games of pgx (Koyamada et al. 2023): MinAtar, 2048, and board games of two players."""
+"""Board games of two players of pgx (Koyamada et al. 2023), against an opponent or by self-play."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import array_specs, check_known, import_optional, strongly_typed
-from podracer_games.opponents import Opponent, find_opponent, find_opponents, random_move
+from podracer.envs import pgx
+from podracer.envs.common import strongly_typed
+from podracer.envs.pgx import observe
 from podracer.errors import ConfigError
-from podracer.fields import struct
-from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
+from podracer_games.opponents import Opponent, find_opponent, random_move
 
 
-def pgx(
+def game(
     name: str,
-    opponent: Opponent | str | tuple[Opponent | str, ...] = "random",
+    opponent: Opponent | str = "random",
     evaluate_against: Opponent | str | None = None,
     opening_moves: int = 0,
 ) -> AutoReset:
-    """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
+    """Return a board game of two players of pgx: game:connect_four,opponent=self.
 
-    In a game of two players the agent plays one, redrawn for each game, and `opponent` the other:
-    `random`, `minimax-DEPTH` or a function. Of several, a tuple or names between plus signs, each
-    game draws one. With `self` the agent moves for both, after up to `opening_moves` random moves.
-    It is evaluated against the opponent `evaluate_against`, by default the one of training, and
-    after self-play a random one. Raises `ConfigError` where pgx is not installed, for an unknown
-    game or opponent, for more than two players, and for opening moves that are not of self-play.
+    The agent plays one player, redrawn for each game, and `opponent` the other: `random`,
+    `minimax-DEPTH` or a function. With `self` the agent moves for both, after up to `opening_moves`
+    random moves. It is evaluated against the opponent `evaluate_against`, by default the one of
+    training, and after self-play a random one. Raises `ConfigError` where pgx is not installed, for
+    an unknown game or opponent, for a game that has not two players, and for opening moves that are
+    not of self-play.
     """
     if opponent == "self":
         evaluation_opponent = find_opponent(evaluate_against or "random", name)
         return auto_reset(SelfPlay(name, evaluation_opponent, opening_moves))
     if opening_moves:
         raise ConfigError("opening_moves are those of self-play: take them with opponent=self.")
-    opponents = find_opponents(opponent, name)
-    if opponents != (random_move,):
-        require_two_players(name)
-    if len(opponents) == 1 and evaluate_against is None:
-        return auto_reset(Pgx(name, opponents[0]))
-    evaluation = () if evaluate_against is None else (find_opponent(evaluate_against, name),)
-    return auto_reset(PoolPlay(name, opponents, evaluation))
+    evaluation = None if evaluate_against is None else find_opponent(evaluate_against, name)
+    return auto_reset(Game(name, find_opponent(opponent, name), evaluation))
 
 
 @dataclasses.dataclass(frozen=True)
-class Pgx:
-    """One game, without restarts.
+class Game:
+    """One game against an opponent, without restarts.
 
-    The observation is a dictionary of `board` and `action_mask`; in MinAtar, where every action is
-    legal, it is an array.
+    The observation is a dictionary of `board` and `action_mask`. `for_evaluation` is the game
+    against `evaluation_opponent`, by default the same one.
     """
 
     name: str
     opponent: Opponent = random_move
+    evaluation_opponent: Opponent | None = None
 
     def __post_init__(self) -> None:
         load_game(self.name)
@@ -64,6 +60,9 @@ class Pgx:
     @property
     def spec(self) -> EnvironmentSpec:
         return load_game(self.name)[1]
+
+    def for_evaluation(self) -> Game:
+        return Game(self.name, self.evaluation_opponent or self.opponent)
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = load_game(self.name)
@@ -86,8 +85,6 @@ class Pgx:
     ) -> tuple[PyTree, jax.Array]:
         """Let the opponent move until it is the agent's turn; add the rewards of its moves."""
         env, _ = load_game(self.name)
-        if env.num_players == 1:
-            return state, reward
 
         def is_opponent_turn(carry: tuple[Any, ...]) -> jax.Array:
             _, state, _ = carry
@@ -123,7 +120,7 @@ class SelfPlay:
     opening_moves: int = 0
 
     def __post_init__(self) -> None:
-        require_two_players(self.name)
+        load_game(self.name)
         if not (isinstance(self.opening_moves, int) and self.opening_moves >= 0):
             raise ConfigError(f"opening_moves must be at least 0, but it is {self.opening_moves}.")
 
@@ -133,8 +130,8 @@ class SelfPlay:
         alternate = self.name not in ("backgammon", "leduc_holdem")
         return dataclasses.replace(spec, takes_turns=True, turns_alternate=alternate)
 
-    def for_evaluation(self) -> Pgx:
-        return Pgx(self.name, self.evaluation_opponent)
+    def for_evaluation(self) -> Game:
+        return Game(self.name, self.evaluation_opponent)
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = load_game(self.name)
@@ -171,80 +168,12 @@ class SelfPlay:
         return state, dataclasses.replace(timestep, discount=turn * timestep.discount)
 
 
-@struct
-class PoolState:
-    """State of `PoolPlay`."""
-
-    game: PyTree
-    opponent: jax.Array  # i32 [], which of the opponents plays this game
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolPlay:
-    """One game of two players against one of several opponents, without restarts.
-
-    Each game draws one, uniformly. `for_evaluation` is the game against `evaluation_opponents`, by
-    default the same ones. Under `vmap` all opponents move in all games, and one move is taken.
-    """
-
-    name: str
-    opponents: tuple[Opponent, ...]
-    evaluation_opponents: tuple[Opponent, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_two_players(self.name)
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        return load_game(self.name)[1]
-
-    def for_evaluation(self) -> PoolPlay:
-        return PoolPlay(self.name, self.evaluation_opponents or self.opponents)
-
-    def reset(self, key: jax.Array) -> tuple[PoolState, TimeStep]:
-        draw_key, start_key = jax.random.split(key)
-        opponent = jax.random.randint(draw_key, (), 0, len(self.opponents), jnp.int32)
-        game, timestep = self._against(opponent).reset(start_key)
-        return PoolState(game, opponent), timestep
-
-    def step(
-        self, key: jax.Array, state: PoolState, action: jax.Array
-    ) -> tuple[PoolState, TimeStep]:
-        game, timestep = self._against(state.opponent).step(key, state.game, action)
-        return PoolState(game, state.opponent), timestep
-
-    def _against(self, number: jax.Array) -> Pgx:
-        """Return the game against the opponent of a number, i32 []."""
-
-        def move(key: jax.Array, game: Any, state: PyTree) -> jax.Array:
-            moves = [partial(opponent, key, game) for opponent in self.opponents]
-            return jax.lax.switch(number, moves, state)
-
-        return Pgx(self.name, move)
-
-
-def require_two_players(name: str) -> None:
-    """Raise `ConfigError` for a game of one player."""
-    if load_game(name)[0].num_players != 2:
-        raise ConfigError(f"pgx:{name} has one player: it needs no opponent.")
-
-
-def observe(name: str, state: PyTree) -> PyTree:
-    """Return what the player who is to move observes in a state of a game."""
-    if name.startswith("minatar"):
-        return state.observation
-    return {"board": state.observation, ACTION_MASK: state.legal_action_mask}
-
-
 @functools.cache
 def load_game(name: str) -> tuple[Any, EnvironmentSpec]:
-    """Return a game of pgx by name and its specification; `ConfigError` if there is none."""
-    library = import_optional("pgx", f"pgx:{name}", "pgx")
-    check_known(name, library.available_envs(), "pgx has no game")
-    with jax.ensure_compile_time_eval():
-        env = library.make(name)
+    """Return a game of pgx and its specification; `ConfigError` if it has not two players."""
+    env, spec = pgx.load_game(name)
+    if env.num_players == 1:
+        raise ConfigError(f"{name} has one player: it is pgx:{name}.")
     if env.num_players > 2:
-        raise ConfigError(f"pgx:{name} has {env.num_players} players; one or two are possible.")
-    state = jax.eval_shape(env.init, jax.random.key(0))
-    observation = array_specs(observe(name, state))
-    return env, EnvironmentSpec(f"pgx:{name}", observation, Discrete(int(env.num_actions)))
+        raise ConfigError(f"{name} has {env.num_players} players: take a game of two.")
+    return env, dataclasses.replace(spec, name=f"game:{name}")

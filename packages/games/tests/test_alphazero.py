@@ -13,15 +13,15 @@ from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of
 
 from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
-from podracer_games.alphazero import AlphaZero
 from podracer.agents.common import epochs
 from podracer.agents.planning import gumbel
 from podracer.checks import check_agent, check_environment
 from podracer.envs import make
-from podracer_games.model import WithModel
 from podracer.errors import ConfigError
 from podracer.evaluate import make_evaluator
 from podracer.networks import MLP, TorsoNetwork
+from podracer_games.alphazero import AlphaZero
+from podracer_games.model import WithModel
 
 SMALL = TorsoNetwork(MLP((8,)))
 
