@@ -22,6 +22,7 @@ PAGES = {  # file of the repository -> page of the site
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
     "packages/deploy/README.md": "packages/deploy.md",
+    "packages/games/README.md": "packages/games.md",
     "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
@@ -57,9 +58,9 @@ reliability
 reports
 tournaments
 learn-from-data
-self-play
 meta-learning
 packages/deploy
+packages/games
 packages/trading
 deployment
 ```

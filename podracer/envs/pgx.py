@@ -9,19 +9,21 @@ from typing import Any
 import jax
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
+from podracer.envs.catalog import make
 from podracer.envs.common import array_specs, check_known, import_optional, strongly_typed
 from podracer.errors import ConfigError
-from podracer.io.entry_points import package_of
 from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
-def pgx(name: str) -> AutoReset:
+def pgx(name: str, **options: Any) -> AutoReset:
     """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
 
-    Raises `ConfigError` where pgx is not installed, for an unknown game and for one of several
-    players.
+    One of two players is made by the package podracer-games. Raises `ConfigError` where pgx or that
+    is not installed, and for an unknown game.
     """
-    return auto_reset(Pgx(name))
+    if load_game(name)[0].num_players == 2:
+        return make(f"game:{name}", **options)
+    return auto_reset(Pgx(name, **options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +38,7 @@ class Pgx:
 
     def __post_init__(self) -> None:
         if (players := load_game(self.name)[0].num_players) != 1:
-            hint = package_of(f"game:{self.name}") if players == 2 else "take a game of fewer."
-            raise ConfigError(f"pgx:{self.name} has {players} players: {hint}")
+            raise ConfigError(f"pgx:{self.name} has {players} players: take a game of one or two.")
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -64,7 +64,7 @@ class TestMatches:
         from podracer.envs import make
         from podracer_games import matches
 
-        env = make("pgx:tic_tac_toe,opponent=self")
+        env = make("game:tic_tac_toe,opponent=self")
         agent = Blueprint(PPO(network=TorsoNetwork(MLP((4,)))), env.spec)
         state = agent.build().init(jax.random.key(0), 1)
         players = [
@@ -93,7 +93,7 @@ class TestMatches:
         from podracer.envs import make
         from podracer_games import matches
 
-        env = make("pgx:tic_tac_toe,opponent=self")
+        env = make("game:tic_tac_toe,opponent=self")
         network = TorsoNetwork(MLP((4,)), memory="gru", memory_size=4)
         agent = Blueprint(PPO(network=network), env.spec)
         state = agent.build().init(jax.random.key(0), 1)
@@ -101,9 +101,9 @@ class TestMatches:
         with pytest.raises(ConfigError, match="mine remembers the game"):
             matches.play_matches("tic_tac_toe", [player, matches.opponent_player("random")], 1, 0)
         with pytest.raises(ConfigError, match=r"the same game, not connect_four, tic_tac_toe"):
-            matches.common_game([env, make("pgx:connect_four")])
+            matches.common_game([env, make("game:connect_four")])
         for other in ("catch", "pgx:minatar-breakout"):
-            with pytest.raises(ConfigError, match="need a game of two players"):
+            with pytest.raises(ConfigError, match="need a board game"):
                 matches.common_game([make(other)])
 
     @pytest.mark.slow
