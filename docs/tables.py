@@ -89,7 +89,7 @@ plan, which is the most computation for a frame. R2D2 and `--memory lstm` are fo
     text += "## Agents\n\nWhat each agent can be built for, with its default settings:\n\n"
     text += table(["agent", "observations", "actions"], rows)
     return text + (
-        "\nAlphaZero plans in the environment itself (`model:NAME`), Disco needs the file of a rule, "
+        "\nDisco needs the file of a rule, "
         "and LPG and\nDiscoDiscovery need `lifetimes:NAME`, so they can be built for no task alone.\n"
     )
 

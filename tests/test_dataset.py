@@ -40,7 +40,6 @@ from podracer.envs.cartpole import CartPole
 from podracer.envs.data import replay
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.lifetimes import Lifetimes
-from podracer.envs.model import WithModel
 from podracer.envs.partial import partial as partially_observed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
@@ -318,11 +317,8 @@ def test_a_file_decides_no_import(tmp_path):
     "adapter",
     [
         "partial:{},hide=0",
-        "model:{}",
-        "lifetimes:model:{}",
         auto_reset,
         partial(partially_observed, hide=0),
-        WithModel,
         Lifetimes,
         DeviceEnvironments,
     ],

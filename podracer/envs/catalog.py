@@ -21,7 +21,6 @@ from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
 from podracer.envs.lifetimes import Lifetimes
-from podracer.envs.model import WithModel
 from podracer.envs.partial import partial as partially_observed
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
@@ -108,10 +107,6 @@ ENVIRONMENTS = {
 }
 
 ADAPTERS = {
-    "model": Adapter(
-        lambda name, **options: WithModel(make(name, **options)),
-        "another device environment with its state in observations, to plan in: model:catch",
-    ),
     "partial": Adapter(
         _partial,
         "another device environment without components of its observation: partial:pendulum,hide=2",
@@ -143,13 +138,9 @@ ADAPTERS = {
     ),
     "pgx": Adapter(
         _lazy("pgx"),
-        "MinAtar, 2048 and board games of pgx, such as pgx:minatar-breakout or pgx:connect_four",
+        "MinAtar and 2048 of pgx, such as pgx:minatar-breakout",
         "pgx",
         spaces=Spaces(("vector", "image"), ("discrete",)),
-        spaces_by_name={
-            "tic_tac_toe": Spaces(("image",), ("discrete",)),
-            "connect_four": Spaces(("image",), ("discrete",)),
-        },
     ),
     "gymnasium": Adapter(
         _lazy("host.gymnasium"),
@@ -284,8 +275,8 @@ def spaces_of(name: str) -> Spaces:
     prefix, _, suffix = name.partition(":")
     if name in ENVIRONMENTS or prefix not in ADAPTERS:
         return spaces_of_spec(make(name).spec)
-    if prefix in ("model", "partial", "lifetimes") and suffix != "NAME":
-        inner = spaces_of(suffix if prefix == "model" else suffix.partition(",")[0])
+    if prefix in ("partial", "lifetimes") and suffix != "NAME":
+        inner = spaces_of(suffix.partition(",")[0])
         return inner._replace(observation=("dict",)) if prefix == "lifetimes" else inner
     adapter = ADAPTERS[prefix]
     names = (suffix, suffix.partition(",")[0])

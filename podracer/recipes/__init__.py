@@ -24,7 +24,6 @@ from podracer.io.paths import user_path
 from podracer.names import nearest
 from podracer.recipes import (
     atari,
-    board_games,
     cartpole,
     catch,
     memory,
@@ -42,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    atari, board_games, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
+    atari, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Experiment]] = {
     name: function

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,17 +15,6 @@ from podracer.types import PyTree
 
 # A function of a key, a game of pgx and its state that returns a legal action, i32 [].
 Opponent = Callable[[jax.Array, Any, PyTree], jax.Array]
-
-
-def find_opponents(
-    opponents: Opponent | str | tuple[Opponent | str, ...], game: str
-) -> tuple[Opponent, ...]:
-    """Return opponents as `find_opponent` does; the names of several stand between plus signs."""
-    if isinstance(opponents, str):
-        opponents = tuple(opponents.split("+"))
-    if not isinstance(opponents, tuple):
-        opponents = (opponents,)
-    return tuple(find_opponent(opponent, game) for opponent in opponents)
 
 
 def find_opponent(opponent: Opponent | str, game: str = "") -> Opponent:
@@ -44,9 +32,8 @@ def find_opponent(opponent: Opponent | str, game: str = "") -> Opponent:
         _require_no_chance(game)
         return minimax_move(int(match[1]))
     raise ConfigError(
-        f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or to "
-        f"train against the directory of a run, which would be {Path(name).absolute()}; "
-        "self-play is the environment's `opponent=self`, without others."
+        f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or for "
+        "self-play the environment's `opponent=self`."
     )
 
 
@@ -99,5 +86,5 @@ def _require_no_chance(game: str) -> None:
     if game in ("backgammon", "kuhn_poker", "leduc_holdem"):
         raise ConfigError(
             f"minimax cannot look ahead in {game}, where dice or hidden cards decide: take "
-            "`random`, or in training the directory of a run."
+            "`random`."
         )

@@ -14,7 +14,7 @@ from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
-from podracer.tournament.ratings import rate
+from podracer_games.ratings import rate
 
 
 def test_two_players_differ_by_the_logit_of_their_score():
@@ -62,9 +62,9 @@ class TestMatches:
 
     def test_minimax_beats_random_play_and_an_untrained_policy_makes_legal_moves(self):
         from podracer.envs import make
-        from podracer.tournament import matches
+        from podracer_games import matches
 
-        env = make("pgx:tic_tac_toe,opponent=self")
+        env = make("game:tic_tac_toe,opponent=self")
         agent = Blueprint(PPO(network=TorsoNetwork(MLP((4,)))), env.spec)
         state = agent.build().init(jax.random.key(0), 1)
         players = [
@@ -83,7 +83,7 @@ class TestMatches:
 
     def test_an_outcome_is_of_a_game_however_much_it_is_worth(self):
         """Kuhn poker pays one or two chips; everyone wins sometimes."""
-        from podracer.tournament import matches
+        from podracer_games import matches
 
         players = [matches.opponent_player("random")] * 2
         play = matches.make_play_games("kuhn_poker", players, 64)
@@ -91,9 +91,9 @@ class TestMatches:
 
     def test_players_who_remember_or_know_another_game_are_refused(self):
         from podracer.envs import make
-        from podracer.tournament import matches
+        from podracer_games import matches
 
-        env = make("pgx:tic_tac_toe,opponent=self")
+        env = make("game:tic_tac_toe,opponent=self")
         network = TorsoNetwork(MLP((4,)), memory="gru", memory_size=4)
         agent = Blueprint(PPO(network=network), env.spec)
         state = agent.build().init(jax.random.key(0), 1)
@@ -101,9 +101,9 @@ class TestMatches:
         with pytest.raises(ConfigError, match="mine remembers the game"):
             matches.play_matches("tic_tac_toe", [player, matches.opponent_player("random")], 1, 0)
         with pytest.raises(ConfigError, match=r"the same game, not connect_four, tic_tac_toe"):
-            matches.common_game([env, make("pgx:connect_four")])
+            matches.common_game([env, make("game:connect_four")])
         for other in ("catch", "pgx:minatar-breakout"):
-            with pytest.raises(ConfigError, match="need a game of two players"):
+            with pytest.raises(ConfigError, match="need a board game"):
                 matches.common_game([make(other)])
 
     @pytest.mark.slow

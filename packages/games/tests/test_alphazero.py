@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of
+from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of, slow
 
-from podracer.agent import Blueprint
+import podracer
+from podracer import recipes
+from podracer.agent import Agent, Blueprint, Context
 from podracer.agents.a2c import A2C
-from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import epochs
+from podracer.agents.common.value_based import require_for_rule
 from podracer.agents.planning import gumbel
 from podracer.checks import check_agent, check_environment
+from podracer.config.serialization import read_experiment
+from podracer.devices.mesh import find_devices, make_mesh
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
 from podracer.envs import make
-from podracer.envs.model import WithModel
+from podracer.envs.probes import GAMMA, PROBES
 from podracer.errors import ConfigError
 from podracer.evaluate import make_evaluator
+from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
+from podracer.types import TimeStep
+from podracer_games.alphazero import AlphaZero
+from podracer_games.model import WithModel
 
 SMALL = TorsoNetwork(MLP((8,)))
 
@@ -179,6 +190,72 @@ def test_refuses_what_nothing_can_plan_in():
         AlphaZero(network=SMALL).build(make("model:pendulum").spec)
     with pytest.raises(ConfigError, match="object is not a device environment"):
         WithModel(object())
+
+
+@pytest.mark.parametrize(
+    ("probe", "updates"),
+    [
+        ("policy", 100),
+        *(slow(name, 200) for name in ("constant", "observation", "discount", "action", "timeout")),
+    ],
+)
+def test_values_and_actions_of_the_probes(probe, updates):
+    """It learns the known values and the known actions."""
+    settings = AlphaZero(
+        network=TorsoNetwork(MLP((16,), "tanh")),
+        learning_rate=0.01,
+        discount=GAMMA,
+        num_simulations=4,
+    )
+    env, mesh = make(f"model:probe:{probe}"), make_mesh(find_devices(1))
+    config = AnakinConfig(32, 8, updates_per_chunk=50)
+    blueprint, known = Blueprint(settings, env.spec, Context(8)), PROBES[probe]
+    state = init_state(blueprint, env, mesh, config, jax.random.key(0))
+    *_, progress = anakin(blueprint, env, mesh, config, state, num_updates=updates)
+    agent, learner = blueprint.build(), progress.state.learner
+    observation = with_states(agent, jnp.array([seen for seen, _ in known.values]))
+    count = len(known.values)
+    ones = jnp.ones(count)
+    timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
+    keys, params = jax.random.split(jax.random.key(0), count), agent.actor_params(learner)
+    action, _, _ = agent.act(params, agent.carry(count), timestep, keys, False)
+    values = methods_of(agent).predict(params, observation["observation"])[1]
+    np.testing.assert_allclose(values, [value for _, value in known.values], atol=0.1)
+    if known.best_actions:
+        np.testing.assert_array_equal(action, known.best_actions)
+
+
+def with_states(agent: Agent, observations: jax.Array) -> Any:
+    """The observations with states that show them, from the first two timesteps of episodes."""
+    model, keys = methods_of(agent).model, jax.random.split(jax.random.key(0), 16)
+    state, first = jax.vmap(model.reset)(keys)
+    next_state, second = jax.vmap(model.step)(keys, state, jnp.zeros(16, jnp.int32))
+    shown = jnp.concatenate([first.observation, second.observation])
+    rows = (shown[None] == observations[:, None]).all(-1).argmax(-1)
+    states = jax.tree.map(lambda x, y: jnp.concatenate([x, y])[rows], state, next_state)
+    return {"observation": observations, "state": states}
+
+
+def test_a_run_resumes_to_the_bit(tmp_path):
+    experiment = dataclasses.replace(
+        recipes.find("catch_alphazero"),
+        agent=AlphaZero(network=SMALL, num_simulations=2),
+        driver=AnakinConfig(8, 4, updates_per_chunk=1),
+        frames=4 * 32,
+        evaluations=0,
+        devices=1,
+    )
+    podracer.train(experiment, run_dir=tmp_path / "whole")
+    podracer.train(experiment, run_dir=tmp_path / "parts", frames=2 * 32)
+    resumed = read_experiment(tmp_path / "parts")
+    assert resumed.agent == experiment.agent  # its class is found by its name
+    podracer.train(resumed, run_dir=tmp_path / "parts", resume=True, frames=4 * 32)
+    assert stored_fingerprint(tmp_path / "whole") == stored_fingerprint(tmp_path / "parts")
+
+
+def test_no_update_rule_learns_where_a_state_is_shown():
+    with pytest.raises(ConfigError, match="include its state or its task"):
+        require_for_rule(make("model:catch").spec)
 
 
 def test_other_agents_may_see_the_state():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,13 +14,18 @@ import numpy as np
 
 from podracer.agent import Blueprint, policy_params
 from podracer.devices.mesh import fetch
+from podracer.environment import AutoReset, AutoResetState, auto_reset
 from podracer.envs.common import strongly_typed
-from podracer.envs.opponents import find_opponent
-from podracer.envs.pgx import load_game
+from podracer.envs.pgx import observe
 from podracer.errors import ConfigError
-from podracer.run.opponents import Move, find_game_name, trained_move
-from podracer.tournament.ratings import Ratings, rate
-from podracer.types import PyTree
+from podracer.types import PyTree, TimeStep
+from podracer_games.board import SelfPlay, load_game
+from podracer_games.model import WithModel
+from podracer_games.opponents import find_opponent
+from podracer_games.ratings import Ratings, rate
+
+Move = Callable[[PyTree, jax.Array, Any, PyTree], jax.Array]
+"""A function of parameters, a key, a game of pgx and its state that returns a legal action."""
 
 
 class Player(NamedTuple):
@@ -59,16 +65,47 @@ def trained_player(
     return Player(name, move, policy_params(blueprint.build(), state))
 
 
-def check_player(name: str, blueprint: Blueprint, env: Any) -> None:
-    """Raise `ConfigError` if an agent that learns in `env` cannot play matches; compute nothing."""
-    game, _ = load_game(find_game_name(env))
+def trained_move(name: str, blueprint: Blueprint, env: Any, *, sampled: bool) -> Move:
+    """Return the moves of an agent, called `name`, that learned in `env`.
 
-    def first_move(key: jax.Array) -> jax.Array:
-        state = blueprint.build().init(key, 1)
-        player = trained_player(name, blueprint, env, state, sampled=True)
-        return player.move(player.params, key, game, game.init(key))
+    The first raises `ConfigError` for an agent with memory: a player sees a position only. An agent
+    that plans in the game does so for both players, whomever it trained against.
+    """
+    game_name, shows_state = find_game_name(env), isinstance(env, WithModel)
+    if shows_state:
+        spec = WithModel(auto_reset(SelfPlay(game_name))).spec
+        blueprint = dataclasses.replace(blueprint, spec=spec)
+    agent = blueprint.build()
 
-    jax.eval_shape(first_move, jax.random.key(0))
+    def move(params: PyTree, key: jax.Array, game: Any, position: PyTree) -> jax.Array:
+        observation = observe(game_name, position)
+        if shows_state:
+            observation = {
+                "observation": observation,
+                "state": AutoResetState(position, jnp.bool_(False)),
+            }
+        rows = jax.tree.map(lambda x: x[None], observation)
+        no = jnp.zeros(1, bool)
+        timestep = TimeStep(rows, jnp.zeros(1), jnp.ones(1), no, no)
+        memory = agent.carry(1)
+        action, _, new_memory = agent.act(params, memory, timestep, key[None], sampled)
+        leaves = map(jax.tree.leaves, (memory, new_memory))
+        if any(x is not y for x, y in zip(*leaves, strict=True)):
+            raise ConfigError(
+                f"{name} remembers the game: take an agent whose network has no memory."
+            )
+        return action[0]
+
+    return move
+
+
+def find_game_name(env: Any) -> str:
+    """Return the name of an environment's game. Raises `ConfigError` if it has not two players."""
+    inner = env.environment if isinstance(env, WithModel) else env
+    name = getattr(inner.inner, "name", "") if isinstance(inner, AutoReset) else ""
+    if not env.spec.name.startswith("game:"):
+        raise ConfigError(f"matches need a board game, and not {env.spec.name}.")
+    return name
 
 
 def opponent_player(name: str) -> Player:

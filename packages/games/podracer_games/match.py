@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import Limits, Seed
+from podracer.cli.arguments import Limits, Seed, parse
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
 from podracer.errors import ConfigError
+from podracer.io.paths import user_path
 
 if TYPE_CHECKING:
-    from podracer.tournament.matches import MatchResults
+    from podracer_games.matches import MatchResults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +39,19 @@ class MatchOptions:
     """Print one JSON object."""
 
 
-def match(options: MatchOptions) -> int:
-    """Run `podracer match`: play all pairs of players, and print ratings and results."""
+def match(arguments: Sequence[str]) -> int:
+    """Let runs play each other in a board game, and rate them."""
+    options = parse(MatchOptions, "match", arguments, description=match.__doc__ or "")
     from podracer.devices.startup import use_compilation_cache
     from podracer.run.loading import load_run
-    from podracer.run.opponents import find_run
-    from podracer.tournament import matches
+    from podracer_games import matches
 
     if len(options.players) < 2:
         raise ConfigError("a match needs two players or more.")
     use_compilation_cache()
     players, environments = [], []
     for name in options.players:
-        directory, pod = find_run(name)
+        directory, pod = _find_run(name)
         if directory is None:
             players.append(matches.opponent_player(name))
             continue
@@ -58,7 +61,6 @@ def match(options: MatchOptions) -> int:
             recipe=experiment,
             pod=pod,
             checkpoint=options.checkpoint,
-            opponents="none",
         )
         environments.append(run.env)
         sampled = options.policy == "sampled"
@@ -76,6 +78,17 @@ def match(options: MatchOptions) -> int:
     else:
         _print(table)
     return 0
+
+
+def _find_run(name: str) -> tuple[Path | None, int | None]:
+    """Return the directory and the pod that a name, `RUN` or `RUN:POD`, means, None for neither."""
+    name = str(user_path(name))
+    directory, _, pod = name.rpartition(":")
+    if Path(name).is_dir():
+        return Path(name), None
+    if pod.isdecimal() and directory and Path(directory).is_dir():
+        return Path(directory), int(pod)
+    return None, None
 
 
 def _figures(table: MatchResults) -> dict[str, Any]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from podracer.environment import Environment, HasEvaluation, Renderable, refuse_data_set
+from podracer.envs import make
 from podracer.envs.common import array_specs
 from podracer.errors import ConfigError
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
+
+
+def model(name: str, **options: Any) -> WithModel:
+    """Another device environment with its state in observations, to plan in: model:catch."""
+    return WithModel(make(name, **options))
 
 
 @dataclasses.dataclass(frozen=True)

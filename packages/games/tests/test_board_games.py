@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from walk import methods_of, slow
 from podracer.agent import Blueprint
 from podracer.agents.muzero import MuZero
 from podracer.agents.planning.gumbel import next_discount
-from podracer.checks import check_agent
+from podracer.checks import check_agent, check_environment
 from podracer.environment import evaluation_environment
 from podracer.envs import make
 from podracer.errors import ConfigError
@@ -64,7 +63,7 @@ def solve(own: frozenset[int], other: frozenset[int]) -> int:
 
 
 def test_the_turn_passes_with_every_move_and_a_reward_is_the_movers():
-    timesteps, actions = random_games("pgx:tic_tac_toe,opponent=self", 20, 32)
+    timesteps, actions = random_games("game:tic_tac_toe,opponent=self", 20, 32)
     board = np.asarray(timesteps.observation["board"]).reshape(21, 32, 9, 2)
     reward, discount = np.asarray(timesteps.reward), np.asarray(timesteps.discount)
     ends = 0
@@ -84,7 +83,7 @@ def test_the_turn_passes_with_every_move_and_a_reward_is_the_movers():
 
 def test_a_return_is_the_games_outcome_for_the_player_who_moves():
     """The winner's moves are worth 1 and the loser's -1, all the way back to the first one."""
-    timesteps, _ = random_games("pgx:tic_tac_toe,opponent=self", 20, 32)
+    timesteps, _ = random_games("game:tic_tac_toe,opponent=self", 20, 32)
     zeros, valid = jnp.zeros((20, 32)), jnp.ones((20, 32), bool)
     returns = lambda_returns(zeros, zeros, timesteps.reward[1:], timesteps.discount[1:], valid, 1.0)
     ended = np.asarray(timesteps.discount)[1:] == 0
@@ -98,7 +97,7 @@ def test_a_return_is_the_games_outcome_for_the_player_who_moves():
 @pytest.mark.slow
 def test_minimax_finds_the_values_of_a_solver():
     """With at most three empty places, three moves ahead are the whole game."""
-    from podracer.envs.opponents import action_values
+    from podracer_games.opponents import action_values
 
     game = pgx.make("tic_tac_toe")
     values = jax.jit(functools.partial(action_values, game, plies=3))
@@ -119,25 +118,45 @@ def test_minimax_finds_the_values_of_a_solver():
 def test_minimax_is_seldom_beaten_and_random_play_often_beats_random_play():
     losses = {}
     for opponent in ("random", "minimax-2"):
-        timesteps, _ = random_games(f"pgx:tic_tac_toe,opponent={opponent}", 20, 32)
+        timesteps, _ = random_games(f"game:tic_tac_toe,opponent={opponent}", 20, 32)
         reward = np.asarray(timesteps.reward)
         losses[opponent] = (reward > 0).sum() / (np.asarray(timesteps.discount) == 0).sum()
     assert losses["minimax-2"] < 0.15 < 0.3 < losses["random"]
 
 
+@pytest.mark.parametrize("game", ["tic_tac_toe", slow("connect_four"), slow("go_9x9")])
+def test_keeps_the_contract(game):
+    name = f"game:{game}"
+    env = make(name)
+    assert check_environment(env).name == name
+    assert env == make(f"pgx:{game}")  # its name in runs of before
+    assert hash(env) == hash(make(name))
+
+
+def test_games_are_won_lost_and_drawn_against_an_opponent():
+    """Rewards come once a game, at its end."""
+    timesteps, _ = random_games("game:tic_tac_toe", 40, 128)
+    reward, discount = np.asarray(timesteps.reward), np.asarray(timesteps.discount)
+    assert set(np.unique(reward)) == {-1.0, 0.0, 1.0}
+    assert (reward[discount == 1] == 0).all()
+    # The board before our move is empty, or has one stone of the other, when a game begins.
+    boards = np.asarray(timesteps.observation["board"])[np.asarray(timesteps.first)]
+    assert set(np.unique(boards.reshape(len(boards), -1).sum(-1))) == {0, 1}
+
+
 def test_self_play_is_evaluated_against_the_opponent_also_where_the_state_is_shown():
-    for name in ("pgx:tic_tac_toe", "model:pgx:tic_tac_toe"):
+    for name in ("game:tic_tac_toe", "model:game:tic_tac_toe"):
         env = make(f"{name},opponent=self,evaluate_against=minimax-2")
         evaluation = evaluation_environment(env)
         inner = getattr(evaluation, "environment", evaluation).inner
-        assert inner.opponent is make("pgx:tic_tac_toe,opponent=minimax-2").inner.opponent
+        assert inner.opponent is make("game:tic_tac_toe,opponent=minimax-2").inner.opponent
         assert env.spec.takes_turns
         shapes = [jax.tree.map(jnp.shape, e.reset(jax.random.key(0))) for e in (env, evaluation)]
         assert shapes[0] == shapes[1]
 
 
 def test_games_of_self_play_begin_with_random_moves_that_end_none():
-    env = make("pgx:tic_tac_toe,opponent=self,opening_moves=4")
+    env = make("game:tic_tac_toe,opponent=self,opening_moves=4")
     keys = jax.random.split(jax.random.key(0), 512)
     stones = {
         name: np.asarray(jax.vmap(each.reset)(keys)[1].observation["board"]).reshape(512, 9, 2)
@@ -148,7 +167,7 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
     np.testing.assert_allclose(made / 512, 1 / 5, atol=0.06)
     assert len(np.unique(stones["training"], axis=0)) > 100  # 9 * 8 * 7 * 6 orders, fewer boards
 
-    full = make("pgx:tic_tac_toe,opponent=self,opening_moves=9").reset
+    full = make("game:tic_tac_toe,opponent=self,opening_moves=9").reset
     boards = np.asarray(jax.vmap(full)(keys)[1].observation["board"]).reshape(512, 9, 2)
     assert not any(wins(board[:, player]) for board in boards for player in (0, 1))
     assert boards.sum((1, 2)).max() == 8
@@ -157,14 +176,16 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("pgx:tic_tac_toe,opponent=3", "there is no opponent 3"),
-        ("pgx:tic_tac_toe,opponent=minmax", "there is no opponent 'minmax'"),
-        ("pgx:tic_tac_toe,opponent=runs/a", f"of a run, which would be {Path.cwd()}/runs/a;"),
-        ("pgx:tic_tac_toe,opponent=minimax-7", "`minimax-1` to `minimax-6`"),
-        ("pgx:tic_tac_toe,opponent=self,evaluate_against=self", "there is no opponent 'self'"),
-        ("pgx:minatar-breakout,opponent=self", "needs no opponent"),
-        ("pgx:tic_tac_toe,opening_moves=4", "are those of self-play: take them with opponent=self"),
-        ("pgx:tic_tac_toe,opponent=self,opening_moves=-1", "must be at least 0, but it is -1"),
+        ("game:tic_tac_toe,opponent=3", "there is no opponent 3"),
+        ("game:tic_tac_toe,opponent=minmax", "there is no opponent 'minmax'"),
+        ("game:tic_tac_toe,opponent=minimax-7", "`minimax-1` to `minimax-6`"),
+        ("game:tic_tac_toe,opponent=self,evaluate_against=self", "there is no opponent 'self'"),
+        ("game:minatar-breakout", "has one player: it is pgx:minatar-breakout"),
+        (
+            "game:tic_tac_toe,opening_moves=4",
+            "those of self-play: take them with opponent=self",
+        ),
+        ("game:tic_tac_toe,opponent=self,opening_moves=-1", "must be at least 0, but it is -1"),
     ],
 )
 def test_wrong_opponents_are_refused(name, sentence):
@@ -177,7 +198,7 @@ def test_wrong_opponents_are_refused(name, sentence):
 )
 def test_minimax_is_refused_where_chance_decides(options):
     with pytest.raises(ConfigError, match="cannot look ahead in kuhn_poker"):
-        make(f"pgx:kuhn_poker,{options}")
+        make(f"game:kuhn_poker,{options}")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +211,7 @@ def test_minimax_is_refused_where_chance_decides(options):
 )
 def test_whether_turns_alternate(game):
     """A discount of 1 says that the same player moves again, -1 that the other does."""
-    name = f"pgx:{game},opponent=self"
+    name = f"game:{game},opponent=self"
     spec, (timesteps, _) = make(name).spec, random_games(name, 40, 16)
     moves_again = (np.asarray(timesteps.discount)[1:] == 1) & ~np.asarray(timesteps.first)[1:]
     assert moves_again.any() != spec.turns_alternate
@@ -206,7 +227,7 @@ def test_whether_turns_alternate(game):
 def test_muzero_plans_for_two_players():
     """Values of the next state count against the player who moves."""
     for opponent, sign in (("self", -1.0), ("random", 1.0)):
-        spec = make(f"pgx:tic_tac_toe,opponent={opponent}").spec
+        spec = make(f"game:tic_tac_toe,opponent={opponent}").spec
 
         @jax.jit
         def discount(settings: MuZero, spec: EnvironmentSpec = spec) -> jax.Array:
