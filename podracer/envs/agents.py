@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import (
+    ChecksAgent,
     Renderable,
     evaluation_environment,
-    refuse_data_set,
     sibling_key,
 )
 from podracer.errors import WEIGHTED_SUM, ConfigError
@@ -46,8 +46,10 @@ class AgentsAsRows:
     def __post_init__(self) -> None:
         if type(self.num_agents) is not int or self.num_agents < 1:
             raise ConfigError(f"num_agents must be 1, 2, 3 and so on, not {self.num_agents!r}.")
-        refuse_data_set(self.env)
-        if isinstance(self.env, Renderable):  # set on the instance, where `isinstance` looks
+        # Optional features are set on the instance, where `isinstance` looks.
+        if isinstance(self.env, ChecksAgent):
+            object.__setattr__(self, "check_agent", self.env.check_agent)
+        if isinstance(self.env, Renderable):
             object.__setattr__(self, "render", lambda state: self.env.render(state.inner))
 
     @property
