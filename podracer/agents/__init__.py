@@ -18,7 +18,13 @@ from podracer.agents.rules.lpg.discovery import LPG as LPG
 from podracer.agents.rules.lpg.student import LPGStudent as LPGStudent
 from podracer.agents.sac import SAC as SAC
 from podracer.agents.stacx import Stacx as Stacx
+from podracer.io.entry_points import installed
 
 AGENTS: dict[str, type] = {
     name: kind for name, kind in list(globals().items()) if isinstance(kind, type)
 }
+
+
+def with_packages() -> dict[str, type]:
+    """Return all agents by name, also those of installed packages, which are imported."""
+    return AGENTS | {name: entry.load() for name, entry in installed("agents").items()}

@@ -72,20 +72,23 @@ def list_names(arguments: Sequence[str]) -> int:
 
 
 def _agents(observation: str | None, action: str | None) -> list[Row]:
-    from podracer.agents import AGENTS
+    from podracer.agents import AGENTS, with_packages
     from podracer.envs.catalog import ACTIONS, OBSERVATIONS
+    from podracer.io.entry_points import installed, summary
     from podracer.recipes.fitting import can_build
 
-    kinds = AGENTS.values()
+    texts = {name: _summary(kind) for name, kind in AGENTS.items()}
+    texts |= {name: summary(entry) for name, entry in installed("agents").items()}
     if observation or action:
         tasks = list(
             itertools.product(
                 (observation,) if observation else OBSERVATIONS, (action,) if action else ACTIONS
             )
         )
-        kinds = [kind for kind in kinds if any(can_build(kind(), *task) for task in tasks)]
-    rows = [{"name": kind.__name__, "description": _summary(kind)} for kind in kinds]
-    return sorted(rows, key=lambda row: row["name"])
+        fit = {name: any(can_build(kind(), *task) for task in tasks)
+               for name, kind in with_packages().items()}  # fmt: skip
+        texts = {name: text for name, text in texts.items() if fit[name]}
+    return [{"name": name, "description": texts[name]} for name in sorted(texts)]
 
 
 def _environments(observation: str | None, action: str | None) -> list[Row]:
