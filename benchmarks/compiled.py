@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 from harness import Quick
+from podracer.dataset import Dataset
 
 from podracer import recipes
 from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
-from podracer.dataset import Dataset
 from podracer.envs.catalog import make
 from podracer.types import Continuous
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 from harness import Quick, append
+from podracer.dataset import Dataset
 
 import podracer
 from podracer import recipes
-from podracer.dataset import Dataset
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
 
 RESULTS = Path(__file__).parent / "results" / "imitation.jsonl"

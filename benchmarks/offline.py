@@ -29,6 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 from harness import Quick, append
+from podracer.run.episodes import record_episodes
 from references import lines_of, pairs_of
 from results_suite import evaluations_of
 
@@ -40,7 +41,6 @@ from podracer.drivers.population import Pod
 from podracer.environment import HostEnvironments
 from podracer.evaluate import ActingRule
 from podracer.networks import MLP, TorsoNetwork
-from podracer.run.episodes import record_episodes
 
 OUT = Path(__file__).parent / "results" / "offline.jsonl"
 EPISODES, EVALUATIONS = 128, 10  # of an evaluation, of a run

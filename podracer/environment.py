@@ -146,8 +146,8 @@ class HasEvaluation(Protocol):
 class ChecksAgent(Protocol):
     """An environment in which not every agent that can be built for it can learn."""
 
-    def check_agent(self, agent: Any) -> None:
-        """Raise `ConfigError` for an `Agent` that cannot learn here, before a run begins."""
+    def check_agent(self, agent: Any, experiment: Any) -> None:
+        """Raise `ConfigError` for an `Agent` that cannot learn here, in a run of the experiment."""
         ...
 
 

@@ -11,6 +11,22 @@ from typing import Any
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
     "deploy": ("export", "serve"),
+    "offline": (
+        "data",
+        "record",
+        "AVRIL",
+        "Cloning",
+        "FromData",
+        "IQL",
+        "TD3BC",
+        "cartpole_avril",
+        "cartpole_cloning",
+        "cartpole_dqn_data",
+        "pendulum_iql",
+        "pendulum_iql_online",
+        "pendulum_sac_data",
+        "pendulum_td3_bc",
+    ),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 

@@ -60,7 +60,7 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     """Return the blueprint of the agent for its environment, and the environment."""
     blueprint, env = build_with(make_environment, experiment)
     if isinstance(env, ChecksAgent):
-        env.check_agent(blueprint.build())
+        env.check_agent(blueprint.build(), experiment)
     return blueprint, env
 
 
