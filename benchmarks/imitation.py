@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 from harness import Quick, append
-from podracer.dataset import Dataset
 
 import podracer
 from podracer import recipes
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
+from podracer_offline import Dataset
 
 RESULTS = Path(__file__).parent / "results" / "imitation.jsonl"
 EPISODES = 100  # of the expert, from which seeds draw

@@ -56,10 +56,10 @@ scaling
 reliability
 reports
 tournaments
-learn-from-data
 self-play
 meta-learning
 packages/deploy
+packages/offline
 packages/trading
 deployment
 ```

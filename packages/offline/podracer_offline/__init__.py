@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from podracer_offline.comparison import agreement as agreement
     from podracer_offline.avril import AVRIL as AVRIL
     from podracer_offline.cloning import Cloning as Cloning
+    from podracer_offline.comparison import agreement as agreement
     from podracer_offline.dataset import Dataset as Dataset
     from podracer_offline.environment import replay as replay
     from podracer_offline.episodes import record_episodes as record_episodes
