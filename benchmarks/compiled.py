@@ -30,8 +30,6 @@ from harness import Quick
 
 from podracer import recipes
 from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
-from podracer.envs.catalog import make
-from podracer.types import Continuous
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/results/compiled.jsonl"

@@ -323,9 +323,11 @@ def _in_32_bits(name: str, array: Any) -> np.ndarray:
         if name != "action" or rounded is array or not array.size:
             return rounded
         # The extremes may be an environment's bounds, and are rounded as those are.
-        box = Continuous.within(*(np.atleast_1d(f(array, axis=0)) for f in (np.min, np.max)))
-        clipped = np.clip(rounded, *(np.asarray(x, np.float32) for x in (box.low, box.high)))
-        return np.where(np.isfinite(rounded), clipped, rounded)
+        with np.errstate(over="ignore"):
+            low, high = (x.astype(np.float32) for x in (np.min(array, 0), np.max(array, 0)))
+        low = np.where(low < np.min(array, 0), np.nextafter(low, np.float32(np.inf)), low)
+        high = np.where(high > np.max(array, 0), np.nextafter(high, np.float32(-np.inf)), high)
+        return np.where(np.isfinite(rounded), np.clip(rounded, low, high), rounded)
     if array.dtype not in (np.int64, np.uint32, np.uint64):
         return array
     converted = array.astype(np.int32)

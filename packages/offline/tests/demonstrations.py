@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import podracer
+from podracer.environment import action_struct
 from podracer.types import ArraySpec, EnvironmentSpec
 from podracer_offline import Dataset
 from podracer_offline.records import Record
@@ -24,7 +25,8 @@ class Recorded:
     @property
     def spec(self) -> EnvironmentSpec:
         spec = self.inner.spec
-        record = Record(spec.observation, ArraySpec((), np.int32))
+        action = action_struct(spec)
+        record = Record(spec.observation, ArraySpec(action.shape, action.dtype))
         return dataclasses.replace(spec, observation=record)
 
 

@@ -307,7 +307,8 @@ def test_a_file_decides_no_import(tmp_path):
 def test_an_agent_that_acts_by_itself_is_refused_in_any_adapter_around_a_data_set(adapter):
     """It would learn from its own actions what the recorded ones led to."""
     driver = AnakinConfig(num_envs=64, rollout_length=1, updates_per_chunk=1)
-    experiment = Experiment(environment=adapter(replay(dataset())), agent=A2C(), driver=driver)
+    env = adapter(replay(dataset()))
+    experiment = Experiment(environment=env, agent=A2C(), driver=driver, frames=64)
     with pytest.raises(ConfigError, match="A2C learns from its own actions, and not from a data"):
         build(experiment)
 
@@ -616,7 +617,7 @@ def test_a_data_set_of_minari_is_named_by_its_id(monkeypatch):
     with pytest.raises(ConfigError, match=r"Minari has no data set walk/other-v0 .* not found loc"):
         make("data:minari:walk/other-v0")
     monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(ConfigError, match="needs the package minari: pip install"):
+    with pytest.raises(ConfigError, match="needs the package minari: `pip install"):
         make("data:minari:walk/random-v0")
 
 
