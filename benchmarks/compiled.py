@@ -116,7 +116,7 @@ def page(records: Records) -> str:
         "`python benchmarks/compiled.py` writes this page with the accelerators' own compilers and "
         "no device. Each device has the recipe's number of environments for a laptop. Numbers are "
         "those of one device, and of one update of it, or of one call of Sebulba's learner. "
-        "Nothing was run, so there are no times. `benchmarks/results/compiled.jsonl` has all "
+        "Nothing was run. So there are no times. `benchmarks/results/compiled.jsonl` has all "
         "figures. "
         f"Commit {', '.join(commits)}.",
         "",

@@ -80,7 +80,7 @@ def as_recorded(agent: Agent, spec: EnvironmentSpec) -> Agent:
     """
     if not isinstance(spec.observation, Record):
         return agent
-    inner, distribution = agent.distribution, None
+    describe, distribution = agent.distribution, None
 
     def act(params: Any, carry: Any, timestep: TimeStep, keys: jax.Array, explore: bool) -> Any:
         record = timestep.observation
@@ -89,10 +89,10 @@ def as_recorded(agent: Agent, spec: EnvironmentSpec) -> Agent:
             return action, extras, carry
         return record.action, extras, with_last_action(carry, record.action)
 
-    if inner is not None:
-
-        def distribution(params: Any, carry: Any, timestep: TimeStep) -> Any:
-            return inner(params, carry, without_record(timestep))
+    if describe is not None:
+        distribution = lambda params, carry, timestep: describe(  # noqa: E731
+            params, carry, without_record(timestep)
+        )
 
     learn = agent.learn if isinstance(agent.learn, Fused) else _stripped(agent.learn)
     return dataclasses.replace(agent, act=act, learn=learn, distribution=distribution)
