@@ -30,9 +30,6 @@ from harness import Quick
 
 from podracer import recipes
 from podracer.agents.rules.disco.rule_file import layer_shapes, stored_shape
-from podracer.dataset import Dataset
-from podracer.envs.catalog import make
-from podracer.types import Continuous
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/results/compiled.jsonl"
@@ -46,8 +43,6 @@ SLICES = {
 SCALED = ("cartpole_ppo", "catch", "lpg", "cartpole_dqn", "catch_muzero", "cartpole_sebulba")
 SECONDS = 900
 ERROR_CHARACTERS = 200  # of each on the page; the records have all
-FROM_DATA = ("cartpole_avril", "cartpole_cloning", "pendulum_iql")
-TRANSITIONS = 100_000  # of their data set
 DISCO = {"predictions": 600, "units": 256, "lifetime_units": 128}  # sizes of Disco103
 SETTINGS = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # those of the tests, for a CPU
 
@@ -62,8 +57,6 @@ def compile_one(recipe: str, target: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         if recipe.endswith("_disco"):
             command += ["--update-rule", write_rule(Path(directory))]
-        if recipe in FROM_DATA:
-            command += ["--environment", f"data:{write_data(Path(directory), recipe)}"]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT, env=env
@@ -85,26 +78,6 @@ def write_rule(directory: Path) -> str:
         arrays[f"{name}/b"] = np.zeros(shape[1:], np.float32)
     np.savez(directory / "rule.npz", **arrays)
     return str(directory / "rule.npz")
-
-
-def write_data(directory: Path, recipe: str) -> str:
-    """Write an episode of zeros in the recipe's environment, and return its file."""
-    name: Any = recipes.find(recipe).environment
-    spec = make(name).spec
-    is_end = np.arange(TRANSITIONS) == TRANSITIONS - 1
-    action = np.zeros(TRANSITIONS, np.int32)
-    if isinstance(spec.action, Continuous):
-        action = np.zeros((TRANSITIONS, spec.action.size), np.float32)
-    dataset = Dataset(
-        observation=np.zeros((TRANSITIONS, *spec.observation.shape), spec.observation.dtype),
-        action=action,
-        reward=np.zeros(TRANSITIONS, np.float32),
-        terminal=is_end,
-        timeout=np.zeros_like(is_end),
-        environment=name,
-    )
-    (directory / "data.npz").write_bytes(dataset.encode())
-    return str(directory / "data.npz")
 
 
 def summary(facts: dict[str, Any]) -> dict[str, Any]:
@@ -143,9 +116,8 @@ def page(records: Records) -> str:
         "`python benchmarks/compiled.py` writes this page with the accelerators' own compilers and "
         "no device. Each device has the recipe's number of environments for a laptop. Numbers are "
         "those of one device, and of one update of it, or of one call of Sebulba's learner. "
-        "Nothing was run, so there are no times. `benchmarks/results/compiled.jsonl` has all "
+        "Nothing was run. So there are no times. `benchmarks/results/compiled.jsonl` has all "
         "figures. "
-        f"Recipes that learn from data get a data set of {TRANSITIONS:,} transitions. "
         f"Commit {', '.join(commits)}.",
         "",
         "## Memory, in MiB",

@@ -28,8 +28,8 @@ from harness import Quick, append
 
 import podracer
 from podracer import recipes
-from podracer.dataset import Dataset
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
+from podracer_offline import Dataset
 
 RESULTS = Path(__file__).parent / "results" / "imitation.jsonl"
 EPISODES = 100  # of the expert, from which seeds draw

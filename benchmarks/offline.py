@@ -35,12 +35,13 @@ from results_suite import evaluations_of
 import podracer
 from podracer import recipes
 from podracer.agent import policy_params
+from podracer.agents.dqn import DQN
 from podracer.config.experiment import Experiment
 from podracer.drivers.population import Pod
 from podracer.environment import HostEnvironments
 from podracer.evaluate import ActingRule
 from podracer.networks import MLP, TorsoNetwork
-from podracer.run.episodes import record_episodes
+from podracer_offline import Dataset, FromData, record_episodes
 
 OUT = Path(__file__).parent / "results" / "offline.jsonl"
 EPISODES, EVALUATIONS = 128, 10  # of an evaluation, of a run
@@ -69,7 +70,7 @@ class Method:
 
     recipe: str
     frames: int
-    place: str = "data"  # of the data: the `data` environment, the `replay`, or `none`
+    from_data: bool = True  # or in the environment that the data come from
     start: str = ""
     agent: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -85,11 +86,8 @@ TASKS = {
         {
             "cloning": Method("cartpole_cloning", 256_000),
             "DQN": Method("cartpole_dqn", 32_000),
-            "DQN online": Method("cartpole_dqn", 16_000, "none"),
-            "DQN online, mixed replay": Method("cartpole_dqn", 16_000, "replay"),
-            "DQN online, from DQN": Method(
-                "cartpole_dqn", 16_000, "none", "DQN", {"epsilon": 0.05}
-            ),
+            "DQN online": Method("cartpole_dqn", 16_000, False),
+            "DQN online, from DQN": Method("cartpole_dqn", 16_000, False, "DQN", {"epsilon": 0.05}),
         },
     ),
     "pendulum": Task(
@@ -100,13 +98,9 @@ TASKS = {
             "cloning": Method("cartpole_cloning", 1_024_000),
             "IQL": Method("pendulum_iql", 640_000, agent={"learning_rate": 1e-3}),
             "TD3+BC": Method("pendulum_td3_bc", 160_000, agent={"learning_rate": 1e-3}),
-            "TD3 online": Method("pendulum_td3", 16_000, "none", agent=NORMALIZED),
-            "TD3 online, mixed replay": Method("pendulum_td3", 16_000, "replay", agent=NORMALIZED),
+            "TD3 online": Method("pendulum_td3", 16_000, False, agent=NORMALIZED),
             "TD3 online, from TD3+BC": Method(
-                "pendulum_td3", 16_000, "none", "TD3+BC", NORMALIZED | {"random_frames": 0}
-            ),
-            "TD3 online, from TD3+BC, mixed replay": Method(
-                "pendulum_td3", 16_000, "replay", "TD3+BC", NORMALIZED | {"random_frames": 0}
+                "pendulum_td3", 16_000, False, "TD3+BC", NORMALIZED | {"random_frames": 0}
             ),
         },
     ),
@@ -166,9 +160,9 @@ def measure(
     frames = int(method.frames * options.scale)
     experiment = recipes.find(method.recipe)
     agent = dataclasses.replace(experiment.agent, **method.agent)
-    if method.place == "replay":
-        agent = dataclasses.replace(agent, replay=dataclasses.replace(agent.replay, data=str(file)))
-    place = f"data:{file}" if method.place == "data" else task.environment
+    if method.from_data and isinstance(agent, DQN):
+        agent = FromData(agent)
+    place = f"data:{file}" if method.from_data else task.environment
     is_host = isinstance(podracer.make(task.environment), HostEnvironments)
     for seeds in [[seed] for seed in options.seeds] if is_host else [options.seeds]:
         run, start = run_of(label, seeds), run_of(method.start, seeds)
@@ -255,7 +249,7 @@ def run(options: argparse.Namespace) -> None:
         if quality not in TASKS[name].frames:
             continue
         file = behavior(name, quality, options.behavior_seed, options.work)
-        data = podracer.Dataset.load(file)
+        data = Dataset.load(file)
         about = {"task": name, "data": quality, "digest": data.digest}
         about |= {"transitions": len(data.reward), "behavior": float(data.returns.mean())}
         for label, library in itertools.product(

@@ -58,11 +58,11 @@ scaling
 reliability
 reports
 tournaments
-learn-from-data
 meta-learning
 packages/deploy
 packages/environments
 packages/games
+packages/offline
 packages/trading
 deployment
 ```

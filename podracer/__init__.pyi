@@ -12,7 +12,6 @@ from podracer.agents import PPO as PPO
 from podracer.agents import SAC as SAC
 from podracer.agents.common.optimizers import Optimizer as Optimizer
 from podracer.config.experiment import Experiment as Experiment
-from podracer.dataset import Dataset as Dataset
 from podracer.devices.reductions import global_grad as global_grad
 from podracer.devices.reductions import global_mean as global_mean
 from podracer.drivers.anakin import AnakinConfig as AnakinConfig

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 
@@ -111,9 +111,6 @@ class Agent(NotPickled):
     Replace it wherever you replace `act`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
-    actions: Literal["own", "any", "recorded"] = "own"
-    """Actions to learn from: the agent's `own`; `any`, so that the actions of a data set can take
-    their place, as `learn` reads no extras; or only `recorded` ones, of a data set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +191,7 @@ class Context:
     rollout_length: int = static(default=16)
     """Environment steps T of a rollout."""
     data: PyTree = None
-    """Content of the settings' file, as `ReadsFile.read` returned it; of a data set its `rows`."""
-    digest: str = static(default="")
-    """SHA-256 of the data set, if that is what the file holds."""
+    """Content of the settings' file, as `ReadsFile.read` returned it."""
 
 
 DEFAULT_CONTEXT = Context()
@@ -221,7 +216,7 @@ class ReadsFile(Settings, Protocol):
         ...
 
     def read(self, content: bytes) -> PyTree:
-        """Return arrays, or a `Dataset`, from the content of the file; or raise `ConfigError`."""
+        """Return arrays from the content of the file, or raise `ConfigError`."""
         ...
 
 

@@ -34,7 +34,7 @@ class Environment(Protocol):
     step ignores its action and restarts. `auto_reset` adds both kinds of restart to an
     environment that only marks the ends of episodes.
 
-    Optional features are protocols of their own: `Renderable`, `HasEvaluation`, `HasActions`,
+    Optional features are protocols of their own: `Renderable`, `HasEvaluation`, `ChecksAgent`,
     `HasWorlds`.
     """
 
@@ -143,20 +143,11 @@ class HasEvaluation(Protocol):
 
 
 @runtime_checkable
-class HasActions(Environment, HasEvaluation, Protocol):
-    """A device environment that replays a data set: its actions take the place of the agent's."""
+class ChecksAgent(Protocol):
+    """An environment in which not every agent that can be built for it can learn."""
 
-    def recorded_action(self, state: EnvState) -> jax.Array:
-        """Return the action that `step` takes in a state."""
-        ...
-
-
-@runtime_checkable
-class HasDistributions(HasActions, Protocol):
-    """An environment that replays a data set, which may have the distributions of its actions."""
-
-    def recorded_distribution(self, state: EnvState) -> jax.Array | None:
-        """Return the parameters of the distribution of the action in a state, None without any."""
+    def check_agent(self, agent: Any, experiment: Any) -> None:
+        """Raise `ConfigError` for an `Agent` that cannot learn here, in a run of the experiment."""
         ...
 
 
@@ -272,23 +263,6 @@ def evaluation_environment(environment: Any) -> Any:
     return environment
 
 
-def acting_environment(environment: Any) -> Any:
-    """Return the environment to act in: in the place of a data set the one that it comes from."""
-    return environment.for_evaluation() if isinstance(environment, HasActions) else environment
-
-
-def refuse_data_set(environment: Any) -> None:
-    """Raise `ConfigError` for a data set, whose recorded actions an adapter around it would lose.
-
-    An agent would learn from its own actions in their place.
-    """
-    if hasattr(environment, "recorded_action"):
-        raise ConfigError(
-            "nobody acts in a data set, so that no other environment can be made of it: replay it "
-            "as it is, which restarts by itself, or record one in that other environment."
-        )
-
-
 def call_environment(caller: str, function: Callable[[], T], advice: str = "") -> T:
     """Return `function()`, a call into host environments, for a thread named `caller`.
 
@@ -382,8 +356,9 @@ class AutoReset:
     def __post_init__(self) -> None:
         if type(count := self.resets_per_step) is not int or count < 0:
             raise ConfigError(f"resets_per_step must be 0, 1, 2 and so on, not {count!r}.")
-        refuse_data_set(self.inner)
         # Optional features of the inner environment, set on the instance, where `isinstance` looks.
+        if isinstance(self.inner, ChecksAgent):
+            object.__setattr__(self, "check_agent", self.inner.check_agent)
         if isinstance(self.inner, Renderable):
             object.__setattr__(self, "render", self._render)
         if isinstance(self.inner, HasEvaluation):

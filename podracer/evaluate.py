@@ -21,7 +21,6 @@ from podracer.environment import (
     DescribesFaults,
     Environment,
     HostEnvironments,
-    acting_environment,
     call_environment,
     evaluation_environment,
     log_first_faults,
@@ -188,7 +187,7 @@ def make_evaluator(
     """
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)
-    env = acting_environment(env)
+    env = evaluation_environment(env)
     if isinstance(env, HostEnvironments):
         return _host_evaluator(agent, env, rule, episodes, max_steps)
     return ProgramEvaluator(

@@ -15,7 +15,6 @@ from jax.core import Tracer
 
 from podracer.agent import Agent, NotPickled, policy_params
 from podracer.arguments import typed
-from podracer.dataset import Dataset
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.ops.distributions import ActionDistribution, SquashedNormal
@@ -126,33 +125,6 @@ class Policy(NotPickled):
         batch_size, memory, inputs = self._inputs(observation, reward)
         distribution = self._distribution(self._params, memory, *inputs)
         return jax.tree.map(lambda x: x[0] if batch_size is None else x, distribution)
-
-    def agreement(self, data: Dataset, tolerance: float = 0.05) -> float:
-        """Return the share, in [0, 1], of the actions of a data set that the policy chooses, too.
-
-        It observes the data set's episodes from their beginnings. Continuous actions are equal if
-        no coordinate differs by more than the `tolerance`, in halves of the action range. Raises
-        `ConfigError` where the data set cannot be of the policy's environment.
-        """
-        data.check(self.spec)
-        policy, ends = self.copy(), data.ends
-        starts = np.concatenate([[0], ends[:-1] + 1])
-        lengths, count = ends - starts + 1, 0
-        for t in range(int(lengths.max())):
-            rows = np.minimum(starts + t, ends)  # an episode that is over repeats its end
-            observation = to_own_numbers(
-                self.spec.observation, jax.tree.map(lambda x, rows=rows: x[rows], data.observation)
-            )
-            action = np.asarray(policy(observation, data.reward[rows - 1] if t else 0.0))
-            recorded, space = add_start(self.spec.action, data.action[rows]), self.spec.action
-            if isinstance(space, Continuous):
-                half = (np.asarray(space.high) - np.asarray(space.low)) / 2
-                is_equal = np.abs(action - recorded) <= tolerance * half
-            else:
-                is_equal = action == recorded
-            is_equal = is_equal.reshape(len(rows), -1).all(axis=1)
-            count += int(is_equal[t < lengths].sum())
-        return count / len(data.reward)
 
     def _inputs(
         self, observation: PyTree, reward: Any

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
-from podracer.dataset import Rows
 from podracer.devices.host_memory import (
     HostMemory,
     from_stored,
@@ -60,11 +59,8 @@ class Replay:
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
     storage: Literal["device", "host"] = "device"
-    """Memory that holds the observations, of a data set, too: the device's, or the host's (pinned
-    where there is an accelerator), from which only samples go to the device."""
-    data: str | None = None
-    """Path of a data set, an .npz file: half of every batch comes from it (RLPD, Ball et al. 2023,
-    arXiv 2302.02948). None takes all from the replay."""
+    """Memory that holds the observations: the device's, or the host's (pinned where there is an
+    accelerator), from which only samples go to the device."""
 
 
 @unchecked
@@ -96,8 +92,8 @@ class Sample:
 
     trajectory: Trajectory  # L - 1 transitions between L timesteps, [L - 1, N, ...]
     weights: Float32[Array, "N"]  # importance weights, at most 1
-    rows: Int[Array, "M"]  # environment of each sample but a data set's, which are the last
-    starts: Int[Array, "M"]  # position of each sample's first timestep in the ring, by the stride
+    rows: Int[Array, "N"]  # environment of each sample
+    starts: Int[Array, "N"]  # position of each sample's first timestep in the ring, by the stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +108,6 @@ class Buffer:
     length: int
     stride: int = 1
     every_step: bool = False  # whether losses are of all timesteps of a sample, or of its first
-    data: Rows | None = None  # the data set of `Replay.data`
-
-    def __post_init__(self) -> None:
-        if self.config.data is not None and self.data is None:
-            raise ConfigError(
-                "the agent cannot mix the data set of `agent.replay.data` into its batches: take "
-                "SAC, DDPG (and its `td3()`), QT-Opt, IQL or DQN with a network that has no memory."
-            )
 
     def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:
         """Return an empty buffer.
@@ -227,12 +215,9 @@ class Buffer:
     ) -> Sample:
         """Sample N sequences, by priority or uniformly; `size` must be above 0.
 
-        Half of them, the last ones, come uniformly from the data set, if there is one. `frames` is
-        the time of the importance exponent's schedule; shards of `axis` share a batch.
+        `frames` is the time of the importance exponent's schedule; shards of `axis` share a batch.
         """
         B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
-        num_recorded = 0 if self.data is None else N // 2
-        N -= num_recorded
         if state.priorities is not None:
             rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, N)
             importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
@@ -249,14 +234,6 @@ class Buffer:
             teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
             largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
             weights = jnp.minimum(weights / largest, 1.0)
-        if self.data is not None:
-            data_key = jax.random.fold_in(key, 2)  # keys 0 and 1 are the split's
-            recorded = sample_rows(self.data, data_key, num_recorded, self.length, self.spec)
-            steps = _concatenate(trajectory.steps, recorded.steps, axis=1)
-            trajectory = Trajectory(
-                steps, _concatenate(trajectory.final, recorded.final), carry=(), final_carry=()
-            )
-            weights = jnp.concatenate([weights, jnp.ones(num_recorded)])
         return Sample(trajectory, weights, rows, starts)
 
     def update_priorities(
@@ -268,7 +245,7 @@ class Buffer:
         """
         if priorities is None:
             return None
-        scaled = (errors[: sample.rows.size] + 1e-6) ** self.config.priority_exponent
+        scaled = (errors + 1e-6) ** self.config.priority_exponent
         largest = jnp.maximum(jnp.max(priorities.largest), jnp.max(scaled))
         return Priorities(
             sum_tree.update(priorities.tree, sample.rows, sample.starts, scaled),
@@ -409,37 +386,9 @@ class Buffer:
         return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
 
 
-def sample_rows(
-    rows: Rows, key: Array, count: int, length: int, spec: EnvironmentSpec
-) -> Trajectory:
-    """Return `count` sequences of `length` timesteps of a data set, `[length - 1, count, ...]`.
-
-    Each timestep begins one with equal probability; behind an episode follows another one, and
-    behind the last episode the first. Observations in host memory are `[1, N, ...]`.
-    """
-    starts = jax.random.randint(key, (count,), 0, len(rows.last))
-    times = (starts[None] + jnp.arange(length)[:, None]) % len(rows.last)  # [L, N]
-    ended = (rows.terminal | rows.last)[times - 1]
-    discount = 1.0 - rows.terminal[times - 1].astype(jnp.float32)
-    observation = rows.observation
-    if isinstance(observation, HostMemory):
-        window = partial(read_windows, rows=jnp.zeros_like(starts), starts=starts, length=length)
-        windows = jax.tree.map(window, observation.arrays)
-        observation = jax.tree.map(from_stored, windows, spec.observation)
-    else:
-        observation = jax.tree.map(lambda x: x[times], observation)
-    timesteps = TimeStep(observation, rows.reward[times - 1], discount, ended, rows.last[times])
-    steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), rows.action[times[:-1]], ())
-    return Trajectory(steps, jax.tree.map(lambda x: x[-1], timesteps), carry=(), final_carry=())
-
-
 def _with_observation(steps: Step, observation: PyTree) -> Step:
     timestep = dataclasses.replace(steps.timestep, observation=observation)
     return dataclasses.replace(steps, timestep=timestep)
-
-
-def _concatenate(first: PyTree, second: PyTree, axis: int = 0) -> PyTree:
-    return jax.tree.map(lambda *x: jnp.concatenate(x, axis), first, second)
 
 
 def _ring_size(state: ReplayState) -> int:

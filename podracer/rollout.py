@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, Key, UInt32
 
-from podracer.agent import Agent, with_last_action
+from podracer.agent import Agent
 from podracer.devices.kernels import scan
-from podracer.environment import Environment, HasActions, HasDistributions
+from podracer.environment import Environment
 from podracer.fields import struct, unchecked
 from podracer.ops.sums import compensated_sum
 from podracer.types import Carry, EnvState, Params, PyTree, Step, TimeStep, Trajectory
@@ -153,13 +153,7 @@ def interact(
     """Act once in each environment, without statistics of episodes."""
     with jax.named_scope("inference"):
         action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
-    if isinstance(env, HasActions):
-        action = jax.vmap(env.recorded_action)(actor.env_state)
-        carry = with_last_action(carry, action)
-    distribution = None
-    if isinstance(env, HasDistributions) and agent.actions == "recorded":
-        distribution = jax.vmap(env.recorded_distribution)(actor.env_state)
-    step = Step(actor.timestep, action, extras, distribution)
+    step = Step(actor.timestep, action, extras)
     with jax.named_scope("environment"):
         env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
     return ActorState(env_state, timestep, carry, actor.episodes), step

@@ -77,9 +77,6 @@ class Step:
     """Actions i32 `[*b]` or `[*b, size]`, or f32 `[*b, size]`."""
     extras: PyTree
     """What `Agent.act` keeps for `Agent.learn`, such as log-probabilities, `[*b, ...]`."""
-    distribution: Float32[Array, "*b n"] | None = None
-    """Parameters of the distribution that a recorded action comes from, see `distributions.policy`;
-    None where a data set has none, and of an agent's own actions."""
 
 
 @struct

@@ -77,45 +77,6 @@ def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
             np.testing.assert_allclose(action, expected[t, row], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["a2c", "sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo-gru", "r2d2"))]
-)
-def test_agreement_is_the_share_of_equal_actions(name):
-    """Episode by episode, alone; then every third action is another one."""
-    agent, state = build(name)
-    policy, rng = Policy(agent, state), np.random.default_rng(2)
-    lengths, rewards = [1, 4, 2, 5], rng.normal(size=12).astype(np.float32)
-    observation = rng.normal(size=(12, 2)).astype(np.float32)
-    ends, actions = np.cumsum(lengths) - 1, []
-    for row in range(12):
-        begins = row == 0 or row - 1 in ends
-        if begins:
-            policy.reset()
-        actions.append(policy(observation[row], 0.0 if begins else rewards[row - 1]))
-    terminal = np.isin(np.arange(12), ends)
-    action = np.stack(actions)
-    data = podracer.Dataset(
-        observation=observation,
-        action=action,
-        reward=rewards,
-        terminal=terminal,
-        timeout=np.zeros(12, bool),
-    )
-    assert policy.agreement(data) == 1.0
-    others = action.copy()
-    is_continuous = name == "sac"
-    others[::3] = np.array([[0.5, 1.5]]) - 0.1 * action[::3] if is_continuous else 2 - action[::3]
-    share = np.mean([np.all(x == y) for x, y in zip(others, action, strict=True)])
-    assert 8 / 12 <= share < 1
-    assert policy.agreement(dataclasses.replace(data, action=others)) == pytest.approx(share)
-    if is_continuous:
-        near = dataclasses.replace(data, action=np.clip(action + 0.04, [-1, 0], [1, 2]))
-        assert policy.agreement(near) == 1.0
-        assert policy.agreement(near, tolerance=0.01) < 1.0
-    with pytest.raises(ConfigError, match="observation of the data set is float32"):
-        policy.agreement(dataclasses.replace(data, observation=observation[:, :1]))
-
-
 SAMPLING = (
     "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-gtrxl",
     "ppo-multidiscrete", "sac", "sac-gru", "crossq", "simbav2", "lpg_student", "disco",

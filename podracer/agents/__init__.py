@@ -1,13 +1,10 @@
 """Built-in agents, one file each; each is exported here."""
 
 from podracer.agents.a2c import A2C as A2C
-from podracer.agents.avril import AVRIL as AVRIL
-from podracer.agents.cloning import Cloning as Cloning
 from podracer.agents.ddpg import DDPG as DDPG
 from podracer.agents.dqn import DQN as DQN
 from podracer.agents.frodo import Frodo as Frodo
 from podracer.agents.impala import Impala as Impala
-from podracer.agents.iql import IQL as IQL
 from podracer.agents.muzero import MuZero as MuZero
 from podracer.agents.ppo import PPO as PPO
 from podracer.agents.pqn import PQN as PQN

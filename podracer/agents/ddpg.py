@@ -1,7 +1,6 @@
 """DDPG: a deterministic policy that ascends a learned action value; and its successor TD3.
 
-TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets. TD3+BC is TD3 from
-a data set, whose policy stays near the recorded actions.
+TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets.
 
 Sources: Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477). The
 order of an update is TD3's, algorithm 1. Different from both papers: initial weights are
@@ -12,9 +11,6 @@ the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distr
 and AdamW's weight decay come from FastTD3 (Seo et al. 2025, arXiv 2505.22642), which projects the
 critics' distributions before it takes the smaller.
 
-TD3+BC: Fujimoto and Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning" (arXiv
-2106.06860). Different from the authors' code: observations are normalized by running moments of the
-replayed transitions, not by those of the whole data set, computed before.
 """
 
 from __future__ import annotations
@@ -39,9 +35,9 @@ from podracer.agents.continuous.learning import (
 )
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.kernels import global_norm
-from podracer.devices.reductions import global_grad, global_mean
+from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, divide, mean_of
+from podracer.means import Mean, mean_of
 from podracer.ops.distributions import to_bounds
 from podracer.types import (
     Carry,
@@ -74,16 +70,15 @@ class DDPG(PolicySettings):
     num_critics: int = static(default=1, low=1)
     policy_delay: int = static(default=1, low=1)
     """Updates d of the critics for each update of the policy and the targets."""
-    cloning_alpha: float | None = bounded(None)
-    """Weight alpha of the action value, over its mean size in the batch, in a policy loss that also
-    clones the batch's actions (TD3+BC); 0 clones alone, None maximizes the value alone."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        return learning.build(self, _DDPG, spec, context, policy_outputs=1)
+        return learning.build(self, Method, spec, context, policy_outputs=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class _DDPG:
+class Method:
+    """DDPG with its networks; a subclass may have another `actor_loss`."""
+
     settings: DDPG
     networks: ContinuousNetworks
     learner: Learner
@@ -151,22 +146,12 @@ class _DDPG:
     def actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, axis: str | None = None
     ) -> tuple[Mean, Metrics]:
-        """Maximize Q(s, μ(s)) of the first critic, with `cloning_alpha` near the batch's actions.
-
-        The loss is then -λ Q(s, μ(s)) + (μ(s) - a)², where λ is alpha over the mean |Q| of the
-        whole batch (Fujimoto and Gu 2021, equations 4 and 5).
-        """
+        """Maximize Q(s, μ(s)) of the first critic."""
         obs, mask = transition.timestep.observation, transition.mask
         action = self.policy(actor, obs)
         q = self.networks.q_values(state.params.critics[:1], obs, action)[0]
-        if self.settings.cloning_alpha is None:
-            loss = mean_of(-q, mask)
-            return loss, {"actor_loss": loss}
-        size = global_mean(mean_of(jnp.abs(jax.lax.stop_gradient(q)), mask), axis)
-        value_weight = divide(jnp.float32(self.settings.cloning_alpha), size.value)
-        error = jnp.mean((action - transition.action) ** 2, axis=-1)
-        loss = mean_of(error - value_weight * q, mask)
-        return loss, {"actor_loss": loss, "cloning_loss": mean_of(error, mask)}
+        loss = mean_of(-q, mask)
+        return loss, {"actor_loss": loss}
 
     def policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Return actions `[N, size]` in [-1, 1]."""
@@ -176,8 +161,3 @@ class _DDPG:
 def td3(**settings: Any) -> DDPG:
     """Return DDPG as TD3 (Fujimoto et al. 2018); `settings` override its fields."""
     return DDPG(**{"num_critics": 2, "policy_delay": 2, "target_noise_std": 0.2, **settings})
-
-
-def td3_bc(**settings: Any) -> DDPG:
-    """Return TD3 as TD3+BC (Fujimoto and Gu 2021); `settings` override its fields."""
-    return td3(**{"cloning_alpha": 2.5, "normalize_observations": True, **settings})

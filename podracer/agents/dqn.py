@@ -97,7 +97,7 @@ class DQN(QLearningSettings):
         agent = _DQN(
             self,
             off_policy.require_feed_forward(network),
-            Buffer(self.replay, spec, self.n_step + 1, data=context.data),
+            Buffer(self.replay, spec, self.n_step + 1),
             TargetNetworkOptimizer(optimizer, self.target_update_period),
         )
         return Agent(
@@ -107,7 +107,6 @@ class DQN(QLearningSettings):
             learn=agent.learn,
             carry=agent.carry,
             actor_params=value_based.actor_params(self.epsilon),
-            actions="any",
         )
 
 

@@ -60,7 +60,7 @@ class QTOpt(ContinuousSettings):
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
-        buffer = Buffer(self.replay, spec, self.n_step + 1, data=context.data)
+        buffer = Buffer(self.replay, spec, self.n_step + 1)
         learner = Learner(self, networks, buffer, learning.build_optimizer(self))
         agent = _QTOpt(self, networks, learner)
         return Agent(
@@ -69,7 +69,6 @@ class QTOpt(ContinuousSettings):
             act=agent.act,
             learn=partial(learner.learn, agent.update),
             actor_params=agent.actor_params,
-            actions="any",
         )
 
 

@@ -106,7 +106,6 @@ class R2D2(QLearningSettings):
             learn=agent.learn,
             carry=agent.carry,
             actor_params=value_based.actor_params(self.epsilon),
-            actions="any",
         )
 
 

@@ -8,10 +8,6 @@ possible, and of n steps only the last one's entropy counts in the critics' targ
 both: weights are initially orthogonal, and the policy's standard deviation is at least exp(-5), not
 exp(-20).
 
-With `cloning_alpha` the policy also maximizes the likelihood of the batch's actions, as in BC-SAC
-(Lu et al. 2023, "Imitation Is Not Enough", arXiv 2212.11419), and the action value is weighed as in
-TD3+BC, see `ddpg`.
-
 `crossq` are the settings of Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement
 Learning for Greater Sample Efficiency and Simplicity" (arXiv 1902.05605). Different from their
 code: Adam of the temperature has the first decay of the networks', 0.5; initial weights and the
@@ -53,9 +49,9 @@ from podracer.agents.continuous.learning import (
 )
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.kernels import global_norm
-from podracer.devices.reductions import global_grad, global_mean
+from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, divide, mean_of
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
@@ -71,8 +67,6 @@ from podracer.types import (
 )
 
 SQUASHED_SCALE_BOUNDS = (-10.0, 2.0)  # SimBaV2's
-# Recorded actions are clipped to it: at a bound the policy's density has no logarithm.
-LARGEST_CLONED_ACTION = 0.99
 
 
 class Actor(NamedTuple):
@@ -108,10 +102,6 @@ class SAC(PolicySettings):
     squashed_scale: bool = static(default=False)
     """Squash the logarithm of the policy's standard deviation into [-10, 2] by tanh, as SimBaV2
     does; otherwise it is clipped to [-5, 2]."""
-    cloning_alpha: float | None = bounded(None)
-    """Weight alpha of the soft action value, over the mean size of action values in the batch, in a
-    policy loss that also clones the batch's actions; 0 clones alone, None maximizes the value
-    alone. Where it is set, the temperature stays as it is."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         return learning.build(
@@ -240,12 +230,7 @@ class _SAC:
         key: jax.Array,
         axis: str | None = None,
     ) -> tuple[Mean, tuple[Metrics, Actor]]:
-        """Sum the losses of policy and temperature, equations 9 and 18.
-
-        With `cloning_alpha` the policy's is -log π(a|s) + λ (T log π(a'|s) - Q(s, a')), where a is
-        the batch's action, a' the policy's, and T the temperature, which has no loss then; λ is
-        that number over the mean |Q| of the whole batch, as in TD3+BC.
-        """
+        """Sum the losses of policy and temperature, equations 9 and 18."""
         obs, mask = transition.timestep.observation, transition.mask
         keys = jax.random.split(key, mask.shape)
         if self.settings.batch_norm and self.has_targets:
@@ -264,19 +249,10 @@ class _SAC:
         temperature = jnp.exp(jax.lax.stop_gradient(actor.log_temperature))
         losses, share = temperature * log_prob - min_q, jnp.mean(mask)
         metrics = {"entropy": mean_of(-log_prob, mask), "temperature": temperature}
-        if self.settings.cloning_alpha is None:
-            # The temperature rises while the entropy is below its target.
-            target_entropy = self.settings.target_entropy * self.networks.space.size
-            excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
-            temperature_loss = actor.log_temperature * jnp.mean(mask * excess_entropy)
-        else:
-            recorded = jnp.clip(transition.action, -LARGEST_CLONED_ACTION, LARGEST_CLONED_ACTION)
-            cloning_losses = -policy.log_prob(recorded)
-            size = global_mean(mean_of(jnp.abs(jax.lax.stop_gradient(min_q)), mask), axis)
-            value_weight = divide(jnp.float32(self.settings.cloning_alpha), size.value)
-            losses = cloning_losses + value_weight * losses
-            metrics["cloning_loss"] = mean_of(cloning_losses, mask)
-            temperature_loss = 0.0
+        # The temperature rises while the entropy is below its target.
+        target_entropy = self.settings.target_entropy * self.networks.space.size
+        excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
+        temperature_loss = actor.log_temperature * jnp.mean(mask * excess_entropy)
         policy_loss = jnp.mean(mask * losses)
         metrics["actor_loss"] = Mean(policy_loss, share)
         return Mean(policy_loss + temperature_loss, share), (

@@ -202,7 +202,7 @@ def _check_act(
         blueprint,
         state,
     )
-    timestep = jax.eval_shape(lambda: blank_timestep(built.spec, num_envs))
+    timestep = jax.eval_shape(lambda: blank_timestep(blueprint.spec, num_envs))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
     inputs = (params, carry, timestep, keys)
     action, extras, new_carry = _act(blueprint, built, num_envs, inputs, explore=True)

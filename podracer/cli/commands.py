@@ -25,7 +25,6 @@ COMMANDS = {
     "resume": Command("resume", "resume", "RUN", "continue a run exactly, to its configured end"),
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
-    "record": Command("runs", "record", "RUN", "episodes as a data set, to learn from"),
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
     "init": Command("init", "init", "NAME", "a package with an agent and an environment of yours"),

@@ -1,4 +1,4 @@
-"""The commands for a finished run: `eval`, `play`, `record`, `report`, `fingerprint`, `rule`."""
+"""The commands for a finished run: `eval`, `play`, `report`, `fingerprint`, `rule`."""
 
 from __future__ import annotations
 
@@ -80,9 +80,6 @@ class EvalOptions(EpisodeOptions):
     gymnasium:my_package:Maze-v0, must be given."""
     episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""
-    data: Path | None = None
-    """Path of a data set, an .npz file: also report the share of its actions that are the
-    policy's best ones, such as a teacher's."""
     json: bool = False
     """Print one JSON object."""
 
@@ -115,10 +112,8 @@ def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]
 def print_evaluation(options: EvalOptions, experiment: Experiment) -> int:
     """Evaluate a run that was reopened as `experiment`, and print the figures."""
     from podracer.config.serialization import to_json
-    from podracer.dataset import Dataset
     from podracer.evaluate import make_evaluator
     from podracer.io.sinks import plain
-    from podracer.policy import Policy
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
@@ -139,9 +134,6 @@ def print_evaluation(options: EvalOptions, experiment: Experiment) -> int:
         "updates": int(run.state.update),
         **({} if run.pod is None else {"pod": run.pod}),
     }
-    if options.data is not None:
-        policy = Policy(run.agent, run.state.learner)
-        figures["equal_actions"] = policy.agreement(Dataset.load(options.data))
     if options.json:
         print(json.dumps({name: plain(value) for name, value in figures.items()}))
     else:
@@ -184,49 +176,6 @@ def play(options: PlayOptions) -> int:
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
     of_pod = "" if run.pod is None else f" of pod {run.pod}"
     print(f"{path}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordOptions(EpisodeOptions):
-    """Record episodes of a run as a data set."""
-
-    output: OutputFile = None
-    """Path of the .npz file. By default data.npz in the run."""
-    episodes: Annotated[int, Limits(high=2**20)] = 100
-    """Number of episodes, each in its own environment; at least 1."""
-    distribution: bool = False
-    """Also record the distributions that the policy draws its actions from, the soft targets of a
-    student."""
-
-
-def record(options: RecordOptions) -> int:
-    """Run `podracer record`: write the transitions of a checkpoint's episodes to a file."""
-    from podracer.envs.data import acting_name
-    from podracer.evaluate import ActingRule
-    from podracer.io.run_directory import write_bytes
-    from podracer.run.episodes import record_episodes
-    from podracer.scores.runs import acting_text
-
-    experiment = options.reopen()
-    path = output_file(options.output, output_folder(options.run) / "data.npz", (".npz",))
-    run, acting, arguments = options.open(experiment)
-    environment = acting_name(run.env, experiment.environment)
-    dataset = record_episodes(
-        run.agent,
-        run.env,
-        *arguments,
-        episodes=options.episodes,
-        rule=ActingRule(**acting),
-        name=environment if isinstance(environment, str) else "",
-        with_distributions=options.distribution,
-    )
-    write_bytes(path, dataset.encode())
-    returns = dataset.returns
-    print(
-        f"{path}: {len(returns)} episodes, {len(dataset.reward)} transitions, "
-        f"{acting_text(**acting)}, mean return {returns.mean():g}"
-    )
     return 0
 
 

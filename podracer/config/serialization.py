@@ -96,6 +96,9 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 # Fields that have left a class, with the value for which a run is what it would be without them.
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
+    "DDPG": {"cloning_alpha": None},
+    "Replay": {"data": None},
+    "SAC": {"cloning_alpha": None},
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
     "Tournament": {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"},
 }

@@ -30,7 +30,7 @@ _TILE = (8, 128)  # words of 32 bits that a TPU keeps together
 @unchecked
 @struct
 class HostMemory:
-    """Arrays in host memory: a part of a state that starts as zeros, or a data set.
+    """Arrays in host memory: a part of a state that starts as zeros.
 
     Drivers place them there, and pass a state's from update to update without a copy.
     """
@@ -101,11 +101,6 @@ def _to_host(x: jax.Array) -> jax.Array:
 
 def _to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device)
-
-
-def in_host_memory(tree: PyTree) -> HostMemory:
-    """Return NumPy's arrays `[C, ...]` as a ring `[1, C, ...]`, for a program's arguments."""
-    return HostMemory(jax.tree.map(lambda x: to_stored(x[None]), tree))
 
 
 def to_stored(x: Any, *, on_host: bool = True) -> Any:

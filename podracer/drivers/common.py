@@ -24,7 +24,7 @@ from podracer.devices.host_memory import host_leaves, pin, without_host_memory, 
 from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.devices.reductions import Axis, num_shards
-from podracer.environment import Environment, HasActions
+from podracer.environment import Environment
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
 from podracer.fields import struct
 from podracer.means import Mean
@@ -126,8 +126,8 @@ def init_state(
     program = jax.jit(
         make, out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes))
     )
-    # A data set is an argument, not to compile it into the program.
-    data = place_agent(blueprint.environment, mesh) if isinstance(env, HasActions) else None
+    # Arrays of an environment are arguments, not to compile them into the program.
+    data = None if env is None else place_agent(blueprint.environment, mesh)
     return zeros_in_host_memory(program(data, key), shapes)
 
 
@@ -209,7 +209,7 @@ def make_initial_state(
             f"Context(rollout_length={config.rollout_length}))."
         )
     agent = blueprint.build()
-    if isinstance(env, HasActions):
+    if env is not None:
         env = eqx.combine(blueprint.environment, env)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)

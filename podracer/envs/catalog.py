@@ -121,10 +121,6 @@ ADAPTERS = {
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
         spaces=Spaces(("dict",)),
     ),
-    "data": Adapter(
-        _lazy("data"),
-        "a data set of transitions, replayed to learn from: data:FILE.npz, or data:minari:ID",
-    ),
     "gymnax": Adapter(
         _lazy("gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",

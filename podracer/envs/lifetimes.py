@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import Environment, HasWorlds, Renderable, TaskGroups, refuse_data_set
+from podracer.environment import ChecksAgent, Environment, HasWorlds, Renderable, TaskGroups
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.ops.random import random_word
@@ -54,8 +54,10 @@ class Lifetimes:
         if not isinstance(self.inner, Environment):
             kind = type(self.inner).__name__
             raise ConfigError(f"{kind} is not a device environment, so it cannot have lifetimes.")
-        refuse_data_set(self.inner)
-        if isinstance(self.inner, Renderable):  # on the instance, where `isinstance` looks
+        # Optional features are on the instance, where `isinstance` looks.
+        if isinstance(self.inner, ChecksAgent):
+            object.__setattr__(self, "check_agent", self.inner.check_agent)
+        if isinstance(self.inner, Renderable):
             object.__setattr__(self, "render", self._render)
         for name in ("envs", "steps"):
             value = getattr(self, name)

@@ -8,7 +8,7 @@ import re
 import jax
 import numpy as np
 
-from podracer.environment import Environment, HasEvaluation, Renderable, refuse_data_set
+from podracer.environment import Environment, HasEvaluation, Renderable
 from podracer.errors import ConfigError
 from podracer.types import ArraySpec, EnvironmentSpec, EnvState, TimeStep
 
@@ -47,7 +47,6 @@ class PartiallyObserved:
         if not isinstance(self.environment, Environment):
             kind = type(self.environment).__name__
             raise ConfigError(f"{kind} is not a device environment: hide components in your own.")
-        refuse_data_set(self.environment)
         spec = self.environment.spec
         observation = spec.observation
         is_vector = isinstance(observation, ArraySpec) and len(observation.shape) == 1

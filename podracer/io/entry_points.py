@@ -33,6 +33,22 @@ PACKAGES = {
         "connect_four_alphazero",
         "tic_tac_toe_ppo",
     ),
+    "offline": (
+        "data",
+        "record",
+        "AVRIL",
+        "Cloning",
+        "FromData",
+        "IQL",
+        "TD3BC",
+        "cartpole_avril",
+        "cartpole_cloning",
+        "cartpole_dqn_data",
+        "pendulum_iql",
+        "pendulum_iql_online",
+        "pendulum_sac_data",
+        "pendulum_td3_bc",
+    ),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 

@@ -30,7 +30,7 @@ from podracer.drivers.sebulba.trajectory import infer
 from podracer.environment import HostEnvironments
 from podracer.errors import ConfigError
 from podracer.plan.targets import Target
-from podracer.run.setup import build, check_actions, checked_spec, to_host_environments
+from podracer.run.setup import build, checked_spec, to_host_environments
 from podracer.types import PyTree
 
 _OTHERS = "data set, hyperparameters, other inputs"
@@ -65,7 +65,6 @@ def programs_of(experiment: Experiment, target: Target) -> list[Program]:
     Raises `ConfigError` where the run is impossible there.
     """
     blueprint, env = build(experiment)
-    check_actions(experiment, blueprint, env)
     if experiment.pods:
         return [_population(experiment, blueprint, env, target)]
     if isinstance(experiment.run_driver, AnakinConfig):

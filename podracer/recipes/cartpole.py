@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from podracer.agents.avril import AVRIL
-from podracer.agents.cloning import Cloning
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
@@ -69,28 +67,6 @@ def cartpole_impala() -> Experiment:
 def cartpole_stacx() -> Experiment:
     """STACX on CartPole: `cartpole_impala` that tunes itself."""
     return dataclasses.replace(cartpole_impala(), agent=Stacx(**V_TRACE))
-
-
-def cartpole_cloning() -> Experiment:
-    """Behavior cloning of CartPole's data: `environment="data:FILE.npz"`."""
-    return Experiment(
-        environment="cartpole",
-        agent=Cloning(),
-        driver=AnakinConfig(num_envs=128, rollout_length=4, updates_per_chunk=50),
-        frames=512_000,
-        evaluation_episodes=128,
-    )
-
-
-def cartpole_avril() -> Experiment:
-    """AVRIL, reward and policy, from CartPole's data: `environment="data:FILE.npz"`."""
-    return Experiment(
-        environment="cartpole",
-        agent=AVRIL(learning_rate=1e-3),
-        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=50),
-        frames=1_024_000,
-        evaluation_episodes=128,
-    )
 
 
 def cartpole_sebulba() -> Experiment:

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from podracer.agents.common.recurrent import Recurrence
-from podracer.agents.ddpg import DDPG, td3, td3_bc
-from podracer.agents.iql import IQL
+from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.qt_opt import QTOpt
@@ -70,41 +69,9 @@ def pendulum_sac() -> Experiment:
     )
 
 
-def pendulum_iql() -> Experiment:
-    """IQL from Pendulum's data: `environment="data:FILE.npz"`."""
-    return Experiment(
-        environment="pendulum",
-        agent=IQL(discount=0.97, network=TorsoNetwork(MLP((64, 64)), shared=False)),
-        driver=AnakinConfig(num_envs=256, rollout_length=1, updates_per_chunk=500),
-        frames=2_560_000,
-    )
-
-
-def pendulum_iql_online() -> Experiment:
-    """IQL on Pendulum itself, to go on from data: `weights="RUN"` of `pendulum_iql`."""
-    return dataclasses.replace(
-        pendulum_sac(),
-        agent=IQL(discount=0.97, replay=REPLAY, network=TorsoNetwork(MLP((64, 64)), shared=False)),
-    )
-
-
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
     return dataclasses.replace(pendulum_sac(), agent=td3(**OFF_POLICY))
-
-
-def pendulum_td3_bc() -> Experiment:
-    """TD3+BC from Pendulum's data: `environment="data:FILE.npz"`."""
-    return Experiment(
-        environment="pendulum",
-        agent=td3_bc(
-            discount=0.97,
-            replay=dataclasses.replace(REPLAY, updates_per_rollout=1),
-            network=NETWORK,
-        ),
-        driver=AnakinConfig(num_envs=64, rollout_length=1, updates_per_chunk=500),
-        frames=1_280_000,
-    )
 
 
 def pendulum_fast_td3() -> Experiment:

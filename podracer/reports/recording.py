@@ -19,7 +19,6 @@ from podracer.environment import (
     HasPictures,
     HostEnvironments,
     Renderable,
-    acting_environment,
     evaluation_environment,
 )
 from podracer.errors import ConfigError
@@ -55,7 +54,7 @@ _COLORS = np.array(
 def is_drawable(env: Environment | HostEnvironments) -> bool:
     """Return whether `record_frames` can draw an environment."""
     try:
-        env = acting_environment(env)
+        env = evaluation_environment(env)
         _ = _host_drawer(env) if isinstance(env, HostEnvironments) else _device_drawer(env)
     except ConfigError:
         return False
@@ -83,7 +82,7 @@ def record_frames(
     `params` are those that act, `agent.actor_params(state)`. The episodes depend on `run_key`, such
     as `jax.random.key(0)`, and on `update`; `policy` and `epsilon` are as in `make_evaluator`.
     """
-    rule, env = ActingRule(policy, epsilon), acting_environment(env)
+    rule, env = ActingRule(policy, epsilon), evaluation_environment(env)
     rule.check(env.spec)
     if isinstance(env, HostEnvironments):
         return _host_frames(agent, env, rule, params, run_key, update, episodes, max_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -10,24 +9,18 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from podracer import envs
 from podracer.agent import Blueprint, Context, ReadsFile
-from podracer.agents.common.settings import MixesData
 from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.dataset import Dataset
-from podracer.devices.host_memory import in_host_memory, is_host_memory
-from podracer.environment import Environment, HasActions, HostEnvironments
-from podracer.envs.data import refuse_turns
+from podracer.environment import ChecksAgent, Environment, HostEnvironments
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.text import remember_secrets
 from podracer.schedules import over_run
-from podracer.types import EnvironmentSpec
 
 T = TypeVar("T")
 _LOG = logging.getLogger("podracer")
@@ -42,17 +35,24 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     """Return the blueprint of the agent for its environment, and the environment."""
     _check_jax_settings()
     check_fields(experiment.agent)
-    env = experiment.environment
+    env: Any = experiment.environment
     remember_secrets(to_json(experiment))
     if isinstance(env, str):
         env = envs.make(env)
     settings = over_run(experiment.agent, experiment.num_steps)
-    spec = check_spec(env)
-    context = _context(settings, spec, experiment.driver.rollout_length)
-    is_data_set = isinstance(env, HasActions)
-    # All arrays of a data set, not to compile it into the program.
-    is_number = eqx.is_array if is_data_set else eqx.is_inexact_array_like
-    return Blueprint(settings, spec, context, eqx.filter(env, is_number)), env
+    context = _context(settings, experiment.driver.rollout_length)
+    blueprint = Blueprint(settings, check_spec(env), context, eqx.filter(env, is_argument))
+    if isinstance(env, ChecksAgent):
+        env.check_agent(blueprint.build(), experiment)
+    return blueprint, env
+
+
+def is_argument(leaf: Any) -> bool:
+    """Return whether a leaf of an environment, a number or an array, is an argument of programs.
+
+    So recorded or historical data are not compiled into them.
+    """
+    return eqx.is_array(leaf) or eqx.is_inexact_array_like(leaf)
 
 
 def debugs_without_jit(train: Callable[..., T]) -> Callable[..., T]:
@@ -86,20 +86,10 @@ def _check_jax_settings() -> None:
             )
 
 
-def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Context:
+def _context(settings: Any, rollout_length: int) -> Context:
     if not isinstance(settings, ReadsFile) or (name := settings.data_file) is None:
         return Context(rollout_length)
-    data = settings.read(_content(settings, name))
-    if not isinstance(data, Dataset):
-        return Context(rollout_length, data)
-    refuse_turns(spec)
-    rows = data.check(spec).rows()
-    if isinstance(settings, MixesData) and settings.has_data_on_host:
-        rows = dataclasses.replace(rows, observation=in_host_memory(rows.observation))
-    rows = jax.tree.map(
-        lambda x: x if is_host_memory(x) else jnp.asarray(x), rows, is_leaf=is_host_memory
-    )
-    return Context(rollout_length, rows, data.digest)
+    return Context(rollout_length, settings.read(_content(settings, name)))
 
 
 def _content(settings: Any, name: str) -> bytes:

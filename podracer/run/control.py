@@ -18,9 +18,10 @@ from podracer.config.experiment import Experiment, replace_fields
 from podracer.config.field_types import check_types
 from podracer.devices.mesh import gather_texts
 from podracer.drivers.anakin import AnakinConfig
-from podracer.environment import Environment, HasActions, HostEnvironments
+from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.io.differences import leaves
+from podracer.run.blueprint import is_argument
 from podracer.run.errors import tag_component
 from podracer.run.result import Boundary
 from podracer.schedules import over_run
@@ -153,8 +154,7 @@ def changed_blueprint(
     """
     new = blueprint
     if part := changes.get("environment"):
-        numbers = jax.tree.map(_like, new.environment, _numbers(experiment, env, part))
-        new = dataclasses.replace(new, environment=numbers)
+        new = dataclasses.replace(new, environment=_arguments(experiment, env, part))
     if part := changes.get("agent"):
         changed = experiment.with_fields({"agent": part})
         check_types(changed)
@@ -168,10 +168,8 @@ def changed_blueprint(
     return new
 
 
-def _numbers(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any:
-    """Return the environment with its numbers alone, and other values of some fields."""
-    if isinstance(env, HasActions):
-        raise ConfigError("control cannot change a data set: leave `environment` out.")
+def _arguments(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any:
+    """Return the environment with its arguments alone, and other numbers in some fields."""
     if not isinstance(experiment.driver, AnakinConfig):
         raise ConfigError(
             "control changes numbers of an environment under Anakin alone: take "
@@ -184,7 +182,8 @@ def _numbers(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any:
     old_rest, new_rest = (eqx.filter(x, are_numbers, inverse=True) for x in (env, new))
     if not eqx.tree_equal(old_rest, new_rest):
         raise _fixed(env, "environment", part)
-    return eqx.filter(new, are_numbers)
+    numbers = jax.tree.map(_like, *(eqx.filter(x, are_numbers) for x in (env, new)))
+    return eqx.combine(numbers, eqx.filter(new, is_argument))
 
 
 def _with_arrays(value: Any) -> Any:

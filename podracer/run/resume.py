@@ -122,11 +122,10 @@ def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) 
         )
 
 
-def check_same_environment(directory: Path, env: Any, data: str) -> None:
+def check_same_environment(directory: Path, env: Any) -> None:
     """Raise `ConfigError` if `env` is not the environment that the run in `directory` started with.
 
-    Its data may come from a file that has changed since, as may the data set of the replay, whose
-    digest is `data`.
+    Its data may come from a file that has changed since.
     """
     config = read_config(directory / CONFIG)
     saved = config.get("environment")
@@ -134,11 +133,6 @@ def check_same_environment(directory: Path, env: Any, data: str) -> None:
         raise ConfigError(
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "
             "bring back the file or the version that it was made from, or begin a new run."
-        )
-    if config.get("data", "") != data:
-        raise ConfigError(
-            f"{directory} began with another data set in its replay, and its file changed since: "
-            "bring back the file, or begin a new run."
         )
 
 

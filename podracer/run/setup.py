@@ -36,9 +36,8 @@ from podracer.drivers.common import (
 from podracer.drivers.selection import Selection
 from podracer.environment import (
     Environment,
-    HasActions,
     HostEnvironments,
-    acting_environment,
+    evaluation_environment,
 )
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker, check_script
@@ -163,7 +162,6 @@ def make_run_setup(
             "operations run one by one on one device for one agent: debug a single run with "
             "`devices=1`."
         )
-    check_actions(experiment, blueprint, env)
     devices = _find_devices(1 if debug else experiment.devices, saved_devices)
     if experiment.pods:
         program = _population(experiment, blueprint, env, devices)
@@ -202,27 +200,6 @@ def make_run_setup(
         evaluate=evaluate,
         continues_episodes=program.continues_episodes,
     )
-
-
-def check_actions(experiment: Experiment, blueprint: Blueprint, env: Any) -> None:
-    """Raise `ConfigError` unless the agent can learn from the actions that it will see."""
-    agent = blueprint.build()
-    if not isinstance(env, HasActions):
-        if agent.actions == "recorded":
-            raise ConfigError(
-                f"{agent.name} learns from a data set, and {env.spec.name} is none: take "
-                '`environment="data:FILE.npz"`.'
-            )
-        return
-    if agent.actions == "own":
-        raise ConfigError(
-            f"{agent.name} learns from its own actions, and not from a data set: take an agent "
-            "that learns from any, such as Cloning, IQL, DQN or SAC."
-        )
-    if not isinstance(experiment.driver, anakin.AnakinConfig):
-        raise ConfigError(
-            "nobody acts in a data set: take `driver=podracer.AnakinConfig()` to learn from it."
-        )
 
 
 def _anakin(
@@ -338,17 +315,12 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
 
 def _check_pods(experiment: Experiment, env: Environment) -> None:
     """Raise `ConfigError` where the returns of pods rank nothing, or none can be measured."""
-    is_replayed = isinstance(env, HasActions)
-    if isinstance(experiment.exchange, Selection) and (env.spec.takes_turns or is_replayed):
-        reason = "in self-play say nothing of strength"
-        remedy = "rank the pods with `podracer match RUN:0 RUN:1`"
-        if is_replayed:
-            reason, remedy = "are those of the data set", "rank the pods by their evaluations"
+    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
         raise ConfigError(
-            f"selection ranks pods by their training returns, which {reason}: train without one, "
-            f"and {remedy}."
+            "selection ranks pods by their training returns, which in self-play say nothing of "
+            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
         )
-    if experiment.evaluations and isinstance(acting_environment(env), HostEnvironments):
+    if experiment.evaluations and isinstance(evaluation_environment(env), HostEnvironments):
         raise ConfigError(
             f"pods are evaluated on the device, and {env.spec.name} runs on the host: take "
             f"`evaluations=0`, or train {experiment.recipe} once for each `seed`."
@@ -369,9 +341,8 @@ def _evaluator(
             epsilon=experiment.evaluation_epsilon,
         )
     except ConfigError:
-        if experiment.evaluations or not isinstance(env, HasActions):
+        if experiment.evaluations:
             raise
-        # A data set that names no environment.
         return {"evaluate": lambda state: None, "lower_evaluation": lambda state: lambda: None}
 
     def arguments(state: TrainState) -> tuple[Any, ...]:
@@ -484,6 +455,5 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
         },
         "environment": to_json(env),
         "spaces": setup.blueprint.spec.spaces,
-        **({"data": data} if (data := setup.blueprint.context.digest) else {}),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

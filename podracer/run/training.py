@@ -268,8 +268,7 @@ class Run:
 
     def _restored_state(self, checkpointer: Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
-        data = self.setup.blueprint.context.digest
-        check_same_environment(self.directory, self.setup.env, data)
+        check_same_environment(self.directory, self.setup.env)
         if not checkpointer.has_saved():
             check_may_begin_again(self.directory, self.settings)
             if self.is_main:

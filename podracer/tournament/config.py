@@ -18,7 +18,7 @@ from podracer.config.field_types import check_types
 from podracer.config.serialization import KINDS, from_json, kinds_of, to_json, without_retired
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Range, Selection
-from podracer.environment import acting_environment
+from podracer.environment import evaluation_environment
 from podracer.errors import ConfigError, install_command
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
@@ -328,7 +328,7 @@ def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -
     for experiment in tournament.experiments:
         blueprint, env = build(experiment)  # fails as in each pod
         check_policy(blueprint.build(), "pods compete by their policies' returns")
-        acting_environment(env)  # fails where a data set names none to play in
+        evaluation_environment(env)  # fails where there is none to play in
 
 
 def _is_own(experiment: Experiment) -> bool:

@@ -17,7 +17,6 @@ LEFT_OUT = {
     "results_suite.py": "has tests of its own",
     "references.py": "runs other libraries",
     "pictures.py": "draws, and writes into docs/",
-    "data_pictures.py": "draws, and writes into docs/",
     "screenshots.py": "needs a browser",
 }
 

@@ -368,7 +368,7 @@ def test_reductions_that_a_cpu_cannot_order_are_named():
 
 WORLDS = "lifetimes:worlds:small,envs=16,steps=4000"
 ENVIRONMENTS = {
-    **dict.fromkeys(("DDPG", "SAC", "QTOpt", "IQL"), "pendulum"),
+    **dict.fromkeys(("DDPG", "SAC", "QTOpt"), "pendulum"),
     **dict.fromkeys(("LPG", "DiscoDiscovery"), WORLDS),
 }
 WITH_FILE = ("Disco", "LPGStudent")  # of a discovered rule

@@ -17,8 +17,6 @@ from podracer.cli.arguments import take_flags
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_experiment, find_recipe
-from podracer.dataset import Dataset
-from podracer.envs.catch import Catch
 from podracer.errors import ConfigError
 
 
@@ -69,33 +67,6 @@ def test_play_draws_the_board(run, tmp_path, capsys):
         assert image.n_frames >= 10  # frames that do not change are merged
         assert image.size == (120, 240)
         assert np.asarray(image.convert("RGB")).max() > 200
-
-
-def test_recorded_episodes_train_a_clone(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Catch, "source", "light", raising=False)  # a field of its own
-    file, clone = tmp_path / "data.npz", tmp_path / "clone"
-    flags = ("--out", file, "--episodes", 50, "--distribution")
-    code, out, error = call_here(capsys, "record", run, *flags)
-    assert code == 0, error
-    assert f"{file}: 50 episodes, 450 transitions, greedy, mean return 1" in out
-    data = Dataset.load(file)
-    assert data.environment == "catch"
-    assert (np.diff(data.ends, prepend=-1) == 9).all()  # the ball falls as many rows
-    assert (data.distribution.argmax(axis=1) == data.action).all()
-    code, out, error = call_here(
-        capsys, "train", "cartpole_cloning", "--environment", f"data:{file}", "--run-dir", clone,
-        "--frames", 100_000, "--evaluations", 1,
-    )  # fmt: skip
-    assert code == 0, error
-    code, out, error = call_here(capsys, "eval", clone, "--json", "--data", file)
-    assert json.loads(out)["return_mean"] > 0.9
-    assert 0.9 < json.loads(out)["equal_actions"] <= 1
-    code, out, error = call_here(capsys, "record", clone, "--out", file, "--episodes", 2)
-    assert code == 0, error
-    assert Dataset.load(file).environment == "catch"
-    code, out, error = call_here(capsys, "resume", clone, "--frames", 110_000)
-    assert code == 78
-    assert "began in another environment, and digest changed since" in error.replace("\n", " ")
 
 
 @pytest.mark.figure(17)

@@ -551,11 +551,6 @@ MISTAKES_IN_FILES = [
     ("train cartpole_sebulba --environment gymnasium:Zzzz-v9", "pprint_registry()` lists them."),
     ("train half.json", "half.json is not a run's configuration: "),
     ("train list.json", "list.json is not a run's configuration: it has no experiment."),
-    ("train cartpole_cloning --environment data:none.npz", "none.npz is no data set in an .npz fi"),
-    ("train cartpole_cloning --environment data:text.npz", "text.npz is no data set in an .npz fi"),
-    ("train cartpole_cloning --environment data:own.npz", "no data set: it has no array 'action'."),
-    ("train cartpole_cloning --environment data:", "did you mean data:NAME"),
-    ("train cartpole_cloning", "Cloning learns from a data set, and cartpole is none: take --envi"),
     ("train --frames 100 catch", "'catch' is a recipe: write its name before the flags."),
     ("train catch --run-dir ''", "--run-dir: '' must be None or a path."),
     pytest.param(

@@ -15,14 +15,11 @@ from agents import SMALL, blueprint
 from jax.sharding import PartitionSpec
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
-from podracer.agent import Context
 from podracer.agents.dqn import DQN
-from podracer.dataset import Dataset
 from podracer.devices.host_memory import (
     HostMemory,
     from_stored,
     host_leaves,
-    in_host_memory,
     pin,
     read_windows,
     to_stored,
@@ -32,7 +29,7 @@ from podracer.devices.mesh import make_mesh
 from podracer.devices.reductions import traced_for
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
-from podracer.drivers.common import abstract_agent, abstract_request, abstract_state
+from podracer.drivers.common import abstract_request, abstract_state
 from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
@@ -190,34 +187,6 @@ def uses_in_host_memory(text, ring, sides):
     customs = [line for line in lines if "custom_call" in line]
     assert all("annotate_device_placement" in x and "pinned_host" in x for x in customs)
     return uses
-
-
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_a_data_set_that_is_mixed_into_batches_is_there_too(platform):
-    """It is an argument, and only sliced."""
-    env, mesh, config = make("catch"), make_mesh(jax.devices()[:1]), AnakinConfig(16, 7, 2)
-    random, ends = np.random.default_rng(0), np.arange(1, 42) % 9 == 5
-    data = Dataset(
-        observation=random.normal(size=(41, 10, 5)),
-        action=random.integers(0, 3, 41),
-        reward=np.ones(41),
-        terminal=ends,
-        timeout=np.zeros(41, bool),
-    )
-    with traced_for(platform):
-        rows = data.rows()
-        rows = dataclasses.replace(rows, observation=in_host_memory(rows.observation))
-        agent = dataclasses.replace(blueprint(HOST, env.spec), context=Context(7, rows))
-        state = abstract_state(agent, env, mesh, config)
-        arguments = (abstract_agent(agent, mesh), state, abstract_request(mesh))
-        trace = make_chunk(env, mesh, config).trace(*arguments)
-        text = trace.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),)).as_text()
-    ring = {"gpu": "tensor<1x41x10x5xf32>", "tpu": "tensor<1x41x8x128xui32>"}[platform]
-    assert "dynamic_slice" in uses_in_host_memory(text, ring, sides=1)
-    np.testing.assert_array_equal(
-        from_stored(jnp.asarray(rows.observation.arrays), env.spec.observation)[0],
-        data.observation,
-    )
 
 
 def test_a_new_state_is_where_a_restored_one_is():

@@ -21,12 +21,10 @@ import podracer
 from podracer.agents.a2c import A2C
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
-from podracer.dataset import Dataset
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
 from podracer.envs.catalog import ENVIRONMENTS, Builtin
 from podracer.envs.catch import Catch
-from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io import text
 from podracer.io.edits import read_object
@@ -165,20 +163,6 @@ def test_a_run_its_log_and_its_report_have_no_secret(tmp_path, capfd, caplog):
     assert "told: no login with rented,api_key=[redacted],client_secret=[redacted]" in caplog.text
 
 
-def test_a_data_set_goes_on_with_the_secrets_that_its_file_lacks(tmp_path):
-    columns = {name: np.array([0, 1]) for name in ("action", "reward", "terminal")}
-    name = f"rented,api_key={MARK}"
-    data = Dataset(
-        observation=np.zeros((2, 10, 5)), environment=name, timeout=np.zeros(2), **columns
-    )
-    (tmp_path / "data.npz").write_bytes(data.encode())
-    with pytest.raises(ConfigError, match=r"'rented,api_key=\[redacted\]', .* add `,api_key=...`"):
-        make(f"data:{tmp_path}/data.npz")
-    replayed = make(f"data:{tmp_path}/data.npz,api_key={MARK}")
-    assert replayed.environment.options == (("api_key", MARK),)
-    assert make(replayed.source).options == (("api_key", MARK),)
-
-
 @pytest.mark.slow
 def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog):
     def command(*arguments):
@@ -201,8 +185,7 @@ def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog):
     command("backtest", traded)
     for format in ("onnx", "stablehlo"):
         command("export", run, "--format", format)
-    command("record", run, "--episodes=2")
-    command("eval", run, "--episodes=2", "--data", run / "data.npz")
+    command("eval", run, "--episodes=2")
     command("report", run)
     command("report", run, swept, traded, "--out", runs / "comparison.html")
     tournament = Tournament(

@@ -17,7 +17,6 @@ import pytest
 from podracer import recipes
 from podracer.bench.anakin import prepare, training
 from podracer.cli.main import main
-from podracer.dataset import Dataset
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import init_state
@@ -33,7 +32,7 @@ from podracer.run.setup import build
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
 from compiled import RECORDS as RECORDS_FILE
-from compiled import SETTINGS, TARGETS, compile_one, read, write_data
+from compiled import SETTINGS, TARGETS, compile_one, read
 
 RECORDS = read(RECORDS_FILE)
 
@@ -178,14 +177,6 @@ def test_the_state_has_the_bytes_of_the_runs_own_state():
 
     parts = (state.learner.shared, state.learner.local, state.actor)
     assert list(program.state.values())[:3] == [size(part) for part in parts]
-
-
-def test_the_state_has_the_bytes_of_a_data_set(tmp_path):
-    file = write_data(tmp_path, "cartpole_cloning")
-    experiment = recipes.find("cartpole_cloning").with_fields({"environment": f"data:{file}"})
-    (program,) = programs_of(experiment, here())
-    rows = Dataset.load(file)
-    assert program.state["data set, hyperparameters, other inputs"] > rows.observation.nbytes
 
 
 def test_collectives_of_an_update_do_not_grow_with_devices():
@@ -559,7 +550,6 @@ def test_each_device_has_the_recipes_share_of_what_is_not_given(
         (("plan", "catch", "--steps-per-second", "nan"), "--steps-per-second must lie in"),
         (("plan", "catch", "--tarset", "here"), "--target"),
         (("compile", "cartpole_sebulba", "--arch", "anakin"), "runs on the host"),
-        (("compile", "cartpole_cloning"), "--environment data:FILE.npz"),
         (("compile", "catch", "--devices", "3"), "in a new run 126 or 129"),
     ],
 )

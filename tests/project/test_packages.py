@@ -24,7 +24,7 @@ BUDGETS = {
     "checks": 820,
     "cli": 3240,
     "config": 640,
-    "devices": 1740,
+    "devices": 1730,
     "drivers": 3960,
     "envs": 4630,
     "io": 4440,

@@ -225,22 +225,26 @@ def test_fields_of_an_environment_that_is_no_pytree_are_refused():
         changed_blueprint(experiment, *build(experiment), {"environment": {"center": 1.0}})
 
 
-def test_a_data_set_cannot_change_and_is_not_copied(tmp_path):
-    file = tmp_path / "data.npz"
-    ends = np.arange(8) == 7
-    columns = {"observation": np.zeros((8, 4)), "action": np.zeros(8, int), "reward": np.ones(8)}
-    data = podracer.Dataset(
-        **columns, terminal=ends, timeout=np.zeros(8, bool), environment="cartpole"
-    )
-    file.write_bytes(data.encode())
-    experiment = recipes.find("cartpole_cloning").with_fields({"environment": f"data:{file}"})
+def test_arrays_of_an_environment_are_arguments_and_are_not_copied(tmp_path):
+    """Those without a fraction cannot change."""
+
+    @podracer.struct
+    class Table(Bowl):
+        rows: Any = dataclasses.field(default_factory=lambda: jnp.arange(4))
+
+    experiment = dataclasses.replace(EXPERIMENT, environment=Table())
     blueprint, env = build(experiment)
+    assert blueprint.environment.rows is env.rows
     new = changed_blueprint(experiment, blueprint, env, {"agent": {"learning_rate": 1e-4}})
     assert new.environment is blueprint.environment
     mesh = make_mesh(jax.devices()[:1])
     (placed,) = (program := partial(abs, place_agent(blueprint, mesh))).args
     (again,) = with_agent(program, new, mesh).args
-    assert again.environment.rows.reward is placed.environment.rows.reward
+    assert again.environment.rows is placed.environment.rows
     assert float(again.settings.learning_rate) == pytest.approx(1e-4)
-    with pytest.raises(ConfigError, match="control cannot change a data set"):
-        changed_blueprint(experiment, blueprint, env, {"environment": {"source": "catch"}})
+    moved = changed_blueprint(experiment, blueprint, env, {"environment": {"center": 1.0}})
+    assert moved.environment.rows is env.rows
+    with pytest.raises(
+        ConfigError, match=r"control changed environment\.rows, but that is compiled"
+    ):
+        changed_blueprint(experiment, blueprint, env, {"environment": {"rows": [1, 2, 3, 4]}})

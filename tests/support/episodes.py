@@ -1,4 +1,4 @@
-"""Random play in any environment of the device, and demonstrations in CartPole, as arrays."""
+"""Random play in any environment of the device, as arrays."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-import podracer
-from podracer.dataset import Dataset
 from podracer.types import Discrete, EnvironmentSpec, MultiDiscrete
 
 
@@ -45,32 +42,3 @@ def play(env: Any, steps: int, num: int, policy: Any = None, seed: int = 0) -> A
         return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), opening, rest), actions
 
     return jax.device_get(jax.jit(run)(jax.random.key(seed)))
-
-
-def teacher(num_envs: int = 16, length: int = 200, seed: int = 0) -> Dataset:
-    """Episodes of a rule of thumb: push towards the side that the pole falls to."""
-    env = podracer.make("cartpole")
-
-    def step(loop, key):
-        state, timestep = loop
-        action = (timestep.observation @ jnp.asarray([0.1, 0.3, 1.0, 1.0]) > 0).astype(jnp.int32)
-        state, after = jax.vmap(env.step)(jax.random.split(key, num_envs), state, action)
-        return (state, after), (timestep.observation, action, after.reward, after.discount == 0)
-
-    start = jax.vmap(env.reset)(jax.random.split(jax.random.key(seed), num_envs))
-    (_, final), columns = jax.lax.scan(step, start, jax.random.split(jax.random.key(1), length))
-    # An episode of each row, cut after so many steps.
-    columns = [np.asarray(x).swapaxes(0, 1) for x in columns]
-    observation, action, reward, terminal = (x.reshape(-1, *x.shape[2:]) for x in columns)
-    timeout = np.zeros((num_envs, length), bool)
-    timeout[:, -1] = True
-    cut = ~columns[3][:, -1]
-    return Dataset(
-        observation=observation,
-        action=action,
-        reward=reward,
-        terminal=terminal,
-        timeout=timeout.reshape(-1),
-        final_observation=np.asarray(final.observation)[cut],
-        environment="cartpole",
-    )

@@ -21,14 +21,13 @@ from child import command, wait_until
 import podracer
 from podracer import recipes
 from podracer.agents.a2c import A2C
-from podracer.agents.cloning import Cloning
 from podracer.agents.dqn import DQN
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.errors import CheckpointError, ConfigError, EnvironmentFault, StorageError
+from podracer.errors import CheckpointError, EnvironmentFault, StorageError
 from podracer.evaluate import Evaluation
 from podracer.io import checkpoint, run_directory
 from podracer.io.checkpoint import stored_fingerprint
@@ -39,7 +38,7 @@ from podracer.rollout import Purpose, purpose_key
 from podracer.run.setup import make_run_setup
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
-from podracer.tournament.config import Tournament, check_pods
+from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
@@ -115,26 +114,6 @@ def test_a_pod_continues_its_entry_to_the_bit(name, rounds, tmp_path, cases):
         returns, _ = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
         assert float(returns.mean()) == entry.score
         assert pods.digest(path) == entry.digest
-
-
-def test_pods_that_learn_from_a_data_set_are_scored_where_it_comes_from(tmp_path):
-    file = tmp_path / "data.npz"
-    ends = np.arange(40) % 20 == 19
-    actions = np.zeros(40, int)
-    columns = {"observation": np.ones((40, 4)), "action": actions, "reward": np.ones(40)}
-    data = podracer.Dataset(**columns, terminal=ends, timeout=np.zeros(40, bool))
-    file.write_bytes(data.encode())
-    cloning = dataclasses.replace(EXPERIMENT, agent=Cloning(network=SMALL), frames=STEPS)
-    tournament = dataclasses.replace(TOURNAMENT, pods=1, rounds=1, round_frames=STEPS)
-
-    def of(environment):
-        experiment = dataclasses.replace(cloning, environment=environment)
-        return dataclasses.replace(tournament, experiments=(experiment,))
-
-    entries = play(tmp_path / "tournament", of(f"data:{file},environment=cartpole"))
-    assert entries["p0r0"].score >= 8  # steps of the shortest episodes
-    with pytest.raises(ConfigError, match="names no environment to evaluate in"):
-        check_pods(of(f"data:{file}"), ())
 
 
 @dataclasses.dataclass

@@ -14,7 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.environment import Renderable, evaluation_environment, sibling_key
+from podracer.environment import (
+    ChecksAgent,
+    Renderable,
+    evaluation_environment,
+    sibling_key,
+)
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
 from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep
@@ -41,7 +46,10 @@ class AgentsAsRows:
     def __post_init__(self) -> None:
         if type(self.num_agents) is not int or self.num_agents < 1:
             raise ConfigError(f"num_agents must be 1, 2, 3 and so on, not {self.num_agents!r}.")
-        if isinstance(self.env, Renderable):  # set on the instance, where `isinstance` looks
+        # Optional features are set on the instance, where `isinstance` looks.
+        if isinstance(self.env, ChecksAgent):
+            object.__setattr__(self, "check_agent", self.env.check_agent)
+        if isinstance(self.env, Renderable):
             object.__setattr__(self, "render", lambda state: self.env.render(state.inner))
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from podracer.environment import Environment, HasEvaluation, Renderable, refuse_data_set
+from podracer.environment import ChecksAgent, Environment, HasEvaluation, Renderable
 from podracer.envs import make
 from podracer.envs.common import array_specs
 from podracer.errors import ConfigError
@@ -33,7 +33,8 @@ class WithModel:
         if not isinstance(self.environment, Environment):
             kind = type(self.environment).__name__
             raise ConfigError(f"{kind} is not a device environment, so an agent cannot plan in it.")
-        refuse_data_set(self.environment)
+        if isinstance(self.environment, ChecksAgent):
+            object.__setattr__(self, "check_agent", self.environment.check_agent)
         if isinstance(self.environment, Renderable):
             object.__setattr__(self, "render", self.environment.render)
         if isinstance(self.environment, HasEvaluation):

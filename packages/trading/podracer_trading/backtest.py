@@ -108,7 +108,7 @@ def load_trading(directory: Path, checkpoint: Choice) -> tuple[Agent, Trading, T
     """Load a run that trades; takes and raises what `backtest` does."""
     run = load_run(directory, checkpoint=checkpoint)
     trading = trading_in(run.env)  # first, because it rejects other environments
-    check_same_environment(directory, run.env, run.blueprint.context.digest)
+    check_same_environment(directory, run.env)
     return run.agent, trading, run.state
 
 

@@ -251,9 +251,9 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_environment_is_compared_with_the_runs(run: Path) -> None:
     cut = split_market(synthetic_market(tickers=3, bars=200))
-    check_same_environment(run, auto_reset(Trading(cut)), "")
+    check_same_environment(run, auto_reset(Trading(cut)))
     with pytest.raises(ConfigError, match=r"inner\.cash, inner\.cost changed since"):
-        check_same_environment(run, auto_reset(Trading(cut, cash=1e5, cost=0.5)), "")
+        check_same_environment(run, auto_reset(Trading(cut, cash=1e5, cost=0.5)))
 
 
 def test_long_curves_are_drawn_to_their_end_and_with_their_extremes():

@@ -73,11 +73,6 @@ def learn_from_replay(
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     check_divisible("replay.batch_size", config.batch_size, shards)
     share = config.batch_size // shards
-    if buffer.data is not None and shards > 1 and share % 2:
-        raise ConfigError(
-            f"replay.batch_size is {config.batch_size}, {share} for each of {shards} devices, and "
-            f"a data set cannot be half of that: take a multiple of {2 * shards}."
-        )
     replay = buffer.add(state.local, trajectory.steps, carry)
 
     def step(loop: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:

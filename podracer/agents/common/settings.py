@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.arguments import check_static, typed
-from podracer.dataset import Dataset
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.replay import Replay
 from podracer.schedules import Linear, Schedule
-
-ReplayOrNone = TypeVar("ReplayOrNone", bound=Replay | None)
 
 
 @struct
@@ -97,27 +93,8 @@ class EpochSettings:
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
 
 
-class MixesData(Generic[ReplayOrNone]):
-    """Settings of agents with a replay, into whose batches a data set may be mixed."""
-
-    replay: ReplayOrNone
-
-    @property
-    def data_file(self) -> str | None:
-        """Path of the data set, None if there is none."""
-        return None if self.replay is None else self.replay.data
-
-    @property
-    def has_data_on_host(self) -> bool:
-        """Whether the observations of the data set are in host memory, as the replay's."""
-        return self.replay is not None and self.replay.storage == "host"
-
-    def read(self, content: bytes) -> Dataset:
-        return Dataset.load(io.BytesIO(content), self.data_file or "")
-
-
 @struct
-class TargetNetworkSettings(MixesData[Replay], ClippedSettings):
+class TargetNetworkSettings(ClippedSettings):
     """Settings of agents with a replay, n-step returns and a target network."""
 
     n_step: int = static(default=1, low=1)

@@ -23,7 +23,7 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
 )
 from podracer.agents.common.recurrent import History, Recurrence
-from podracer.agents.common.settings import LearnerSettings, MixesData
+from podracer.agents.common.settings import LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
 from podracer.fields import bounded, static, struct
@@ -48,7 +48,7 @@ from podracer.types import (
 
 
 @struct
-class ContinuousSettings(MixesData[Replay], LearnerSettings):
+class ContinuousSettings(LearnerSettings):
     """Settings of DDPG, SAC and QT-Opt."""
 
     learning_rate: Schedule = bounded(3e-4)
@@ -114,7 +114,7 @@ def build(
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
         buffer = Buffer(settings.replay, spec, length, context.rollout_length, every_step=True)
     else:
-        buffer = Buffer(settings.replay, spec, settings.n_step + 1, data=context.data)
+        buffer = Buffer(settings.replay, spec, settings.n_step + 1)
     learner = Learner(settings, networks, buffer, build_optimizer(settings))
     agent = method(settings, networks, learner)
     return Agent(
@@ -126,7 +126,6 @@ def build(
         actor_params=actor_params,
         # A policy with scales is one, a policy with means alone is not.
         distribution=agent.distribution if policy_outputs == 2 else None,
-        actions="any",
     )
 
 

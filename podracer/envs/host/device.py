@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import Environment, refuse_data_set
+from podracer.environment import Environment
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
@@ -23,9 +23,6 @@ class DeviceEnvironments:
     """A device environment, as `HostEnvironments`."""
 
     environment: Environment
-
-    def __post_init__(self) -> None:
-        refuse_data_set(self.environment)
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -87,7 +87,7 @@ def export_policy(
     run = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint)
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
-    metadata = describe(decision, env.spec)
+    metadata = describe(decision, run.agent.spec)
     frames = run.metadata["totals"]["frames"] // max(1, len(experiment.pods))
     metadata |= origin_of(directory, experiment, int(run.state.update), frames, run.pod)
     is_jax = format == "stablehlo"

@@ -9,20 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from episodes import teacher
+from demonstrations import Recorded, teacher
 from walk import WALK, B, T, Walk, begin, built, close, gradient, learn
 
 import podracer
 from podracer.agent import Blueprint, Context
-from podracer.agents.avril import AVRIL
 from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
-from podracer.dataset import Dataset
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import TASK_REWARD
 from podracer.networks import MLP, Network, TorsoNetwork
+from podracer_offline import AVRIL, Dataset
+
+RECORDED = Recorded(WALK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def expected_losses(settings, params, trajectory):
 def test_the_bound_and_its_gradient_are_the_papers(state_only):
     """In a rollout with terminals, time-outs, and an end within episodes."""
     settings = AVRIL(network=Layers(), state_only=state_only, discount=0.9, constraint_cost=0.7)
-    agent = built(settings)
+    agent = built(settings, RECORDED)
     state, trajectory = begin(agent)
     new_state, metrics = learn(agent, state, trajectory)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.shared.params)
@@ -131,7 +132,7 @@ def test_the_bound_and_its_gradient_are_the_papers(state_only):
 
 
 def test_it_reads_no_reward():
-    agent = built(AVRIL(network=Layers()))
+    agent = built(AVRIL(network=Layers()), RECORDED)
     state, trajectory = begin(agent)
     changed = trajectory.with_rewards(7.0 - trajectory.timesteps().reward)
     results = [learn(agent, state, x)[0].shared.params for x in (trajectory, changed)]
@@ -140,7 +141,7 @@ def test_it_reads_no_reward():
 
 def test_without_the_constraint_the_policy_is_a_clone():
     """The encoder then only falls to its prior."""
-    agent = built(AVRIL(network=Layers(), constraint_cost=0.0))
+    agent = built(AVRIL(network=Layers(), constraint_cost=0.0), RECORDED)
     state, trajectory = begin(agent)
     shared = state.shared
 
@@ -163,7 +164,7 @@ def test_without_the_constraint_the_policy_is_a_clone():
 @pytest.mark.parametrize("state_only", [False, True])
 def test_rewards_can_be_asked_for(state_only):
     settings = AVRIL(network=Layers(), state_only=state_only)
-    agent = built(settings)
+    agent = built(settings, RECORDED)
     state, trajectory = begin(agent)
     observation = trajectory.final.observation
     posterior = settings.reward(agent.spec, state.shared.params, observation)
@@ -176,13 +177,16 @@ def test_rewards_can_be_asked_for(state_only):
 
 def test_it_keeps_the_contract_and_refuses_what_it_cannot_learn():
     settings = AVRIL(network=TorsoNetwork(MLP((8,))))
-    check_agent(Blueprint(settings, WALK.spec), num_envs=B)
+    spec = RECORDED.spec
+    check_agent(Blueprint(settings, spec), num_envs=B)
     with pytest.raises(ConfigError, match="take a rollout_length of at least 2"):
-        Blueprint(settings, WALK.spec, Context(1)).build()
+        Blueprint(settings, spec, Context(1)).build()
     with pytest.raises(ConfigError, match="needs discrete actions"):
-        built(settings, podracer.auto_reset(Walk(podracer.Continuous((-1.0,), (1.0,)))))
+        built(settings, Recorded(podracer.auto_reset(Walk(podracer.Continuous((-1.0,), (1.0,))))))
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        built(dataclasses.replace(settings, network=TorsoNetwork(MLP((8,)), memory="gru")))
+        built(
+            dataclasses.replace(settings, network=TorsoNetwork(MLP((8,)), memory="gru")), RECORDED
+        )
 
 
 # --- runs -----------------------------------------------------------------------------------------

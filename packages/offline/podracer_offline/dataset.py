@@ -18,7 +18,10 @@ from podracer.fields import struct
 from podracer.io.npz import DAMAGE, read_header, unpack
 from podracer.io.schema import leaves_by_path
 from podracer.io.text import redact
+from podracer.ops.action_masks import action_mask
 from podracer.types import (
+    ACTION_MASK,
+    ActionSpace,
     ArraySpec,
     Continuous,
     Discrete,
@@ -301,6 +304,7 @@ class Dataset:
             size = 2 * space.size if isinstance(space, Continuous) else sum(space.components)
             _check_like("distribution", self.distribution, ArraySpec((size,)), f"{spec.name}'s")
         action = _checked_actions(self.action, spec)
+        _check_allowed(action, self.observation, space)
         same = action is self.action or np.array_equal(action, self.action)
         return self if same else dataclasses.replace(self, action=action)
 
@@ -319,9 +323,11 @@ def _in_32_bits(name: str, array: Any) -> np.ndarray:
         if name != "action" or rounded is array or not array.size:
             return rounded
         # The extremes may be an environment's bounds, and are rounded as those are.
-        box = Continuous.within(*(np.atleast_1d(f(array, axis=0)) for f in (np.min, np.max)))
-        clipped = np.clip(rounded, *(np.asarray(x, np.float32) for x in (box.low, box.high)))
-        return np.where(np.isfinite(rounded), clipped, rounded)
+        with np.errstate(over="ignore"):
+            low, high = (x.astype(np.float32) for x in (np.min(array, 0), np.max(array, 0)))
+        low = np.where(low < np.min(array, 0), np.nextafter(low, np.float32(np.inf)), low)
+        high = np.where(high > np.max(array, 0), np.nextafter(high, np.float32(-np.inf)), high)
+        return np.where(np.isfinite(rounded), np.clip(rounded, low, high), rounded)
     if array.dtype not in (np.int64, np.uint32, np.uint64):
         return array
     converted = array.astype(np.int32)
@@ -491,6 +497,21 @@ def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
             f"actions lie in {_range_text(space)}."
         )
     return action
+
+
+def _check_allowed(action: np.ndarray, observation: PyTree, space: ActionSpace) -> None:
+    """Raise `ConfigError` for an action that the mask in its observation forbids."""
+    mask = action_mask(observation)
+    if mask is None or isinstance(space, Continuous):
+        return
+    columns = np.cumsum((0, *space.components[:-1])) + action.reshape(len(action), -1)
+    is_forbidden = ~np.take_along_axis(mask, columns, axis=1).all(axis=1)
+    if is_forbidden.any():
+        row = int(np.argmax(is_forbidden))
+        raise ConfigError(
+            f"action {row} of the data set, {action[row].tolist()}, is not allowed by its mask "
+            f"{ACTION_MASK!r}: leave the episode out."
+        )
 
 
 def _range_text(space: Any) -> str:

@@ -11,11 +11,9 @@ import jax
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.dataset import Dataset
 from podracer.environment import (
     Environment,
     HostEnvironments,
-    acting_environment,
     evaluation_environment,
 )
 from podracer.envs.host.device import DeviceEnvironments
@@ -23,6 +21,7 @@ from podracer.errors import ConfigError
 from podracer.evaluate import MAX_STEPS, ActingRule, host_steps
 from podracer.ops.distributions import SquashedNormal, parameters
 from podracer.types import Params, TimeStep
+from podracer_offline.dataset import Dataset
 
 
 def record_episodes(
@@ -45,7 +44,7 @@ def record_episodes(
     `with_distributions` also records the policy's distributions, `Dataset.distribution`; it raises
     `ConfigError` for a policy that has none of logits or of a Gaussian.
     """
-    env = evaluation_environment(acting_environment(env))
+    env = evaluation_environment(env)
     rule.check(env.spec)
     host = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
     # Observations, and parameters of distributions.

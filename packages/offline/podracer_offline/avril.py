@@ -41,6 +41,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+from podracer_offline.records import as_recorded, require_records
 
 
 @struct
@@ -67,22 +68,23 @@ class AVRIL(LearnerSettings):
     """Network of the action values, and another one of the rewards, without their heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        inner = require_records(spec, "AVRIL")
         if context.rollout_length < 2:
             raise ConfigError(
                 "AVRIL learns from an action and the next one: take a rollout_length of at least 2."
             )
-        critic = value_based.build_q_network(self.network, spec, 1, dueling=False)
+        critic = value_based.build_q_network(self.network, inner, 1, dueling=False)
         optimizer = ScheduledOptimizer(self.optimizer.build(), self.learning_rate)
-        agent = _AVRIL(self, spec, off_policy.require_feed_forward(critic), optimizer)
-        return Agent(
-            spec=spec,
+        agent = _AVRIL(self, inner, off_policy.require_feed_forward(critic), optimizer)
+        built = Agent(
+            spec=inner,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             actor_params=lambda state: state.shared.params.critic,
             distribution=agent.distribution,
-            actions="recorded",
         )
+        return as_recorded(built, spec)
 
     def encoder(self, spec: EnvironmentSpec) -> Network:
         """Return the network of rewards: means, then logarithms of scales, of each action."""

@@ -8,23 +8,23 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from demonstrations import Recorded
 from on_policy import CONTINUOUS
 from walk import BOX, WALK, B, begin, built, close, gradient, learn, methods_of
 
 import podracer
 from podracer.agents.common.off_policy import n_step_transition
-from podracer.agents.ddpg import td3_bc
-from podracer.agents.iql import IQL
 from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
-from podracer.dataset import Dataset
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork, outputs
 from podracer.ops.distributions import clipped_log_prob, from_bounds, policy
 from podracer.replay import Replay
+from podracer_offline import IQL, Dataset, td3_bc
 
+RECORDED = Recorded(CONTINUOUS)
 NETWORK = TorsoNetwork(MLP((8,), "tanh"), shared=False)
 SETTINGS = IQL(network=NETWORK, discount=0.9, expectile=0.8, max_weight=2.0)
 
@@ -46,7 +46,7 @@ def forward(parts, params, targets, trajectory):
 
 def test_the_losses_are_those_of_the_paper():
     """Transition by transition, equations 5 to 7, with values of the networks in float64."""
-    agent = built(SETTINGS, CONTINUOUS)
+    agent = built(SETTINGS, RECORDED)
     state, trajectory = begin(agent, CONTINUOUS)
     parts = methods_of(agent)
     # Large rewards, so that weights reach their bound, and targets that differ from the critics.
@@ -81,7 +81,7 @@ def test_the_losses_are_those_of_the_paper():
 
 def test_each_loss_teaches_its_own_part():
     """The policy's loss moves no value, the value's no critic, and the targets follow slowly."""
-    agent = built(SETTINGS, CONTINUOUS)
+    agent = built(SETTINGS, RECORDED)
     state, trajectory = begin(agent, CONTINUOUS)
     parts = methods_of(agent)
     transition = parts.transition(trajectory)
@@ -120,12 +120,12 @@ def test_each_loss_teaches_its_own_part():
 
 
 def test_it_keeps_the_contract_and_refuses_what_it_cannot_learn():
-    check_agent(podracer.Blueprint(SETTINGS, CONTINUOUS.spec), num_envs=B)
+    check_agent(podracer.Blueprint(SETTINGS, RECORDED.spec), num_envs=B)
     with pytest.raises(ConfigError, match="needs continuous actions"):
-        built(SETTINGS, WALK)
+        built(SETTINGS, Recorded(WALK))
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
         built(
-            dataclasses.replace(SETTINGS, network=TorsoNetwork(MLP((8,)), memory="gru")), CONTINUOUS
+            dataclasses.replace(SETTINGS, network=TorsoNetwork(MLP((8,)), memory="gru")), RECORDED
         )
 
 
@@ -134,10 +134,9 @@ def test_with_a_replay_it_goes_on_in_an_environment_from_what_it_has_learned():
     bootstraps of the discount, no time-out."""
     online = dataclasses.replace(SETTINGS, replay=Replay(B * 40, batch_size=32, warmup=0))
     check_agent(podracer.Blueprint(online, CONTINUOUS.spec), num_envs=B)
-    agents = [built(settings, CONTINUOUS) for settings in (SETTINGS, online)]
+    agents = [built(SETTINGS, RECORDED), built(online, CONTINUOUS)]
     shapes = [jax.eval_shape(partial(x.init, num_envs=B), jax.random.key(0)) for x in agents]
     assert shapes[0].shared == shapes[1].shared
-    assert [agent.actions for agent in agents] == ["recorded", "any"]
 
     agent, parts = agents[1], methods_of(agents[1])
     state, trajectory = begin(agent, CONTINUOUS)

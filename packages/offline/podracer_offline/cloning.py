@@ -29,6 +29,7 @@ from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Normal, clipped_log_prob, from_bounds
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
+from podracer_offline.records import Record, as_recorded, require_records, without_records
 
 
 @struct
@@ -41,18 +42,18 @@ class Cloning(ClippedSettings, GaussianSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        std = self.state_dependent_std
-        network = actor_critic.build_network(self.network, spec, state_dependent_std=std)
-        agent = _Cloning(ActorCritic(network, spec.action), build_optimizer(self))
-        return Agent(
-            spec=spec,
+        inner, std = require_records(spec, "Cloning"), self.state_dependent_std
+        network = actor_critic.build_network(self.network, inner, state_dependent_std=std)
+        agent = _Cloning(ActorCritic(network, inner.action), build_optimizer(self))
+        built = Agent(
+            spec=inner,
             init=agent.init,
             act=agent.model.act,
             learn=Fused(agent.loss, agent.optimizer.apply_gradients),
             carry=network.carry,
             distribution=agent.model.distribution,
-            actions="recorded",
         )
+        return as_recorded(built, spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +71,14 @@ class _Cloning:
 
         Metrics compare the policy's modes with the actions, or with the teacher's modes.
         """
+        records = trajectory.steps.timestep.observation
+        trajectory = without_records(trajectory)
         policy, _ = self.model.unroll(params, trajectory, reuse)
         action, valid = trajectory.steps.action, trajectory.valid()
         action = from_bounds(self.model.space, action)
         loss = -clipped_log_prob(policy, action)
-        if trajectory.steps.distribution is not None:
-            teacher: Any = self.model.policy(trajectory.steps.distribution)
+        if isinstance(records, Record) and records.distribution is not None:
+            teacher: Any = self.model.policy(records.distribution)
             loss, action = teacher.divergence(policy), teacher.mode()
         if isinstance(policy, Normal):
             mode, action = (jnp.clip(x, -1.0, 1.0) for x in (policy.mode(), action))

@@ -1,4 +1,4 @@
-"""A data set as an environment: it replays episodes, whatever the agent does.
+"""A data set as an environment: it replays episodes, and shows what was done in them.
 
 An update learns from recorded transitions as from a rollout: under the same driver and with the
 same checkpoints. Evaluations are in the environment that the data come from.
@@ -7,20 +7,24 @@ same checkpoints. Evaluations are in the environment that the data come from.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from podracer.dataset import Dataset, Rows
+from podracer.agent import Agent
+from podracer.config.experiment import Experiment
+from podracer.drivers.selection import Selection
 from podracer.environment import evaluation_environment
 from podracer.envs.catalog import imported_module, make
-from podracer.envs.common import import_optional
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.paths import user_path
 from podracer.io.text import REDACTED
-from podracer.types import EnvironmentSpec, TimeStep
+from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
+from podracer_offline.dataset import Dataset, Rows
+from podracer_offline.records import Record
 
 
 @struct
@@ -49,6 +53,20 @@ class DataEnvironment:
             )
         return evaluation_environment(self.environment)
 
+    def check_agent(self, agent: Agent, experiment: Experiment) -> None:
+        """Raise `ConfigError` for an agent that would act, and for what ranks pods by returns."""
+        parts = jax.tree.leaves(agent.spec.observation, is_leaf=lambda x: isinstance(x, Record))
+        if any(isinstance(part, Record) for part in parts):
+            raise ConfigError(
+                f"{agent.name} learns from its own actions, and not from a data set: take an agent "
+                "of podracer_offline, such as Cloning, IQL or FromData(DQN())."
+            )
+        if isinstance(experiment.exchange, Selection):
+            raise ConfigError(
+                "selection ranks pods by their training returns, which are those of the data set: "
+                "train without one, and rank the pods by their evaluations."
+            )
+
     def reset(self, key: jax.Array) -> tuple[jax.Array, TimeStep]:
         row = jax.random.randint(key, (), 0, len(self.rows.last))
         row -= self.rows.last[row]  # to the last action of the episode
@@ -62,19 +80,13 @@ class DataEnvironment:
         discount = 1.0 - rows.terminal[state].astype(jnp.float32)
         return row, self._timestep(row, rows.reward[state], discount, starts)
 
-    def recorded_action(self, state: jax.Array) -> jax.Array:
-        """Return the action that the data set has for a timestep."""
-        return self.rows.action[state]
-
-    def recorded_distribution(self, state: jax.Array) -> jax.Array | None:
-        """Return the parameters of the distribution that this action comes from, if recorded."""
-        return None if self.rows.distribution is None else self.rows.distribution[state]
-
     def _timestep(
         self, row: jax.Array, reward: jax.Array, discount: jax.Array, first: jax.Array
     ) -> TimeStep:
-        observation = jax.tree.map(lambda x: x[row], self.rows.observation)
-        return TimeStep(observation, reward, discount, first, self.rows.last[row])
+        rows = self.rows
+        record = Record(rows.observation, rows.action, rows.distribution)
+        record = jax.tree.map(lambda x: x[row], record)
+        return TimeStep(record, reward, discount, first, self.rows.last[row])
 
 
 def data(name: str, environment: str | None = None, **options: Any) -> DataEnvironment:
@@ -115,11 +127,16 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
     """
     spec = dataset.spec if environment is None else environment.spec
     refuse_turns(spec)
+    rows = dataset.check(spec).rows()
+    action, distribution = (
+        jax.tree.map(lambda x: ArraySpec(x.shape[1:], x.dtype), x)
+        for x in (rows.action, rows.distribution)
+    )
     return DataEnvironment(
         digest=dataset.digest,
-        rows=jax.tree.map(jnp.asarray, dataset.check(spec).rows()),
+        rows=jax.tree.map(jnp.asarray, rows),
         environment=environment,
-        spec=spec,
+        spec=dataclasses.replace(spec, observation=Record(spec.observation, action, distribution)),
     )
 
 
@@ -134,7 +151,13 @@ def refuse_turns(spec: EnvironmentSpec) -> None:
 
 def _minari(id: str) -> Dataset:
     """Return a data set that Minari has on this machine, by its id, or by its whole path."""
-    minari = import_optional("minari", f"data:minari:{id}", "minari")
+    try:
+        minari: Any = importlib.import_module("minari")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"data:minari:{id} needs the package {error.name}: "
+            '`pip install -e "packages/offline[minari]"`.'
+        ) from error
     try:
         dataset = minari.load_dataset(id)
     except (OSError, ValueError, KeyError) as error:

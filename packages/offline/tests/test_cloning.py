@@ -9,21 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from episodes import teacher
+from demonstrations import Recorded, teacher
 from jax.scipy.stats import norm
 from on_policy import CONTINUOUS
 from walk import BOX, WALK, Walk, begin, built, close, gradient, learn, network, slow
 
 import podracer
-from podracer.agents.cloning import Cloning
+from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
 from podracer.config.experiment import Experiment
-from podracer.dataset import Dataset
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.drivers.selection import Selection, Truncation
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import from_bounds, num_outputs, parameters
+from podracer_offline import Cloning, Dataset, FromData, agreement
+from podracer_offline.records import Record
 
 SEVERAL = podracer.auto_reset(Walk(podracer.MultiDiscrete((2, 3))))
 
@@ -50,7 +54,7 @@ def clipped_log_prob(policy, action):
 )
 def test_the_gradient_is_that_of_the_likelihood_of_each_action(env, memory):
     """Slowly: one timestep after another, the actions that are valid one by one."""
-    agent = built(Cloning(network=network(memory), max_gradient_norm=1e9), env)
+    agent = built(Cloning(network=network(memory), max_gradient_norm=1e9), Recorded(env))
     state, trajectory = begin(agent, env)
 
     def negative_log_likelihood(params):
@@ -96,12 +100,15 @@ def divergence(xp, space, teacher, student):
 )
 def test_with_a_teacher_the_gradient_is_that_of_the_divergence_from_it(env, memory):
     """Slowly: one timestep after another, the loss in NumPy and float64."""
-    agent = built(Cloning(network=network(memory), max_gradient_norm=1e9), env)
+    agent = built(Cloning(network=network(memory), max_gradient_norm=1e9), Recorded(env))
     state, trajectory = begin(agent, env)
     valid, space = trajectory.valid(), env.spec.action
     shape = (*valid.shape, num_outputs(space))
     teacher = jax.random.uniform(jax.random.key(7), shape, minval=-1.5, maxval=1.5)
-    steps = dataclasses.replace(trajectory.steps, distribution=teacher)
+    steps = trajectory.steps
+    record = Record(steps.timestep.observation, steps.action, teacher)
+    timestep = dataclasses.replace(steps.timestep, observation=record)
+    steps = dataclasses.replace(steps, timestep=timestep)
     trajectory = dataclasses.replace(trajectory, steps=steps)
 
     def students(params):
@@ -126,7 +133,7 @@ def test_with_a_teacher_the_gradient_is_that_of_the_divergence_from_it(env, memo
 
 def test_metrics_tell_how_well_several_actions_are_matched():
     """All components of an action must match."""
-    agent = built(Cloning(network=network()), SEVERAL)
+    agent = built(Cloning(network=network()), Recorded(SEVERAL))
     state, trajectory = begin(agent, SEVERAL)
     policy = jax.vmap(lambda x: agent.distribution(state.shared.params, (), x)[0])(
         trajectory.steps.timestep
@@ -150,6 +157,12 @@ EXPERIMENT = Experiment(
     evaluation_episodes=8,
     devices=1,
 )
+
+
+POPULATION = {
+    "pods": (Pod(0), Pod(1)),
+    "exchange": Selection(Truncation(), 2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +212,11 @@ def test_who_does_not_fit_to_a_data_set_is_refused(data_file):
     for fields, message in (
         ({}, 'Cloning learns from a data set, and cartpole is none: take `environment="data:'),
         ({"agent": PPO(), "environment": data}, "PPO learns from its own actions, and not from a"),
-        (
-            {"driver": podracer.SebulbaConfig(16, 8), "environment": data},
-            "nobody acts in a data set: take `driver=podracer.AnakinConfig",
-        ),
+        ({"agent": DQN(), "environment": data}, "DQN learns from its own .* such as Cloning, IQL"),
+        ({"agent": FromData(PPO()), "environment": data}, "PPO learns from its own actions, and"),
+        ({"agent": FromData(PQN()), "environment": data}, "PQN learns from its own actions, and"),
+        ({"environment": data} | POPULATION, "training returns, which are those of the data set"),
+        ({"agent": FromData(DQN())}, "DQN learns from a data set, and cartpole is none"),
     ):
         with pytest.raises(ConfigError, match=message):
             podracer.train(dataclasses.replace(EXPERIMENT, **fields))
@@ -255,7 +269,7 @@ def test_a_small_student_learns_from_the_distributions_of_its_teacher(tmp_path):
         run_dir=tmp_path / "student",
     )
     assert result.metrics["accuracy"] > 0.95
-    assert podracer.load_policy(tmp_path / "student").agreement(exam) > 0.95
+    assert agreement(podracer.load_policy(tmp_path / "student"), exam) > 0.95
 
 
 @pytest.mark.slow

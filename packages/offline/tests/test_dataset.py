@@ -10,7 +10,6 @@ import tracemalloc
 import types
 import warnings
 import zipfile
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +21,9 @@ from walk import BOX, WALK, Walk, built, network
 
 import podracer
 from podracer.agents.a2c import A2C
-from podracer.agents.cloning import Cloning
-from podracer.agents.dqn import DQN
 from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.dataset import Dataset
-from podracer.devices.host_memory import in_host_memory
 from podracer.devices.mesh import DATA, POD, make_mesh
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig, lower_chunk
@@ -37,15 +32,12 @@ from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.cartpole import CartPole
-from podracer.envs.data import replay
-from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.lifetimes import Lifetimes
-from podracer.envs.partial import partial as partially_observed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
-from podracer.replay import Replay, sample_rows
-from podracer.run.episodes import record_episodes
 from podracer.run.setup import build
+from podracer_offline import Cloning, Dataset, record_episodes, replay
+from podracer_offline.records import replayed
 
 END = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0, 1], bool)  # lengths 3, 2, 1, 4
 CUT = np.array([0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)  # of the second and of the last one
@@ -153,7 +145,7 @@ def test_extremes_of_actions_are_rounded_as_bounds_are():
     np.testing.assert_allclose([space.low, space.high], [low, high], rtol=1.3e-7)
 
 
-def test_games_of_two_players_are_refused(tmp_path):
+def test_games_of_two_players_are_refused():
     """Their values need to know whose turn it was, which no data set says."""
 
     class Turns(CartPole):
@@ -163,13 +155,6 @@ def test_games_of_two_players_are_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="does not say whose turn it was"):
         replay(dataset(), Turns())
-    path = tmp_path / "data.npz"
-    path.write_bytes(dataset().encode())
-    dqn = DQN(replay=Replay(64, data=str(path)))
-    driver = AnakinConfig(num_envs=1, rollout_length=1, updates_per_chunk=1)
-    experiment = Experiment(environment=Turns(), agent=dqn, driver=driver, frames=1)
-    with pytest.raises(ConfigError, match="does not say whose turn it was"):
-        build(experiment)
 
 
 def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
@@ -313,26 +298,31 @@ def test_a_file_decides_no_import(tmp_path):
         make(f"data:{path}")
 
 
-@pytest.mark.parametrize(
-    "adapter",
-    [
-        "partial:{},hide=0",
-        auto_reset,
-        partial(partially_observed, hide=0),
-        Lifetimes,
-        DeviceEnvironments,
-    ],
-)
-def test_no_other_environment_is_made_of_a_data_set(adapter, tmp_path):
-    """Its recorded actions would be lost, and an agent would learn from its own in their place."""
-    path = tmp_path / "data.npz"
-    path.write_bytes(dataset().encode())
-    if isinstance(adapter, str):
-        adapter, inner = make, adapter.format(f"data:{path}")
-    else:
-        inner = make(f"data:{path}")
-    with pytest.raises(ConfigError, match="nobody acts in a data set, so that no other environm"):
-        adapter(inner)
+@pytest.mark.parametrize("adapter", [auto_reset, Lifetimes])
+def test_an_agent_that_acts_by_itself_is_refused_in_any_adapter_around_a_data_set(adapter):
+    """It would learn from its own actions what the recorded ones led to."""
+    driver = AnakinConfig(num_envs=64, rollout_length=1, updates_per_chunk=1)
+    env = adapter(replay(dataset()))
+    experiment = Experiment(environment=env, agent=A2C(), driver=driver, frames=64)
+    with pytest.raises(ConfigError, match="A2C learns from its own actions, and not from a data"):
+        build(experiment)
+
+
+def test_actions_that_a_mask_forbids_are_refused():
+    """The first action is the second one of three, and is not allowed in row 4."""
+    masks = np.ones((10, 3), bool)
+    masks[4, 1] = False
+    observation = {"board": np.ones((10, 2)), "action_mask": masks}
+    data = dataset(observation=observation, action=np.ones(10, int), final_observation=None)
+    with pytest.raises(ConfigError, match="action 4 of the data set, 1, is not allowed by its ma"):
+        replay(data)
+    replay(dataclasses.replace(data, action=np.zeros(10, int), distribution=np.ones((10, 3))))
+
+    several = dataclasses.replace(data, action=np.ones((10, 2), int))
+    masks = np.ones((10, 4), bool)
+    masks[4, 3] = False  # of the second component
+    with pytest.raises(ConfigError, match=r"action 4 of the data set, \[1, 1\], is not allowed"):
+        replay(dataclasses.replace(several, observation=observation | {"action_mask": masks}))
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -349,25 +339,25 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     state, before = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64))
     counts = np.zeros(10, int)
     for t in range(200):
-        action = jax.vmap(env.recorded_action)(state)
-        assert (jax.vmap(env.recorded_distribution)(state).argmax(axis=1) == action).all()
+        action = before.observation.action
+        assert (before.observation.distribution.argmax(axis=1) == action).all()
         keys = jax.random.split(jax.random.fold_in(jax.random.key(1), t), 64)
         state, after = jax.device_get(step(keys, state, action))
         for b in np.flatnonzero(~before.last):
             i = int(action[b])
             counts[i] += 1
-            assert before.observation[b].tolist() == data.observation[i].tolist()
+            assert before.observation.observation[b].tolist() == data.observation[i].tolist()
             assert after.reward[b] == data.reward[i]
             assert after.discount[b] == 1.0 - data.terminal[i]
             assert after.first[b] == data.terminal[i]
             if not data.terminal[i]:
                 following = {4: [50.0, 5.0], 9: [100.0, 10.0]} if has_finals else {}
                 expected = following.get(i, data.observation[(i + 1) % 10].tolist())
-                np.testing.assert_allclose(after.observation[b], expected, rtol=1e-6)
+                np.testing.assert_allclose(after.observation.observation[b], expected, rtol=1e-6)
                 assert after.last[b] == (i in ((4, 9) if has_finals else (3, 8)))
         assert not after.reward[before.last].any()
         assert after.first[before.last].all()
-        starts = after.observation[after.first][:, 0]
+        starts = after.observation.observation[after.first][:, 0]
         assert set(starts) <= {0.0, 3.0, 5.0, 6.0}
         before = after
     learned = counts > 0
@@ -376,43 +366,9 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     assert (abs(counts[learned] - expected) < 0.15 * expected).all()
 
 
-@pytest.mark.parametrize("has_finals", [True, False])
-def test_samples_have_the_transitions_of_the_data_set_and_no_others(has_finals):
-    """Sequences of three timesteps: each action is its transition's, behind an end begins the next
-    episode, and a time-out's final observation has no action of its own."""
-    changes = {"action": np.arange(10)} | ({} if has_finals else {"final_observation": None})
-    data = dataset(**changes)
-    rows, spec = jax.tree.map(jnp.asarray, data.rows()), WALK.spec
-    draw = jax.jit(lambda rows, key: sample_rows(rows, key, 3_000, 3, spec))
-    sample = jax.device_get(draw(rows, jax.random.key(0)))
-    on_host = dataclasses.replace(rows, observation=in_host_memory(data.rows().observation))
-    other = jax.device_get(draw(on_host, jax.random.key(0)))
-    jax.tree.map(np.testing.assert_array_equal, other, sample)
-    timesteps, actions = jax.device_get(sample.timesteps()), sample.steps.action
-    assert timesteps.reward.shape == (3, 3_000)
-    counts = np.zeros(10, int)
-    for t, n in np.argwhere(~timesteps.last[:-1]):
-        i, before, after = int(actions[t, n]), timesteps.observation[t, n], t + 1
-        counts[i] += t == 0
-        assert before.tolist() == data.observation[i].tolist()
-        assert timesteps.reward[after, n] == data.reward[i]
-        assert timesteps.discount[after, n] == 1.0 - data.terminal[i]
-        assert timesteps.first[after, n] == data.terminal[i]
-        finals = {4: [50.0, 5.0], 9: [100.0, 10.0]} if has_finals else {}
-        expected = finals.get(i, data.observation[(i + 1) % 10].tolist())
-        np.testing.assert_allclose(timesteps.observation[after, n], expected, rtol=1e-6)
-    for t, n in np.argwhere(timesteps.last[:-1]):
-        assert timesteps.first[t + 1, n]
-        assert timesteps.reward[t + 1, n] == 0
-    learned = counts > 0
-    assert (learned == (True if has_finals else ~CUT)).all()
-    expected = 3_000 / len(rows.last)
-    assert (abs(counts[learned] - expected) < 0.2 * expected).all()
-
-
 def test_without_an_environment_the_spaces_are_those_of_the_numbers():
     spec = replay(dataset()).spec
-    assert (spec.action, spec.observation.shape) == (podracer.Discrete(3), (2,))
+    assert (spec.action, replayed(spec).observation.shape) == (podracer.Discrete(3), (2,))
     with pytest.raises(ConfigError, match="names no environment to evaluate in"):
         replay(dataset()).for_evaluation()
     assert replay(dataset(distribution=np.ones((10, 5)))).spec.action == podracer.Discrete(5)
@@ -458,7 +414,8 @@ def test_a_data_set_is_compiled_into_no_program(num_pods, few_constants):
         parts = blueprint, env, mesh, experiment.driver
         states = init_state(*parts, jax.random.key(0))
         lower_chunk(*parts, states)
-    assert states.actor.timestep.observation.shape == ((num_pods, 2, 2) if pods else (2, 2))
+    shown = states.actor.timestep.observation.observation
+    assert shown.shape == ((num_pods, 2, 2) if pods else (2, 2))
 
 
 # --- recording ------------------------------------------------------------------------------------
@@ -655,7 +612,7 @@ def test_a_data_set_of_minari_is_named_by_its_id(monkeypatch):
     with pytest.raises(ConfigError, match=r"Minari has no data set walk/other-v0 .* not found loc"):
         make("data:minari:walk/other-v0")
     monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(ConfigError, match="needs the package minari: pip install"):
+    with pytest.raises(ConfigError, match="needs the package minari: `pip install"):
         make("data:minari:walk/random-v0")
 
 

@@ -30,7 +30,7 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
     count_frames,
 )
-from podracer.agents.common.settings import GaussianSettings, LearnerSettings, MixesData
+from podracer.agents.common.settings import GaussianSettings, LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.learning import Parts
 from podracer.agents.continuous.models import CriticNetworks
@@ -52,6 +52,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+from podracer_offline.records import as_recorded, replayed, require_records
 
 
 @struct
@@ -62,7 +63,7 @@ class IQLState(CountedState):
 
 
 @struct
-class IQL(MixesData[Replay | None], LearnerSettings, GaussianSettings):
+class IQL(LearnerSettings, GaussianSettings):
     """Implicit Q-learning for continuous actions."""
 
     learning_rate: Schedule = bounded(3e-4)
@@ -86,27 +87,28 @@ class IQL(MixesData[Replay | None], LearnerSettings, GaussianSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        critics = models.build_critics(self.network, spec, None)
+        inner = require_records(spec, "IQL") if self.replay is None else replayed(spec)
+        critics = models.build_critics(self.network, inner, None)
         network = actor_critic.build_network(
-            self.network, spec, state_dependent_std=self.state_dependent_std
+            self.network, inner, state_dependent_std=self.state_dependent_std
         )
-        model = ActorCritic(off_policy.require_feed_forward(network), spec.action)
+        model = ActorCritic(off_policy.require_feed_forward(network), inner.action)
         optimizer = ScheduledOptimizer(self.optimizer.build(), self.learning_rate)
         buffer = None
         if self.replay is not None:
             if self.replay.prioritized:
                 raise ConfigError("IQL samples uniformly: take `agent.replay.prioritized=False`.")
-            buffer = Buffer(self.replay, spec, 2, data=context.data)
+            buffer = Buffer(self.replay, inner, 2)
         agent = _IQL(self, model, critics, optimizer, buffer)
-        return Agent(
-            spec=spec,
+        built = Agent(
+            spec=inner,
             init=agent.init,
             act=agent.act,
             learn=agent.learn,
             actor_params=lambda state: state.shared.params.actor,
             distribution=model.distribution,
-            actions="recorded" if self.replay is None else "any",
         )
+        return as_recorded(built, spec)
 
 
 @dataclasses.dataclass(frozen=True)
