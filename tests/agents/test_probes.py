@@ -7,11 +7,11 @@ fails says where to look.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from agents import (
     ADAM,
@@ -20,7 +20,6 @@ from agents import (
     PROBE_AGENTS,
     RECURRENT_PROBE_AGENTS,
     RECURRENT_TANH,
-    blueprint,
 )
 from walk import methods_of
 
@@ -36,40 +35,11 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
 from podracer.envs import make
 from podracer.envs.probes import PROBES
 from podracer.evaluate import make_evaluator
+from podracer.testing.probes import check_probe, train
 from podracer.types import LearnerState, TimeStep
-
-
-def train(settings: Any, probe: str, updates: int = 200) -> tuple[Agent, LearnerState, float]:
-    """The agent built for the probe, what it has learned, and its last episodes' mean return."""
-    prefix = "model:" if isinstance(settings, AlphaZero) else ""
-    env, mesh = make(f"{prefix}probe:{probe}"), make_mesh(find_devices(1))
-    config = AnakinConfig(32, 8, updates_per_chunk=50, fused=isinstance(settings, QLambda))
-    agent = blueprint(settings, env.spec, config.rollout_length)
-    state = init_state(agent, env, mesh, config, jax.random.key(0))
-    *_, progress = anakin(agent, env, mesh, config, state, num_updates=updates)
-    return agent.build(), progress.state.learner, progress.metrics["episode_return"]
-
-
-def judge(
-    settings: Any, agent: Agent, learner: LearnerState, probe: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """The values of the probe's first observations, and the best actions there."""
-    observation: Any = jnp.array([seen for seen, _ in PROBES[probe].values])
-    count = len(observation)
-    if isinstance(settings, AlphaZero):
-        observation = with_states(agent, observation)
-    ones = jnp.ones(count)
-    timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
-    keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
-    action, extras, _ = agent.act(agent.actor_params(learner), carry, timestep, keys, False)
-    values = _values(settings, agent, learner, timestep, carry, extras)
-    return np.asarray(values), np.asarray(action)
 
 
 def with_states(agent: Agent, observations: jax.Array) -> Any:
@@ -83,7 +53,7 @@ def with_states(agent: Agent, observations: jax.Array) -> Any:
     return {"observation": observations, "state": states}
 
 
-def _values(
+def values_of(
     settings: Any, agent: Agent, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any
 ) -> Any:
     """What the agent says of the value of its best action, `[n]`."""
@@ -125,14 +95,16 @@ def _values(
 
 def check(settings: Any, probe: str, updates: int = 200) -> None:
     """It learns the known values and the known actions, and acts on them while training."""
-    agent, learner, episode_return = train(settings, probe, updates)
-    known = PROBES[probe]
-    values, actions = judge(settings, agent, learner, probe)
-    np.testing.assert_allclose(values, [value for _, value in known.values], atol=0.1)
-    if known.best_actions:
-        best = np.array(known.best_actions).reshape(actions.shape)
-        np.testing.assert_allclose(actions, best, atol=0.1)
-        assert episode_return > known.best_return - 0.1
+    plans = isinstance(settings, AlphaZero)
+    check_probe(
+        settings,
+        probe,
+        updates,
+        values=partial(values_of, settings),
+        environment=f"model:probe:{probe}" if plans else "",
+        observe=with_states if plans else None,
+        fused=isinstance(settings, QLambda),
+    )
 
 
 FRODO = Frodo(**COMMON, **ADAM, entropy_cost=0.003, units=16)
@@ -202,7 +174,7 @@ def test_actions_for_values_of_its_own(probe):
 @pytest.mark.parametrize("name", RECURRENT_PROBE_AGENTS)
 def test_memory_recalls_a_cue_for_real_actions(name):
     """Without memory the best action is 0, which costs 0.25 of the return."""
-    agent, learner, _ = train(RECURRENT_PROBE_AGENTS[name], "continuous-memory", updates=300)
+    agent, learner, _ = train(RECURRENT_PROBE_AGENTS[name], "probe:continuous-memory", updates=300)
     evaluate = make_evaluator(agent, make("probe:continuous-memory"), 64)
     returns = evaluate(agent.actor_params(learner), jax.random.key(1)).returns
     assert returns.mean() > -0.02
@@ -211,5 +183,5 @@ def test_memory_recalls_a_cue_for_real_actions(name):
 @pytest.mark.slow
 def test_without_memory_the_cue_is_lost():
     """The other side of the test above: nothing leaks the cue to a feed-forward agent."""
-    _, _, episode_return = train(PROBE_AGENTS["ppo"], "memory", updates=300)
+    _, _, episode_return = train(PROBE_AGENTS["ppo"], "probe:memory", updates=300)
     assert abs(episode_return) < 0.15

@@ -142,16 +142,6 @@ def agent_and_env(name, **settings):
     return built(dataclasses.replace(OFF_POLICY[name], **settings), env), env
 
 
-def first_moments(state):
-    """Adam's means, which after one update are a tenth of the gradient."""
-    shared = state.shared
-    adam = (
-        shared.optimizer_states if hasattr(shared, "optimizer_states") else shared.optimizer_state
-    )
-    nodes = jax.tree.leaves(adam, is_leaf=lambda x: hasattr(x, "mu"))
-    return [x.mu for x in nodes if hasattr(x, "mu")]
-
-
 def sample_of(reward, discount, last, action=None):
     """One column of a sample whose observations count its timesteps."""
     length = len(reward)
