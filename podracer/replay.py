@@ -118,7 +118,7 @@ class Buffer:
         if self.config.data is not None and self.data is None:
             raise ConfigError(
                 "the agent cannot mix the data set of `agent.replay.data` into its batches: take "
-                "SAC, DDPG (and its `td3()`), QT-Opt, IQL or DQN with a network that has no memory."
+                "SAC, DDPG (and its `td3()`), IQL or DQN with a network that has no memory."
             )
 
     def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:

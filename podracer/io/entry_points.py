@@ -10,6 +10,14 @@ from typing import Any
 
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
+    "agents": (
+        "DiscoDiscovery",
+        "Frodo",
+        "QTOpt",
+        "catch_frodo",
+        "disco_discovery",
+        "pendulum_qt_opt",
+    ),
     "deploy": ("export", "serve"),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }

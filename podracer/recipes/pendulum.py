@@ -10,7 +10,6 @@ from podracer.agents.ddpg import DDPG, td3, td3_bc
 from podracer.agents.iql import IQL
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
-from podracer.agents.qt_opt import QTOpt
 from podracer.agents.sac import SAC, flash_sac
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
@@ -179,11 +178,6 @@ def pendulum_recurrent_td3() -> Experiment:
 def pendulum_ddpg() -> Experiment:
     """DDPG on Pendulum."""
     return dataclasses.replace(pendulum_sac(), agent=DDPG(**OFF_POLICY))
-
-
-def pendulum_qt_opt() -> Experiment:
-    """QT-Opt on Pendulum."""
-    return dataclasses.replace(pendulum_sac(), agent=QTOpt(**OFF_POLICY))
 
 
 def pendulum_muzero() -> Experiment:

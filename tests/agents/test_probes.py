@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from agents import (
-    ADAM,
-    COMMON,
     CONTINUOUS_PROBE_AGENTS,
     PROBE_AGENTS,
     RECURRENT_PROBE_AGENTS,
@@ -28,15 +26,12 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
-from podracer.agents.frodo import Frodo
 from podracer.agents.muzero import MuZero
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
-from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.envs import make
-from podracer.envs.probes import PROBES
 from podracer.evaluate import make_evaluator
 from podracer.testing.probes import check_probe, train
 from podracer.types import LearnerState, TimeStep
@@ -79,11 +74,6 @@ def values_of(
         action = policy.mode() if isinstance(settings, SAC) else policy
         networks = methods_of(agent).networks
         return networks.q_values(shared.params.critics, observation, action).min(0)
-    if isinstance(settings, QTOpt):
-        keys = jax.random.split(jax.random.key(0), len(timestep.first))
-        action, _, _ = agent.act(agent.actor_params(learner), (), timestep, keys, False)
-        networks = methods_of(agent).networks
-        return networks.q_values(shared.params.critics, observation, action).min(0)
     if isinstance(settings, PQN):
         return extras["value"]
     params = shared["params"] if isinstance(shared, dict) else shared.params
@@ -106,8 +96,6 @@ def check(settings: Any, probe: str, updates: int = 200) -> None:
         fused=isinstance(settings, QLambda),
     )
 
-
-FRODO = Frodo(**COMMON, **ADAM, entropy_cost=0.003, units=16)
 
 # What always runs has one agent of each kind learn; the rest says where a bug is.
 FAST = (
@@ -159,15 +147,6 @@ def test_memory_recalls_the_cue(name, probe):
 def test_a_transformer_recalls_the_cue(name):
     layer = dataclasses.replace(RECURRENT_TANH, memory="gtrxl", memory_window=4)
     check(dataclasses.replace(PROBE_AGENTS[name], network=layer), "memory", updates=300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("probe", ["action", "policy", "multidiscrete", "memory"])
-def test_actions_for_values_of_its_own(probe):
-    """FRODO discovers what its values predict, so only its actions are known."""
-    agent = FRODO if probe != "memory" else dataclasses.replace(FRODO, network=RECURRENT_TANH)
-    _, _, episode_return = train(agent, probe, updates=300)
-    assert episode_return > PROBES[probe].best_return - 0.1
 
 
 @pytest.mark.slow

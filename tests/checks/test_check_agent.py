@@ -368,12 +368,12 @@ def test_reductions_that_a_cpu_cannot_order_are_named():
 
 WORLDS = "lifetimes:worlds:small,envs=16,steps=4000"
 ENVIRONMENTS = {
-    **dict.fromkeys(("DDPG", "SAC", "QTOpt", "IQL"), "pendulum"),
-    **dict.fromkeys(("LPG", "DiscoDiscovery"), WORLDS),
+    **dict.fromkeys(("DDPG", "SAC", "IQL"), "pendulum"),
+    **dict.fromkeys(("LPG",), WORLDS),
     "AlphaZero": "model:catch",
 }
 WITH_FILE = ("Disco", "LPGStudent")  # of a discovered rule
-SLOW = ("AlphaZero", "MuZero", "Stacx", "LPG", "DiscoDiscovery")  # to trace
+SLOW = ("AlphaZero", "MuZero", "Stacx", "LPG")  # to trace
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from walk import (
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
-from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC, crossq, flash_sac, simbav2
 from podracer.environment import auto_reset
@@ -120,7 +119,6 @@ OFF_POLICY = {
         random_frames=0,
     ),
 }
-OFF_POLICY["qt_opt"] = QTOpt(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2)
 OFF_POLICY["muzero-sampled"] = dataclasses.replace(OFF_POLICY["muzero"], max_considered_actions=5)
 NEEDS_CONTINUOUS = (
     "ddpg",
@@ -132,7 +130,6 @@ NEEDS_CONTINUOUS = (
     "crossq",
     "flash_sac",
     "simbav2",
-    "qt_opt",
     "muzero-sampled",
 )
 

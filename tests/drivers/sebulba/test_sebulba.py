@@ -68,7 +68,6 @@ ROUNDED = {
     ("crossq", 4): 1e-5,
     ("simbav2", 2): 1e-3,
     ("muzero-planes", 2): 1e-4,
-    ("frodo-gru", 2): 1e-5,
     ("disco-gru", 2): 1e-5,
 }
 
