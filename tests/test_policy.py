@@ -118,7 +118,7 @@ def test_agreement_is_the_share_of_equal_actions(name):
 
 SAMPLING = (
     "a2c", "impala", "stacx", "ppo", "ppo-gru", "ppo-gtrxl",
-    "ppo-multidiscrete", "sac", "sac-gru", "crossq", "simbav2", "lpg_student", "disco",
+    "ppo-multidiscrete", "sac", "sac-gru", "lpg_student", "disco",
     "disco-gru",
 )  # fmt: skip
 

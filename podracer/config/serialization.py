@@ -96,6 +96,13 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 # Fields that have left a class, with the value for which a run is what it would be without them.
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
+    "MLP": {"spherical": False},
+    "SAC": {
+        "batch_norm": False,
+        "batch_norm_targets": False,
+        "policy_period": 1,
+        "squashed_scale": False,
+    },
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
 }
 
@@ -113,7 +120,8 @@ def without_retired(data: Any) -> Any:
     for name, value in retired.items():
         if data.get(name, value) != value:
             raise ConfigError(
-                f"the run was made with {name}={data[name]!r}, which this version no longer has."
+                f"the run was made with {name}={data[name]!r}, which this version no longer has. "
+                f"{package_of(name)}".rstrip()
             )
     return {name: without_retired(x) for name, x in data.items() if name not in retired}
 

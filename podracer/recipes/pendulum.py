@@ -10,7 +10,7 @@ from podracer.agents.ddpg import DDPG, td3, td3_bc
 from podracer.agents.iql import IQL
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
-from podracer.agents.sac import SAC, flash_sac
+from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
@@ -129,22 +129,6 @@ def pendulum_fast_td3() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
         frames=128_000,
-    )
-
-
-def pendulum_flash_sac() -> Experiment:
-    """FlashSAC on Pendulum: many environments, few updates of bounded networks."""
-    return Experiment(
-        environment="pendulum",
-        agent=flash_sac(
-            discount=0.97,
-            random_frames=10_240,
-            replay=Replay(
-                capacity=1_048_576, batch_size=2_048, updates_per_rollout=2, warmup=10_240
-            ),
-        ),
-        driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
-        frames=1_024_000,
     )
 
 

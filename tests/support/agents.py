@@ -25,7 +25,7 @@ from podracer.agents.rules.disco import Disco
 from podracer.agents.rules.lpg import UpdateRule
 from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
-from podracer.agents.sac import SAC, crossq, simbav2
+from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.envs.probes import GAMMA
 from podracer.networks import MLP, ResNet, TorsoNetwork
@@ -122,15 +122,6 @@ AGENTS = {
         normalize_observations=True,
         recurrence=RECURRENCE,
     ),
-    "crossq": crossq(network=SMALL, critic_network=SMALL, replay=REPLAY, random_frames=400),
-    "simbav2": simbav2(
-        network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
-        critic_network=TorsoNetwork(MLP((16,), residual_blocks=1, spherical=True)),
-        return_distribution=Atoms(-5.0, 5.0, 11),
-        learning_rate=Linear(1e-4, 5e-5, 2000.0),
-        replay=REPLAY,
-        random_frames=400,
-    ),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
     "td3-lstm": td3(
         network=dataclasses.replace(RECURRENT, memory="lstm"),
@@ -160,7 +151,7 @@ AGENTS["muzero-planes"] = dataclasses.replace(
 AGENTS["ppo-multidiscrete"] = AGENTS["ppo"]
 AGENTS["disco-gru"] = dataclasses.replace(AGENTS["disco"], network=RECURRENT)
 CONTINUOUS = (
-    "sac", "sac-gru", "crossq", "simbav2", "td3", "td3-lstm", "fast_td3",
+    "sac", "sac-gru", "td3", "td3-lstm", "fast_td3",
     "muzero-sampled",
 )  # fmt: skip
 ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {

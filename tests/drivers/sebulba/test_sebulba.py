@@ -63,10 +63,6 @@ DEFAULT = [("dqn", 1), ("ppo", 4)]
 ROUNDED = {
     ("td3", 2): 1e-5,
     ("fast_td3", 2): 1e-5,
-    ("crossq", 1): 1e-5,
-    ("crossq", 2): 1e-5,
-    ("crossq", 4): 1e-5,
-    ("simbav2", 2): 1e-3,
     ("muzero-planes", 2): 1e-4,
     ("disco-gru", 2): 1e-5,
 }
