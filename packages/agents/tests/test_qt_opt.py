@@ -108,7 +108,12 @@ def test_it_keeps_the_contract():
 def test_lock_step_equals_anakin_to_the_bit(learners):
     replay = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
     check_parity(
-        QTOpt(network=NETWORK, replay=replay, random_frames=400, num_samples=16),
+        QTOpt(
+            network=TorsoNetwork(MLP((16,))),
+            replay=replay,
+            random_frames=400,
+            num_samples=16,
+        ),
         "pendulum",
         learners,
     )
