@@ -22,6 +22,7 @@ PAGES = {  # file of the repository -> page of the site
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
     "packages/deploy/README.md": "packages/deploy.md",
+    "packages/environments/README.md": "packages/environments.md",
     "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
@@ -60,6 +61,7 @@ learn-from-data
 self-play
 meta-learning
 packages/deploy
+packages/environments
 packages/trading
 deployment
 ```

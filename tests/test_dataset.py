@@ -36,7 +36,6 @@ from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
-from podracer.envs.agents import agents_as_rows
 from podracer.envs.cartpole import CartPole
 from podracer.envs.data import replay
 from podracer.envs.host.device import DeviceEnvironments
@@ -325,7 +324,6 @@ def test_a_file_decides_no_import(tmp_path):
         partial(partially_observed, hide=0),
         WithModel,
         Lifetimes,
-        partial(agents_as_rows, num_agents=2),
         DeviceEnvironments,
     ],
 )

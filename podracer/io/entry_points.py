@@ -29,6 +29,18 @@ PACKAGES = {
         "squashed_scale",
     ),
     "deploy": ("export", "serve"),
+    "environments": (
+        "brax",
+        "craftax",
+        "craftax_ppo",
+        "jaxtari",
+        "jaxtari_ppo",
+        "jumanji",
+        "octax",
+        "octax_ppo",
+        "playground",
+        "xminigrid",
+    ),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 

@@ -352,10 +352,6 @@ MISTAKES = [
     ("eval", "eval needs RUN: write podracer eval RUN."),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
     ("train cartpole_a2c", "did you mean catch_a2c with --environment cartpole?"),
-    (
-        "train brax_ppo",
-        "take pendulum_ppo with --environment brax:NAME; `podracer list ",
-    ),
     ("train gymnax_dqn", "take cartpole_dqn with --environment gymnax:NAME; "),
     ("train lunarlander_rainbow", "take cartpole_rainbow with --environment NAME; "),
     ("train pendlum_sac", "did you mean pendulum_sac?"),

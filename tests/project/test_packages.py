@@ -26,12 +26,21 @@ BUDGETS = {
     "config": 640,
     "devices": 1740,
     "drivers": 3960,
+<<<<<<< HEAD
     "envs": 5850,
     "io": 4430,
     "networks": 1330,
     "ops": 1840,
     "plan": 1050,
     "recipes": 1890,
+=======
+    "envs": 4970,
+    "io": 4410,
+    "networks": 1720,
+    "ops": 1840,
+    "plan": 1050,
+    "recipes": 1860,
+>>>>>>> w-int
     "reports": 3600,
     "run": 3530,
     "scores": 690,

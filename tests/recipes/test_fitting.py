@@ -51,7 +51,6 @@ def test_agents_and_environments_are_filtered_too(capsys):
     assert "DQN" not in agents
     assert "pendulum " in environments
     assert "cartpole " not in environments.split("recipes:")[0]
-    assert "brax:NAME" in environments
     assert "atari:NAME" not in environments
 
 

@@ -546,7 +546,7 @@ def test_flags_of_a_second_network_begin_with_its_name():
 def test_an_agent_around_another_has_the_flags_of_both():
     @podracer.struct
     class Around(podracer.A2C):
-        inner: podracer.Agent = podracer.static(default=podracer.PPO())
+        inner: podracer.PPO = podracer.static(default=podracer.PPO())
 
     agent = parsed_agent(Around(), "--discount", "0.5", "--inner.discount", "0.25").agent
     assert (agent.discount, agent.inner.discount) == (0.5, 0.25)

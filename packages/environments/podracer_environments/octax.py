@@ -12,31 +12,26 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import (
-    Adapted,
-    array_specs,
-    check_known,
-    import_optional,
-    refusing,
-    strongly_typed,
-)
+from podracer.envs.common import Adapted, array_specs, check_known, refusing, strongly_typed
 from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import import_suite
 
 
 def octax(name: str, **options: Any) -> AutoReset:
-    """Return the game `name`, such as `brix` or `space_flight1`, restarting by itself.
+    """Return a CHIP-8 game of octax, such as `octax:brix` or `octax:space_flight1` (needs octax).
 
-    Observations are the frames of a step, bool `[32, 64, frame_skip]`, the newest one last. The
-    last action presses no key. A time-out cuts a game after `max_num_steps_per_episodes` steps.
-    `options` are those of `octax.env.OctaxEnv`, such as `frame_skip`. Raises `ConfigError` where
-    octax or OpenCV, which it imports, is not installed, and for an unknown game or option.
+    It restarts by itself. Observations are the frames of a step, bool `[32, 64, frame_skip]`, the
+    newest one last. The last action presses no key. A time-out cuts a game after
+    `max_num_steps_per_episodes` steps. `options` are those of `octax.env.OctaxEnv`, such as
+    `frame_skip`. Raises `ConfigError` where octax or OpenCV, which it imports, is not installed,
+    and for an unknown game or option.
     """
     return auto_reset(_load(name, tuple(sorted(options.items()))))
 
 
 @functools.cache
 def _load(name: str, options: tuple[tuple[str, Any], ...]) -> Adapted:
-    library = import_optional("octax.environments", f"octax:{name}", "octax")
+    library = import_suite("octax.environments", f"octax:{name}")
     check_known(name, _games(library), "octax has no game")
     with (
         jax.ensure_compile_time_eval(),

@@ -9,23 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import Adapted, check_known, import_optional, strongly_typed, without_key
+from podracer.envs.common import Adapted, check_known, strongly_typed
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import import_suite, without_key
 
 
 def xminigrid(name: str) -> AutoReset:
-    """Return the environment `name`, such as `MiniGrid-Empty-8x8`, restarting by itself.
+    """Return a grid world of xminigrid, such as `xminigrid:MiniGrid-Empty-8x8` (needs xminigrid).
 
-    Observations are bool `[H, W, tiles + colors]`, one-hot, because numbers of tiles have no order.
-    Raises `ConfigError` where xminigrid is not installed and for an unknown name.
+    It restarts by itself. Observations are bool `[H, W, tiles + colors]`, one-hot, because numbers
+    of tiles have no order. Raises `ConfigError` where xminigrid is not installed and for an unknown
+    name.
     """
     return auto_reset(_load(name))
 
 
 @functools.cache
 def _load(name: str) -> Adapted:
-    library = import_optional("xminigrid", f"xminigrid:{name}", "xminigrid")
-    constants = import_optional("xminigrid.core.constants", "xminigrid", "xminigrid")
+    library = import_suite("xminigrid", f"xminigrid:{name}")
+    constants = import_suite("xminigrid.core.constants", "xminigrid")
     sizes = (constants.NUM_TILES, constants.NUM_COLORS)
     check_known(name, library.registered_environments(), "xminigrid has no environment")
     with jax.ensure_compile_time_eval():

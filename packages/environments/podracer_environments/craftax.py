@@ -9,16 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import (
-    Adapted,
-    array_specs,
-    cast_like,
-    check_known,
-    import_optional,
-    strongly_typed,
-    without_key,
-)
+from podracer.envs.common import Adapted, array_specs, cast_like, check_known, strongly_typed
 from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import import_suite, without_key
 
 NAMES = (
     "Craftax-Classic-Symbolic-v1",
@@ -29,11 +22,11 @@ NAMES = (
 
 
 def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
-    """Return the Craftax environment `name`, restarting by itself.
+    """Return Craftax, such as `craftax:Craftax-Classic-Symbolic-v1` (needs craftax).
 
-    A reset takes far longer than a step, so only `resets_per_step` of them are computed at each
-    step for the whole batch, see `auto_reset`; 0 computes one for each environment.
-    Raises `ConfigError` where craftax is not installed and for an unknown name.
+    It restarts by itself. A reset takes far longer than a step, so only `resets_per_step` of them
+    are computed at each step for the whole batch, see `auto_reset`; 0 computes one for each
+    environment. Raises `ConfigError` where craftax is not installed and for an unknown name.
     """
     return auto_reset(_load(name), resets_per_step=resets_per_step)
 
@@ -41,7 +34,7 @@ def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
 @functools.cache
 def _load(name: str) -> Adapted:
     check_known(name, NAMES, "Craftax has no environment")
-    library = import_optional("craftax.craftax_env", f"craftax:{name}", "craftax")
+    library = import_suite("craftax.craftax_env", f"craftax:{name}")
     with jax.ensure_compile_time_eval():
         env = library.make_craftax_env_from_name(name, auto_reset=False)
         params = jax.tree.map(jnp.asarray, env.default_params)
@@ -71,7 +64,7 @@ def _load(name: str) -> Adapted:
     @functools.cache
     def draw() -> jax.stages.Wrapped:
         package = "craftax_classic" if "Classic" in name else "craftax"
-        module = import_optional(f"craftax.{package}.renderer", f"craftax:{name}", "craftax")
+        module = import_suite(f"craftax.{package}.renderer", f"craftax:{name}")
         return jax.jit(module.make_craftax_pixel_renderer(16))  # pixels of a block's side
 
     def render(state: PyTree) -> np.ndarray:

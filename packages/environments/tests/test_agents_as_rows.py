@@ -1,25 +1,26 @@
 """Agents of one environment as rows of the batch."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import SMALL
+from pages import blocks, run_page
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 import podracer
 from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.validator import TimestepValidator
-from podracer.envs.agents import agents_as_rows
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.rollout import count_episodes, zero_episode_stats
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, Trajectory
+from podracer_environments.agents import agents_as_rows
 
 LIMIT = 6
 
@@ -178,28 +179,6 @@ def test_what_is_no_number_of_agents_is_refused():
         agents_as_rows(Hunt(), 0)
 
 
-def test_a_vector_of_rewards_is_refused_with_the_remedy():
-    class Vector:
-        spec = EnvironmentSpec("vector", ArraySpec((3,)), Discrete(2))
-
-        def reset(self, key):
-            return jnp.int32(0), podracer.restart(jnp.zeros(3))
-
-        def step(self, key, state, action):
-            timestep = podracer.transition(jnp.zeros(3), 0.0)
-            return state, dataclasses.replace(timestep, reward=jnp.zeros(2))
-
-    with pytest.raises(podracer.ConfigError, match=r"dot\(weights, rewards\).*agents_as_rows"):
-        podracer.check_environment(podracer.auto_reset(Vector()))
-
-
-def test_a_vector_of_rewards_from_the_host_is_a_fault_with_the_remedy():
-    rows = np.ones(2, np.float32)
-    timestep = TimeStep(np.zeros((2, 5), np.float32), np.ones((2, 4)), rows, rows > 1, rows > 1)
-    with pytest.raises(podracer.errors.EnvironmentFault, match=r"\[2, 4\]: .*dot\(weights, rew"):
-        TimestepValidator(Hunt.spec, 2).check(timestep)
-
-
 def test_rewards_of_agents_that_are_vectors_are_refused():
     class Objectives(Hunt):
         def step(self, key, state, actions):
@@ -208,6 +187,43 @@ def test_rewards_of_agents_that_are_vectors_are_refused():
 
     with pytest.raises(podracer.ConfigError, match=r"float32\[3\], one for .*dot\(weights, rew"):
         podracer.check_environment(agents_as_rows(Objectives(), 3))
+
+
+PAGE = Path(__file__).parents[1] / "README.md"
+
+
+def test_rows_of_a_team_play_one_game():
+    page = {}
+    exec(blocks(PAGE)[0].code.partition("\n\npodracer.train(")[0], page)  # the game of the page
+    env = agents_as_rows(page["Meeting"](), 2)
+    podracer.check_environment(env)
+    rows = jax.random.split(jax.random.key(0), 6)
+    state, timestep = jax.vmap(env.reset)(rows)
+    actions = jnp.asarray([0, 1, 2, 2, 1, 0])
+    ends = 0
+    for t in range(30):
+        positions = timestep.observation[:, :7].argmax(-1)
+        keys = jax.random.split(jax.random.key(t), 6)
+        state, timestep = jax.vmap(env.step)(keys, state, actions)
+        games = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), timestep)
+        for signal in (games.reward, games.discount, games.first, games.last):
+            assert (signal[:, 0] == signal[:, 1]).all()
+        places, teammates = jnp.split(games.observation, 2, axis=-1)
+        assert (places == teammates[:, ::-1]).all()
+        moved = timestep.observation[:, :7].argmax(-1)
+        assert ((moved == jnp.clip(positions + actions - 1, 0, 6)) | timestep.first).all()
+        ends += int(timestep.first.sum())
+    assert ends
+    with pytest.raises(podracer.ConfigError, match="5 rows of a batch cannot be shared by games"):
+        jax.vmap(env.reset)(rows[:5])
+
+
+@pytest.mark.slow
+def test_the_python_of_the_page_runs_and_its_recipe_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = run_page(PAGE, monkeypatch)
+    result = podracer.train(page.meeting_ppo(), evaluations=1, devices=1)
+    assert result.evaluation.returns.mean() >= 0.9
 
 
 @pytest.mark.slow

@@ -18,21 +18,21 @@ from podracer.envs.common import (
     array_specs,
     check_known,
     continuous_actions,
-    import_optional,
     strongly_typed,
 )
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import import_suite
 
 BACKENDS = ("spring", "positional", "generalized", "mjx")
 
 
 def brax(name: str, *, backend: str = "spring", episode_length: int = 1000) -> AutoReset:
-    """Return the brax environment `name`, such as `ant`, restarting by itself.
+    """Return a task of brax, such as `brax:ant` (needs brax).
 
-    Actions are in [-1, 1]. A time-out cuts an episode after `episode_length` steps. Raises
-    `ConfigError` where brax is not installed and for an unknown name or backend.
+    It restarts by itself. Actions are in [-1, 1]. A time-out cuts an episode after `episode_length`
+    steps. Raises `ConfigError` where brax is not installed and for an unknown name or backend.
     """
     return auto_reset(load_simulator(name, backend, episode_length))
 
@@ -66,7 +66,7 @@ def load_simulator(name: str, backend: str, episode_length: int) -> Adapted:
     check_episode_length(f"brax:{name}", episode_length)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its maintenance
-        library = import_optional("brax.envs", f"brax:{name}", "brax")
+        library = import_suite("brax.envs", f"brax:{name}")
     check_known(name, library._envs, "brax has no environment")
     check_known(backend, BACKENDS, "brax has no backend")
     with jax.ensure_compile_time_eval(), warnings.catch_warnings():

@@ -15,32 +15,30 @@ from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import (
     Adapted,
     array_specs,
-    as_dict,
     check_known,
     continuous_actions,
-    import_optional,
     refusing,
     strongly_typed,
-    without_key,
 )
 from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, MultiDiscrete, PyTree, TimeStep
+from podracer_environments.suites import as_dict, import_suite, without_key
 
 
 def jumanji(name: str, **options: Any) -> AutoReset:
-    """Return the jumanji environment `name`, such as `Snake-v1`, restarting by itself.
+    """Return an environment of jumanji, such as `jumanji:Snake-v1` (needs jumanji).
 
-    Observations are dictionaries, with `action_mask` where jumanji has one. Several actions at once
-    are `MultiDiscrete`, unless the mask is of their combinations: then those are the actions.
-    `options` are those of its constructor. Raises `ConfigError` where jumanji is not installed,
-    for an unknown name or option, and for actions of another kind.
+    It restarts by itself. Observations are dictionaries, with `action_mask` where jumanji has one.
+    Several actions at once are `MultiDiscrete`, unless the mask is of their combinations: then
+    those are the actions. `options` are those of its constructor. Raises `ConfigError` where
+    jumanji is not installed, for an unknown name or option, and for actions of another kind.
     """
     return auto_reset(_load(name, tuple(sorted(options.items()))))
 
 
 @functools.cache
 def _load(name: str, options: tuple[tuple[str, Any], ...]) -> Adapted:
-    library = import_optional("jumanji", f"jumanji:{name}", "jumanji")
-    registration = import_optional("jumanji.registration", f"jumanji:{name}", "jumanji")
+    library = import_suite("jumanji", f"jumanji:{name}")
+    registration = import_suite("jumanji.registration", f"jumanji:{name}")
     check_known(name, registration.registered_environments(), "jumanji has no environment")
     with jax.ensure_compile_time_eval():
         with refusing(f"jumanji cannot make {name!r}", OSError, TypeError, ValueError):

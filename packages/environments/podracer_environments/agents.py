@@ -14,12 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.environment import (
-    Renderable,
-    evaluation_environment,
-    refuse_data_set,
-    sibling_key,
-)
+from podracer.environment import Renderable, evaluation_environment, sibling_key
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
 from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep
@@ -46,7 +41,6 @@ class AgentsAsRows:
     def __post_init__(self) -> None:
         if type(self.num_agents) is not int or self.num_agents < 1:
             raise ConfigError(f"num_agents must be 1, 2, 3 and so on, not {self.num_agents!r}.")
-        refuse_data_set(self.env)
         if isinstance(self.env, Renderable):  # set on the instance, where `isinstance` looks
             object.__setattr__(self, "render", lambda state: self.env.render(state.inner))
 

@@ -9,29 +9,30 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart
-from podracer.envs.brax import TimedState, check_episode_length, timed_transition
 from podracer.envs.common import (
     Adapted,
     array_specs,
     check_known,
     continuous_actions,
-    import_optional,
     refusing,
     strongly_typed,
 )
 from podracer.errors import ConfigError
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.brax import TimedState, check_episode_length, timed_transition
+from podracer_environments.suites import import_suite
 
 
 def playground(name: str, *, observe: str = "", **config: Any) -> AutoReset:
-    """Return the task `name`, such as `CartpoleBalance`, restarting by itself.
+    """Return a task of MuJoCo Playground, such as `playground:CartpoleBalance` (needs playground).
 
-    Actions are in [-1, 1]. A time-out cuts an episode after the task's own `episode_length`.
-    `config` overrides its settings, but `action_repeat`, which is one of its trainer. Where
-    observations are dictionaries, the policy gets `state`, without what only a critic is to know,
-    or the entries that `observe` joins by `+`. Tasks of the DeepMind control suite come with the
-    package, others download their robots when they are made. Raises `ConfigError` where the package
-    is not installed, for an unknown task and for one that cannot be made.
+    It restarts by itself. Actions are in [-1, 1]. A time-out cuts an episode after the task's own
+    `episode_length`. `config` overrides its settings, but `action_repeat`, which is one of its
+    trainer. Where observations are dictionaries, the policy gets `state`, without what only a
+    critic is to know, or the entries that `observe` joins by `+`. Tasks of the DeepMind control
+    suite come with the package, others download their robots when they are made. Raises
+    `ConfigError` where the package is not installed, for an unknown task and for one that cannot be
+    made.
     """
     return auto_reset(load_simulator(name, tuple(sorted(config.items())), observe))
 
@@ -39,7 +40,7 @@ def playground(name: str, *, observe: str = "", **config: Any) -> AutoReset:
 @functools.cache
 def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str) -> Adapted:
     """Return a task of Playground as reset and step, one object for equal arguments."""
-    registry = import_optional("mujoco_playground", f"playground:{name}", "playground").registry
+    registry = import_suite("mujoco_playground", f"playground:{name}").registry
     check_known(name, registry.ALL_ENVS, "Playground has no task")
     if "action_repeat" in dict(config):
         raise ConfigError(

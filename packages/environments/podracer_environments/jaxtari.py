@@ -2,7 +2,7 @@
 
 JAXtari draws its games with sprites that its user installs: nothing is downloaded or asked here.
 Rules and pictures differ a little from the Atari 2600, so scores are not comparable with
-`envs/host/atari.py`. Settings have the names that they have there.
+the core's `atari:NAME`. Settings have the names that they have there.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import cast_like, check_known, import_optional, refusing, strongly_typed
+from podracer.envs.common import cast_like, check_known, refusing, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges, struct
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import import_suite
 
 SIZE = (84, 84)  # height and width of observations
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue
 
 
 def jaxtari(name: str, *, resets_per_step: int = 4, **settings: Any) -> AutoReset:
-    """Return the game `name`, such as `pong`, restarting by itself.
+    """Return an Atari game of JAXtari, such as `jaxtari:pong` or `jaxtari:pong,objects=true`.
 
-    A reset draws a picture too, so only `resets_per_step` of them are computed at each step for the
-    whole batch, see `auto_reset`. `settings` replace fields of `Jaxtari`. Raises `ConfigError`
-    where jaxtari or its sprites are not installed and for an unknown game.
+    It needs jaxtari and its sprites, and restarts by itself. A reset draws a picture too, so only
+    `resets_per_step` of them are computed at each step for the whole batch, see `auto_reset`.
+    `settings` replace fields of `Jaxtari`. Raises `ConfigError` where jaxtari or its sprites are
+    not installed and for an unknown game.
     """
     return auto_reset(Jaxtari(name, **settings), resets_per_step=resets_per_step)
 
@@ -77,15 +79,7 @@ class Jaxtari:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        env = _load(self.name)
-        observation = jax.eval_shape(lambda: self._frame(env.reset(jax.random.PRNGKey(0))[1]))
-        return EnvironmentSpec(
-            f"jaxtari:{self.name}",
-            ArraySpec(
-                (*observation.shape, self.stack), observation.dtype, frame_stack=self.stack > 1
-            ),
-            Discrete(int(env.action_space().n)),
-        )
+        return _spec_of(self)
 
     def for_evaluation(self) -> Jaxtari:
         """Return the same game with unclipped rewards."""
@@ -149,7 +143,7 @@ class Jaxtari:
 
 @functools.cache
 def _load(name: str) -> Any:
-    library = import_optional("jaxtari", f"jaxtari:{name}", "jaxtari")
+    library = import_suite("jaxtari", f"jaxtari:{name}")
     check_known(name, library.list_available_games(), "jaxtari has no game")
     # Otherwise `make` would ask at the terminal whether to download.
     if not library.ownership_or_alt_markers_present() or (
@@ -166,3 +160,12 @@ def _load(name: str) -> Any:
         refusing(f"jaxtari cannot make {name!r}", ImportError, OSError),
     ):
         return library.make(name)
+
+
+@functools.cache
+def _spec_of(game: Jaxtari) -> EnvironmentSpec:
+    """Return a game's specification, for which its picture is traced only once."""
+    env = _load(game.name)
+    frame = jax.eval_shape(lambda: game._frame(env.reset(jax.random.PRNGKey(0))[1]))
+    observation = ArraySpec((*frame.shape, game.stack), frame.dtype, frame_stack=game.stack > 1)
+    return EnvironmentSpec(f"jaxtari:{game.name}", observation, Discrete(int(env.action_space().n)))
