@@ -94,7 +94,7 @@ class _Method(Method):
         low, high = SQUASHED_SCALE_BOUNDS
         return SquashedNormal(mean, low + (high - low) * 0.5 * (1.0 + jnp.tanh(log_scale)))
 
-    def step(self, state: NormalizedState, grads: Parts) -> NormalizedState:
+    def step(self, state: Any, grads: Parts) -> Any:
         """Return a state after one step; weights that took it have unit norm again."""
         state = super().step(state, grads)
         params = [
@@ -104,8 +104,8 @@ class _Method(Method):
         return dataclasses.replace(state, params=Parts(*params))
 
     def update(
-        self, state: NormalizedState, transition: Transition, key: jax.Array, axis: str | None
-    ) -> tuple[NormalizedState, Metrics, jax.Array]:
+        self, state: Any, transition: Transition, key: jax.Array, axis: str | None
+    ) -> tuple[Any, Metrics, jax.Array]:
         settings = self.settings
         critic_key, actor_key = jax.random.split(key)
         grads, (metrics, priorities, critics) = global_grad(
@@ -119,7 +119,7 @@ class _Method(Method):
         state = dataclasses.replace(state, params=state.params._replace(critics=critics))
         state = self.step(state, Parts(None, grads))
 
-        def update_actor(state: NormalizedState) -> tuple[NormalizedState, Metrics]:
+        def update_actor(state: Any) -> tuple[Any, Metrics]:
             grads, (metrics, actor) = global_grad(
                 partial(self.actor_loss, axis=axis),
                 state.params.actor,
@@ -146,7 +146,7 @@ class _Method(Method):
     def critic_loss(
         self,
         critics: tuple[Params, ...],
-        state: NormalizedState,
+        state: Any,
         transition: Transition,
         key: jax.Array,
         axis: str | None = None,
@@ -178,7 +178,8 @@ class _Method(Method):
             {"action": next_action, "observation": transition.next_timestep.observation},
         )
         batch = jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
-        apply, weights = self.networks.critic.apply_batch, jnp.tile(transition.mask, 2)
+        critic: Any = self.networks.critic
+        apply, weights = critic.apply_batch, jnp.tile(transition.mask, 2)
         heads, new_params = zip(*[apply(p, batch, weights, axis) for p in params], strict=True)
         outputs, next_outputs = jnp.split(jnp.stack([head["q"] for head in heads]), 2, axis=1)
         return outputs, jax.lax.stop_gradient(next_outputs), new_params
@@ -186,11 +187,11 @@ class _Method(Method):
     def actor_loss(
         self,
         actor: Actor,
-        state: NormalizedState,
+        state: Any,
         transition: Transition,
         key: jax.Array,
         axis: str | None = None,
-    ) -> tuple[Mean, tuple[Metrics, Actor]]:
+    ) -> Any:
         obs, mask = transition.timestep.observation, transition.mask
         policy_params, apply = actor.policy, getattr(self.networks.actor, "apply_batch", None)
         if apply is None:
