@@ -52,21 +52,22 @@ def check_time_outs(agent: Agent, env: Any = WALK) -> None:
     state, trajectory = begin(agent, env)
     cut = ~trajectory.valid()
     after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
-    other = with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
+    altered = with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
 
     def changed(action: jax.Array) -> jax.Array:
         is_index = action.ndim == cut.ndim
-        here = cut if is_index else cut[..., None]
-        return jnp.where(here, 2 - action if is_index else -action, action)
+        is_cut = cut if is_index else cut[..., None]
+        return jnp.where(is_cut, 2 - action if is_index else -action, action)
 
     extras = trajectory.steps.extras
     if isinstance(extras, dict) and "sample" in extras:
         extras = extras | {"sample": changed(extras["sample"])}
     action = changed(trajectory.steps.action)
-    other = dataclasses.replace(
-        other, steps=dataclasses.replace(other.steps, action=action, extras=extras)
+    altered = dataclasses.replace(
+        altered,
+        steps=dataclasses.replace(altered.steps, action=action, extras=extras),
     )
-    got, expected = (first_moments(learn(agent, state, x)[0]) for x in (other, trajectory))
+    got, expected = (first_moments(learn(agent, state, x)[0]) for x in (altered, trajectory))
     close(got, expected, atol=1e-7)
 
 

@@ -68,13 +68,15 @@ def check_parity(
         with contextlib.closing(progress):
             got = list(progress)
     check_equal(got[-1].state, expected[-1].state, rtol)
-    for one, other in zip(got, expected, strict=True):
-        assert one.frames == other.frames
-        for metric, value in other.metrics.items():
+    for report, wanted in zip(got, expected, strict=True):
+        assert report.frames == wanted.frames
+        for metric, value in wanted.metrics.items():
             if value is None:
-                assert one.metrics[metric] is None, metric
+                assert report.metrics[metric] is None, metric
             else:
-                np.testing.assert_allclose(one.metrics[metric], value, 1e-5, 1e-7, err_msg=metric)
+                np.testing.assert_allclose(
+                    report.metrics[metric], value, 1e-5, 1e-7, err_msg=metric
+                )
 
 
 def check_equal(got: Any, expected: Any, rtol: float = 0.0) -> None:
@@ -83,8 +85,8 @@ def check_equal(got: Any, expected: Any, rtol: float = 0.0) -> None:
     for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
         if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
             want, have = jax.random.key_data(want), jax.random.key_data(have)
-        where = jax.tree_util.keystr(path)
+        path_text = jax.tree_util.keystr(path)
         if rtol:
-            np.testing.assert_allclose(have, want, rtol, rtol / 10, err_msg=where)
+            np.testing.assert_allclose(have, want, rtol, rtol / 10, err_msg=path_text)
         else:
-            np.testing.assert_array_equal(want, have, where)
+            np.testing.assert_array_equal(want, have, path_text)

@@ -50,8 +50,8 @@ def check_probe(
     agent, learner, episode_return = train(
         settings, environment or f"probe:{probe}", updates, fused=fused
     )
-    known = PROBES[probe]
-    observation: Any = jnp.array([seen for seen, _ in known.values])
+    solution = PROBES[probe]
+    observation: Any = jnp.array([observation for observation, _ in solution.values])
     count = len(observation)
     observation = observation if observe is None else observe(agent, observation)
     ones = jnp.ones(count)
@@ -59,8 +59,8 @@ def check_probe(
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
     action, extras, _ = agent.act(agent.actor_params(learner), carry, timestep, keys, False)
     got = np.asarray(values(agent, learner, timestep, carry, extras))
-    np.testing.assert_allclose(got, [value for _, value in known.values], atol=0.1)
-    if known.best_actions:
-        best = np.array(known.best_actions).reshape(action.shape)
+    np.testing.assert_allclose(got, [value for _, value in solution.values], atol=0.1)
+    if solution.best_actions:
+        best = np.array(solution.best_actions).reshape(action.shape)
         np.testing.assert_allclose(action, best, atol=0.1)
-        assert episode_return > known.best_return - 0.1
+        assert episode_return > solution.best_return - 0.1

@@ -46,13 +46,13 @@ def check_reset_steps(
         timesteps = _with_state(timesteps) if shows_state else timesteps
         return _learn(agent, timesteps)
 
-    (state, expected), *others = map(learned, twins(length))
-    for other, metrics in others:
-        kept = [x for x in metrics if not any(part in x for part in of_all_steps)]
-        _close_metrics({x: metrics[x] for x in kept}, {x: expected[x] for x in kept})
-        assert int(other.shared.frames) == int(state.shared.frames) == 4 * length * COLUMNS
+    (state, expected), *twin_results = map(learned, twins(length))
+    for twin, metrics in twin_results:
+        names = [x for x in metrics if not any(part in x for part in of_all_steps)]
+        _close_metrics({x: metrics[x] for x in names}, {x: expected[x] for x in names})
+        assert int(twin.shared.frames) == int(state.shared.frames) == 4 * length * COLUMNS
         if not of_all_steps:
-            _close((other.shared, other.local), (state.shared, state.local))
+            _close((twin.shared, twin.local), (state.shared, state.local))
 
 
 def check_reset_steps_of_replay(
@@ -82,12 +82,12 @@ def check_reset_steps_of_replay(
             patch.setattr(Buffer, "sample", sample)
             return _learn(agent, timesteps)
 
-    (state, expected), *others = map(learned, twins(length, TAIL, shows_terminal))
-    for other, metrics in others:
+    (state, expected), *twin_results = map(learned, twins(length, TAIL, shows_terminal))
+    for twin, metrics in twin_results:
         _close_metrics(metrics, expected)
         frames = (4 * length + TAIL) * COLUMNS
-        assert int(other.shared.frames) == int(state.shared.frames) == frames
-        _close(other.shared, state.shared)
+        assert int(twin.shared.frames) == int(state.shared.frames) == frames
+        _close(twin.shared, state.shared)
 
 
 def _learn(agent: Agent, timesteps: list[TimeStep]) -> tuple[LearnerState, dict[str, float]]:
@@ -111,7 +111,7 @@ def timestep(
 ) -> TimeStep:
     """Return one timestep of all columns with a random observation."""
     shape = (COLUMNS,)
-    make: Any = TimeStep  # of NumPy's arrays
+    make: Any = TimeStep  # with NumPy's arrays
     return make(
         rng.normal(size=(COLUMNS, 2)).astype(np.float32),
         np.where(first, 0.0, reward * np.ones(shape)).astype(np.float32),
@@ -128,9 +128,9 @@ def twins(length: int, tail: int = 0, shows_terminal: bool = True) -> tuple[list
     fifth. Values of steps that do not count are different in each, and so are the observations of
     terminals, unless `shows_terminal` is False.
     """
-    rng, other = np.random.default_rng(length), np.random.default_rng(100 + length)
+    rng, hidden_rng = np.random.default_rng(length), np.random.default_rng(100 + length)
     first = timestep(rng, 0.0, 1.0, True, False)
-    device, host, lost = streams = [first], [first], [first]
+    device, host, losing = streams = [first], [first], [first]
 
     def in_all(*steps: TimeStep) -> None:
         for stream in streams:
@@ -150,16 +150,16 @@ def twins(length: int, tail: int = 0, shows_terminal: bool = True) -> tuple[list
                 in_all(timeout, timestep(rng, 0.0, 1.0, True, False))
                 continue
             device.append(step)
-            terminal = timestep(other, 0.0, 0.0, False, True)
+            terminal = timestep(hidden_rng, 0.0, 0.0, False, True)
             terminal = dataclasses.replace(terminal, reward=step.reward)
             if not shows_terminal:
                 terminal = dataclasses.replace(terminal, observation=step.observation)
             restart = dataclasses.replace(
                 step, reward=np.zeros(COLUMNS, np.float32), discount=np.ones(COLUMNS, np.float32)
             )
-            cut = timestep(other, 0.0, 1.0, True, True)
+            cut = timestep(hidden_rng, 0.0, 1.0, True, True)
             host += [terminal, restart]
-            lost += [terminal, cut, cut, restart]
+            losing += [terminal, cut, cut, restart]
     return streams
 
 

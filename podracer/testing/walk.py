@@ -46,7 +46,7 @@ class Walk:
     """A drunkard's walk, terminal at the edges, cut by a time-out after four steps."""
 
     action: Discrete | Continuous = ACTIONS
-    offset: float = 0.0  # of observations
+    offset: float = 0.0  # added to observations
 
     @property
     def spec(self) -> EnvironmentSpec:

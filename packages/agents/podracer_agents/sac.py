@@ -35,7 +35,6 @@ from podracer.agents.sac import SAC, Actor, Method
 from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import static, struct
-from podracer.means import Mean
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
 from podracer.schedules import Linear
@@ -197,10 +196,10 @@ class _Method(Method):
         if apply is None:
             outputs = self.networks.policy(policy_params, obs)
         elif self.has_targets:
-            both = jax.tree.map(
+            observations = jax.tree.map(
                 lambda *x: jnp.concatenate(x), obs, transition.next_timestep.observation
             )
-            heads, policy_params = apply(policy_params, both, jnp.tile(mask, 2), axis)
+            heads, policy_params = apply(policy_params, observations, jnp.tile(mask, 2), axis)
             outputs = heads["action"][: len(mask)]
         else:
             heads, policy_params = apply(policy_params, obs, mask, axis)
