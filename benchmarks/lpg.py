@@ -33,7 +33,7 @@ import podracer
 from podracer import envs, recipes
 from podracer.agent import Context, ReadsFile
 from podracer.agents.a2c import A2C
-from podracer.agents.rules.disco import Disco, DiscoDiscovery, RuleSize
+from podracer.agents.rules.disco import Disco, RuleSize
 from podracer.agents.rules.disco import rule_file as disco_file
 from podracer.agents.rules.disco.rule_file import is_disco_rule
 from podracer.agents.rules.lpg import LPGStudent
@@ -50,6 +50,7 @@ from podracer.replay import Replay
 from podracer.reports.charts import COLORS
 from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
+from podracer_agents.disco_discovery import DiscoDiscovery
 
 WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))

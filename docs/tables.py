@@ -71,7 +71,7 @@ need no flag but this one. `--torso cnn` gives an agent convolutions. Its settin
 [settings](settings.md), and begin with the learning rate in a [sweep](tutorials/06-sweep.md).
 
 Where several fit, ask what a frame costs. A2C, PPO, IMPALA and PQN learn from fresh rollouts, so they suit many cheap
-environments. DQN, SAC, TD3 and QT-Opt learn from a replay: fewer frames, more computation for each. MuZero and AlphaZero
+environments. DQN, SAC and TD3 learn from a replay: fewer frames, more computation for each. MuZero and AlphaZero
 plan, which is the most computation for a frame. R2D2 and `--memory lstm` are for tasks that hide something.
 [Results](results.md) has the scores of most.
 
@@ -90,7 +90,7 @@ plan, which is the most computation for a frame. R2D2 and `--memory lstm` are fo
     text += table(["agent", "observations", "actions"], rows)
     return text + (
         "\nDisco needs the file of a rule, "
-        "and LPG and\nDiscoDiscovery need `lifetimes:NAME`, so they can be built for no task alone.\n"
+        "and LPG\nneeds `lifetimes:NAME`, so they can be built for no task alone.\n"
     )
 
 

@@ -78,8 +78,8 @@ def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
 
 
 SAMPLING = (
-    "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-gtrxl",
-    "ppo-multidiscrete", "sac", "sac-gru", "crossq", "simbav2", "lpg_student", "disco",
+    "a2c", "impala", "stacx", "ppo", "ppo-gru", "ppo-gtrxl",
+    "ppo-multidiscrete", "sac", "sac-gru", "lpg_student", "disco",
     "disco-gru",
 )  # fmt: skip
 

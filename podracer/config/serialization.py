@@ -97,8 +97,15 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
     "DDPG": {"cloning_alpha": None},
+    "MLP": {"spherical": False},
     "Replay": {"data": None},
-    "SAC": {"cloning_alpha": None},
+    "SAC": {
+        "batch_norm": False,
+        "batch_norm_targets": False,
+        "cloning_alpha": None,
+        "policy_period": 1,
+        "squashed_scale": False,
+    },
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
     "Tournament": {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"},
 }
@@ -117,7 +124,8 @@ def without_retired(data: Any) -> Any:
     for name, value in retired.items():
         if data.get(name, value) != value:
             raise ConfigError(
-                f"the run was made with {name}={data[name]!r}, which this version no longer has."
+                f"the run was made with {name}={data[name]!r}, which this version no longer has. "
+                f"{package_of(name)}".rstrip()
             )
     return {name: without_retired(x) for name, x in data.items() if name not in retired}
 

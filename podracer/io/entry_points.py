@@ -10,6 +10,24 @@ from typing import Any
 
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
+    "agents": (
+        "DiscoDiscovery",
+        "Frodo",
+        "NormalizedMLP",
+        "NormalizedSAC",
+        "QTOpt",
+        "batch_norm",
+        "batch_norm_targets",
+        "catch_frodo",
+        "disco_discovery",
+        "halfcheetah_crossq",
+        "halfcheetah_simbav2",
+        "pendulum_flash_sac",
+        "pendulum_qt_opt",
+        "policy_period",
+        "spherical",
+        "squashed_scale",
+    ),
     "deploy": ("export", "serve"),
     "environments": (
         "brax",

@@ -41,11 +41,6 @@ class Network:
     apply: Callable[..., tuple[dict[str, jax.Array], Carry]]
     rows_in_cache: int = 256
     """Number of observations of which a CPU takes the gradient at once."""
-    apply_batch: Callable[..., tuple[dict[str, jax.Array], Params]] | None = None
-    """`apply_batch(params, observation [N, ...], weights [N], axis) -> (outputs, params)`: the
-    outputs `{head: f32 [N, n]}` of a batch that is normalized by its own moments, those of all
-    shards along `axis`, and the parameters with the running moments that `apply` uses. Rows of
-    weight 0 do not count. None unless heads ask for `batch_norm`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +61,6 @@ class Head:
     cosines: int = 0
     """Number of cosines of a probability that multiply the network's features, the same for all
     heads, whose outputs are quantiles then (Dabney et al. 2018b, arXiv 1806.06923); 0 for none."""
-    batch_norm: bool = False
-    """Whether fully connected layers see inputs that are normalized over batches, the same for all
-    heads (Bhatt et al. 2024, arXiv 1902.05605): `Network.apply_batch` learns, `apply` acts."""
-    parts: int = 1
-    """Number of equal parts of the outputs; each has a hidden layer of its own where the network
-    adds one, as spherical ones do."""
 
 
 @runtime_checkable

@@ -58,10 +58,8 @@ class PlaneNetwork:
         where the observation has no images, images of several sizes, or indices of states.
         """
         vectors = [head for head in heads.values() if isinstance(head, Head)]
-        if any(head.noisy or head.cosines or head.batch_norm for head in vectors):
-            raise ConfigError(
-                "a network of planes has no noisy heads, implicit quantiles or batch_norm."
-            )
+        if any(head.noisy or head.cosines for head in vectors):
+            raise ConfigError("a network of planes has no noisy heads or implicit quantiles.")
         make, skeleton = self._skeleton(observation, heads)
         _, layers = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

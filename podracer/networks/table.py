@@ -32,7 +32,6 @@ class Table:
             ("noisy", "noisy heads"),
             ("hidden", "hidden layers"),
             ("cosines", "implicit quantiles"),
-            ("batch_norm", "batch normalization"),
         ):
             if any(getattr(head, name) for head in heads.values()):
                 raise ConfigError(f"Table has no {words}: take a TorsoNetwork.")

@@ -21,8 +21,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
 from podracer.networks.network import LAST_STEP, Head, Network
-from podracer.networks.spherical import SphericalHead
-from podracer.networks.torsos import MLP, Torso, apply_to_batch, apply_torso, make_torso, unscaled
+from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso, unscaled
 from podracer.networks.transformer import Transformer
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
@@ -74,7 +73,6 @@ class TorsoNetwork:
 
         Raises `ConfigError` where the torso cannot take it, or has not what the heads ask for.
         """
-        _check_heads(self, heads)
         torso_inputs = jax.tree.map(_torso_input, observation)
 
         def make(key: jax.Array) -> dict[str, _Trunk]:
@@ -115,38 +113,8 @@ class TorsoNetwork:
                 outputs |= head_outputs
             return outputs, (carries if carry else ())
 
-        def apply_batch(
-            params: Params, observations: PyTree, weights: jax.Array, axis: str | None
-        ) -> tuple[dict[str, jax.Array], Params]:
-            outputs: dict[str, jax.Array] = {}
-            observations = jax.tree.map(_as_input, observation, observations)
-            combined = eqx.combine(params, trunks)
-            for name, trunk in combined.items():
-                head_outputs, combined[name] = trunk.learn(observations, weights, axis)
-                outputs |= head_outputs
-            return outputs, eqx.filter(combined, eqx.is_array)
-
         rows_in_cache = 512 if isinstance(self.torso, MLP) else 256
-        batch_norm = any(head.batch_norm for head in heads.values())
-        return Network(init, carry, apply, rows_in_cache, apply_batch if batch_norm else None)
-
-
-def _check_heads(config: TorsoNetwork, heads: Mapping[str, Head]) -> None:
-    """Raise `ConfigError` where the network has not what its heads ask for."""
-    torso = config.torso
-    spherical = isinstance(torso, MLP) and torso.spherical
-    plain = isinstance(torso, MLP) and not (torso.layer_norm or torso.residual_blocks)
-    can_normalize = config.memory == "none" and (plain or spherical)
-    if any(head.batch_norm for head in heads.values()) and not can_normalize:
-        raise ConfigError(
-            "batch_norm needs a spherical MLP, or one without layer_norm and residual blocks, and "
-            "no memory."
-        )
-    if spherical and any(head.noisy or head.cosines or head.hidden for head in heads.values()):
-        raise ConfigError(
-            "a spherical MLP has no noisy heads, no implicit quantiles and no other hidden layers "
-            "in heads: take spherical=False."
-        )
+        return Network(init, carry, apply, rows_in_cache)
 
 
 def _noises(
@@ -223,7 +191,7 @@ class _Trunk(eqx.Module):
     layers: tuple[Any, ...]
     cell: Any
     embedding: QuantileEmbedding | None
-    heads: dict[str, HeadLayers | SphericalHead]
+    heads: dict[str, HeadLayers]
     config: TorsoNetwork = eqx.field(static=True)
 
     def __init__(
@@ -237,8 +205,7 @@ class _Trunk(eqx.Module):
         torso_key, cell_key, head_key = jax.random.split(key, 3)
         self.config = config
         observation, last_step = _split_last_step(observation)
-        batch_norm = any(head.batch_norm for head in heads.values())
-        self.layers, size = make_torso(config.torso, observation, torso_key, batch_norm=batch_norm)
+        self.layers, size = make_torso(config.torso, observation, torso_key)
         size += sum(math.prod(x.shape) for x in jax.tree.leaves(last_step))
         self.cell = None
         if config.memory != "none":
@@ -248,10 +215,8 @@ class _Trunk(eqx.Module):
         embedding_key = jax.random.fold_in(head_key, len(heads))
         self.embedding = QuantileEmbedding(cosines, size, key=embedding_key) if cosines else None
         keys = jax.random.split(head_key, len(heads))
-        spherical = isinstance(config.torso, MLP) and config.torso.spherical
-        layers = SphericalHead if spherical else HeadLayers
         self.heads = {
-            name: layers(size, head, key=k)
+            name: HeadLayers(size, head, key=k)
             for (name, head), k in zip(heads.items(), keys, strict=True)
         }
 
@@ -291,16 +256,6 @@ class _Trunk(eqx.Module):
         if K > 1:  # from [N K, n] to [N, n K]
             outputs = {n: x.reshape(T * B, K, -1).swapaxes(1, 2) for n, x in outputs.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
-
-    def learn(
-        self, observation: PyTree, weights: jax.Array, axis: str | None
-    ) -> tuple[dict[str, jax.Array], _Trunk]:
-        """Return the outputs `[N, n]` of a batch, and the trunk with new running moments."""
-        torso, dtype = self.config.torso, self.config.compute_dtype
-        assert isinstance(torso, MLP)
-        features, layers = apply_to_batch(torso, self.layers, observation, weights, axis, dtype)
-        outputs = {name: head(features, None, dtype) for name, head in self.heads.items()}
-        return outputs, eqx.tree_at(lambda trunk: trunk.layers, self, layers)
 
     def _remember(
         self, carry: Carry, features: jax.Array, first: jax.Array

@@ -19,7 +19,6 @@ from podracer.arguments import typed
 from podracer.devices.reductions import map_blocks
 from podracer.errors import ConfigError
 from podracer.fields import bounded
-from podracer.networks.batch_norm import BatchNorm
 from podracer.networks.layers import (
     ACTIVATIONS,
     Activation,
@@ -29,13 +28,6 @@ from podracer.networks.layers import (
     Residual,
     cast,
     relu,
-)
-from podracer.networks.spherical import (
-    InvertedBlock,
-    RMSNorm,
-    Spherical,
-    UnitLinear,
-    inverted_layers,
 )
 from podracer.ops.pooling import adaptive_max_pool, max_pool
 from podracer.types import ArraySpec, PyTree
@@ -63,15 +55,10 @@ class MLP:
     residual_blocks: int = bounded(0)
     """Number of residual blocks behind the last hidden layer and of its size, as in SimBa; that
     layer has no activation then, and the last block's output is normalized."""
-    spherical: bool = False
-    """Whether features and weights have unit norm, as in SimBaV2: one hidden layer, its residual
-    blocks, and heads with a hidden layer. With batch normalization it is FlashSAC's network."""
 
     def __post_init__(self) -> None:
         if self.residual_blocks and not self.hidden:
             raise ConfigError("residual_blocks need a hidden layer, whose size they have.")
-        if self.spherical and (len(self.hidden) != 1 or self.layer_norm):
-            raise ConfigError("a spherical MLP needs one hidden layer, without layer_norm.")
 
 
 @typed
@@ -125,13 +112,8 @@ class ResNet:
 Torso = MLP | CNN | ResNet
 
 
-def make_torso(
-    config: Torso, observation: PyTree, key: jax.Array, *, batch_norm: bool = False
-) -> tuple[tuple[Any, ...], int]:
-    """Return the layers of a torso for an observation (specs), and the number of its features.
-
-    With `batch_norm` an MLP normalizes its inputs and the features of each layer.
-    """
+def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
+    """Return the layers of a torso for an observation (specs), and the number of its features."""
     leaves = jax.tree.leaves(observation)
     images, vectors = _split(config, leaves, [x.shape for x in leaves])
     size = sum(math.prod(x.shape) for x in vectors)
@@ -151,20 +133,13 @@ def make_torso(
     if isinstance(hidden, int):
         hidden = (hidden,) if hidden else ()
     residual_blocks = config.residual_blocks if isinstance(config, MLP) else 0
-    if batch_norm and isinstance(config, MLP) and config.spherical:
-        (width,) = config.hidden
-        layers.append(inverted_layers(size, width, residual_blocks, dense_key))
-        return tuple(layers), width
-    dense: list[Any] = [BatchNorm(size)] if batch_norm else []
+    dense: list[Any] = []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
-        if isinstance(config, MLP) and config.spherical:
-            dense.append(Spherical(size, width, residual_blocks, key=k))
-        elif residual_blocks and len(dense) == len(hidden) - 1:
+        if residual_blocks and len(dense) == len(hidden) - 1:
             dense.append(Residual(size, width, residual_blocks, key=k))
         else:
             dense.append(_layer(config, Linear(size, width, math.sqrt(2), key=k)))
         size = width
-        dense += [BatchNorm(size)] if batch_norm else []
     layers.append(tuple(dense))
     return tuple(layers), size
 
@@ -189,43 +164,8 @@ def apply_torso(
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
     for layer in layers[-1]:
-        if isinstance(layer, BatchNorm | UnitLinear | RMSNorm):
-            x = layer(x)
-        elif isinstance(layer, Residual | Spherical | InvertedBlock):
-            x = layer(x, activation)
-        else:
-            x = activation(layer(x))
+        x = layer(x, activation) if isinstance(layer, Residual) else activation(layer(x))
     return x
-
-
-def apply_to_batch(
-    config: MLP,
-    layers: tuple[Any, ...],
-    observation: PyTree,
-    weights: jax.Array,
-    axis: str | None,
-    dtype: str,
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    """Return features of observations `[N, ...]` that are normalized by their own moments.
-
-    The layers with new running moments are the second result; see `Network.apply_batch`.
-    """
-    x = jnp.concatenate(
-        [cast(as_float(x), dtype).reshape(x.shape[0], -1) for x in jax.tree.leaves(observation)],
-        axis=-1,
-    )
-    dense, activation = [], ACTIVATIONS[config.activation]
-    for layer in layers[-1]:
-        if isinstance(layer, BatchNorm):
-            x, layer = layer.learn(x, weights, axis)
-        elif isinstance(layer, InvertedBlock):
-            x, layer = layer.learn(x, activation, weights, axis)
-        elif isinstance(layer, UnitLinear | RMSNorm):
-            x = layer(x)
-        else:
-            x = activation(layer(x))
-        dense.append(layer)
-    return x, (*layers[:-1], tuple(dense))
 
 
 def _split(config: Torso, leaves: list[Any], shapes: list[tuple[int, ...]]) -> tuple[list, list]:

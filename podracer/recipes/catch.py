@@ -8,7 +8,6 @@ from typing import Any
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN
-from podracer.agents.frodo import Frodo
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.q_lambda import QLambda
@@ -70,11 +69,6 @@ def catch_impala() -> Experiment:
         driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100),
         frames=2_048_000,
     )
-
-
-def catch_frodo() -> Experiment:
-    """FRODO on Catch: `catch_impala` that learns what its values should predict."""
-    return dataclasses.replace(catch_impala(), agent=Frodo(**V_TRACE))
 
 
 def catch_stacx() -> Experiment:

@@ -9,7 +9,7 @@ import dataclasses
 
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.ppo import PPO
-from podracer.agents.sac import SAC, crossq, simbav2
+from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
@@ -96,27 +96,3 @@ def humanoid_ppo() -> Experiment:
 def humanoid_sac() -> Experiment:
     """SAC on MuJoCo's Humanoid (needs the extra `mujoco`)."""
     return dataclasses.replace(halfcheetah_sac(), environment="gymnasium:Humanoid-v5")
-
-
-# Both as their authors begin: after 5,000 random frames.
-_EARLY_REPLAY = dataclasses.replace(REPLAY, warmup=5_000)
-
-
-def halfcheetah_crossq() -> Experiment:
-    """CrossQ on MuJoCo's HalfCheetah (needs the extra `mujoco`): SAC with batch normalization.
-
-    An update of the critics takes six products of 512 x 2048 x 2048; `halfcheetah_sac` has 16 of
-    256 x 256 x 256.
-    """
-    return dataclasses.replace(halfcheetah_sac(), agent=crossq(replay=_EARLY_REPLAY))
-
-
-def halfcheetah_simbav2() -> Experiment:
-    """SimBaV2 on MuJoCo's HalfCheetah (needs the extra `mujoco`): SAC on the unit sphere.
-
-    Two updates for each frame, as in its authors' main results, and their discount for episodes of
-    1,000 steps.
-    """
-    replay = dataclasses.replace(_EARLY_REPLAY, updates_per_rollout=32)
-    agent = simbav2(discount=0.995, replay=replay)
-    return dataclasses.replace(halfcheetah_sac(), agent=agent)

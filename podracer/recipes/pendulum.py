@@ -9,8 +9,7 @@ from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
-from podracer.agents.qt_opt import QTOpt
-from podracer.agents.sac import SAC, flash_sac
+from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
@@ -100,22 +99,6 @@ def pendulum_fast_td3() -> Experiment:
     )
 
 
-def pendulum_flash_sac() -> Experiment:
-    """FlashSAC on Pendulum: many environments, few updates of bounded networks."""
-    return Experiment(
-        environment="pendulum",
-        agent=flash_sac(
-            discount=0.97,
-            random_frames=10_240,
-            replay=Replay(
-                capacity=1_048_576, batch_size=2_048, updates_per_rollout=2, warmup=10_240
-            ),
-        ),
-        driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
-        frames=1_024_000,
-    )
-
-
 # Sequences of 17 timesteps, which begin 10 apart. A velocity takes two observations, so that little
 # memory and burn-in are enough.
 RECURRENT: dict[str, Any] = {
@@ -146,11 +129,6 @@ def pendulum_recurrent_td3() -> Experiment:
 def pendulum_ddpg() -> Experiment:
     """DDPG on Pendulum."""
     return dataclasses.replace(pendulum_sac(), agent=DDPG(**OFF_POLICY))
-
-
-def pendulum_qt_opt() -> Experiment:
-    """QT-Opt on Pendulum."""
-    return dataclasses.replace(pendulum_sac(), agent=QTOpt(**OFF_POLICY))
 
 
 def pendulum_muzero() -> Experiment:

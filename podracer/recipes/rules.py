@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from podracer.agents.a2c import A2C
-from podracer.agents.rules.disco import Disco, DiscoDiscovery
+from podracer.agents.rules.disco import Disco
 from podracer.agents.rules.lpg import LPG, UpdateRule
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
@@ -50,16 +50,6 @@ def breakout_disco() -> Experiment:
         frames=1_000_000,
         evaluations=20,
         evaluation_policy="sampled",  # greedy episodes of this game are one or two
-    )
-
-
-def disco_discovery() -> Experiment:
-    """Discovery of a small rule with the inputs and outputs of Disco103, in the worlds of `lpg`."""
-    return dataclasses.replace(
-        lpg(),
-        agent=DiscoDiscovery(learning_rate=3e-3, lifetime_groups=2),
-        driver=AnakinConfig(num_envs=256, rollout_length=20, updates_per_chunk=50),
-        frames=20_000_000,
     )
 
 

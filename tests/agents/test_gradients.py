@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
+from sequences import changed, drawn
 from walk import ACTIONS, BOX, B, T, Walk, begin, built, doubled, methods_of, network, slow
 
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
-from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.stacx import Stacx
 from podracer.environment import auto_reset
 from podracer.networks import ResNet, TorsoNetwork
-from podracer.ops.action_values import Atoms, Quantiles
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Replay
+from podracer.testing.differences import assert_gradient_equals_differences
 from podracer.types import ArraySpec, EnvironmentSpec, Trajectory
 
-Loss = Callable[[Any], jax.Array]
-
-STEP = 1e-6
 REPLAY = Replay(B * 40, warmup=0, prioritized=True)
 
 
@@ -52,85 +45,7 @@ DISCRETE, CONTINUOUS, PICTURE = map(auto_reset, (Walk(), Walk(BOX), Picture()))
 STOP = jax.lax.stop_gradient
 
 
-# --- differences ----------------------------------------------------------------------------------
-
-
-def what_is_stopped(loss: Loss, params: Any) -> list[Any]:
-    """Return the values that get no gradient, in the order in which the loss stops them."""
-
-    def stopped(params: Any) -> list[Any]:
-        values: list[Any] = []
-
-        def stop(x: Any) -> Any:
-            values.append(x)
-            return x
-
-        with mock.patch.object(jax.lax, "stop_gradient", stop):
-            loss(params)
-        return values
-
-    return jax.jit(stopped)(params)
-
-
-def assert_gradient_equals_differences(loss: Loss, params: Any) -> None:
-    """Compare in four random directions and for one parameter of each array.
-
-    The differences hold constant what gets no gradient: `stop_gradient` returns what it did at
-    `params`.
-    """
-    values = what_is_stopped(loss, params)
-    flat, unravel = ravel_pytree(params)
-
-    @jax.jit
-    def value(flat: jax.Array) -> jax.Array:
-        with mock.patch.object(jax.lax, "stop_gradient", side_effect=values) as stop:
-            result = loss(unravel(flat))
-        assert stop.call_count == len(values)
-        return result
-
-    gradient = ravel_pytree(jax.jit(jax.grad(loss))(params))[0]
-    assert gradient.dtype == value(flat).dtype == jnp.float64
-    random = np.random.default_rng(0)
-    ends = np.cumsum([0, *(x.size for x in jax.tree.leaves(params))])
-    places = [random.integers(start, end) for start, end in itertools.pairwise(ends)]
-    directions = [np.eye(1, flat.size, place)[0] for place in places]
-    directions += list(random.normal(size=(4, flat.size)))
-    expected = [(value(flat + STEP * d) - value(flat - STEP * d)) / (2 * STEP) for d in directions]
-    got = [gradient @ d for d in directions]
-    assert np.abs(got[-4:]).min() > 1e-3
-    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
-
-
 # --- agents with a replay -------------------------------------------------------------------------
-
-
-def drawn(agent: Any, env: Any, buffer: Buffer) -> tuple[Any, Sample]:
-    """Return a learner's state with parameters far from its first ones, and replayed sequences
-    with ends of both kinds and importance weights."""
-    state, trajectory = begin(agent, env)
-    carry = trajectory.carry
-    if agent.name == "R2D2":
-        carry = (carry.memory, carry.last_action)
-    rng = np.random.default_rng(0)
-
-    @jax.jit
-    def draw(replay: Any) -> Sample:
-        for _ in range(3):
-            replay = buffer.add(replay, trajectory.steps, carry)
-        return buffer.sample(replay, jax.random.key(0), 12)
-
-    sample = draw(state.local)
-    weights = jnp.asarray(rng.uniform(0.1, 1.0, 12), jnp.float32)
-    sample = dataclasses.replace(sample, weights=weights)
-    assert (sample.trajectory.timesteps().discount == 0).any()
-    assert not sample.trajectory.valid().all()
-    return state.shared, sample
-
-
-def changed(params: Any, scale: float = 0.3) -> Any:
-    """Return other parameters, of which no value or gradient is nearly 0."""
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: x + scale * rng.normal(size=x.shape), params)
 
 
 def muzero(network: TorsoNetwork, **fields: Any) -> MuZero:
@@ -169,26 +84,6 @@ def test_losses_with_a_target_network(name, key):
             return methods_of(agent).loss(params, target_params, sample, key)[0].total
 
         assert_gradient_equals_differences(loss, params)
-
-
-@pytest.mark.parametrize(
-    "distribution", [None, slow(Atoms(-4.0, 4.0, 11)), slow(Quantiles(7))], ids=repr
-)
-def test_the_loss_of_critics_whose_actions_the_cross_entropy_method_finds(distribution, key):
-    settings = {"return_distribution": distribution, "num_samples": 12, "n_step": 3}
-    agent = built(QTOpt(network=network(), replay=REPLAY, **settings), CONTINUOUS)
-    learner_of_critics = methods_of(agent).learner
-    drawing = drawn(agent, CONTINUOUS, learner_of_critics.buffer)
-    with jax.enable_x64(True):
-        learner, sample = jax.tree.map(doubled, drawing)
-        transition = learner_of_critics.transition(sample, None)
-        critics = changed(learner.params.critics)
-        learner = dataclasses.replace(learner, target_params=changed(critics, 0.2))
-
-        def loss(critics: Any) -> jax.Array:
-            return methods_of(agent).critic_loss(critics, learner, transition, key)[0].total
-
-        assert_gradient_equals_differences(loss, critics)
 
 
 # --- agents with rollouts -------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_actions_are_in_range_and_allowed(name):
 
 
 TAKING = (
-    "a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-gtrxl",
+    "a2c", "impala", "stacx", "ppo", "ppo-gru", "ppo-gtrxl",
     "ppo-multidiscrete",
 )  # fmt: skip
 REFUSING = [name for name in AGENTS if name not in TAKING]

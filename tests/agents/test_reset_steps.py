@@ -1,14 +1,8 @@
-"""Steps that only reset an environment count as nothing: what agents learn, report and count is the
-same with and without them.
-
-A device environment restarts in the step of a terminal. One of the host shows the terminal, and
-then takes a step that only resets it; a lost episode leaves such steps in both.
-"""
+"""Steps that only reset an environment count as nothing, for each agent and for whole runs."""
 
 import dataclasses
-import functools
 import math
-from functools import partial, partialmethod
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +11,9 @@ import optax
 import pytest
 from agents import AGENTS as SMALL_AGENTS
 from agents import blueprint
+from off_policy import BOXED
 from off_policy import OFF_POLICY as REPLAY_AGENTS
-from walk import BOX, WALK, Walk, built, methods_of, network
+from walk import WALK, built, methods_of, network, values_of
 
 import podracer
 from podracer.agents.a2c import A2C
@@ -32,14 +27,13 @@ from podracer.config.experiment import Experiment
 from podracer.devices.reductions import global_grad
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.environment import auto_reset
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.means import Mean
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Sample
 from podracer.schedules import Linear
+from podracer.testing.reset_steps import COLUMNS, check_reset_steps, check_reset_steps_of_replay
 from podracer.types import Step, TimeStep, Trajectory
 
-COLUMNS = 8
 ONE_BATCH = {"num_minibatches": 1, "num_epochs": 3, "network": network(shared=False)}
 ON_POLICY = {
     "a2c": A2C(network=network()),
@@ -55,95 +49,10 @@ ON_POLICY = {
     ),
     "pqn": PQN(num_minibatches=1, network=network(shared=False)),
     "stacx": dataclasses.replace(SMALL_AGENTS["stacx"], network=network()),
-    "frodo": SMALL_AGENTS["frodo"],
     "lpg_student": SMALL_AGENTS["lpg_student"],
 }
 # Their losses divide by all steps on purpose, see the docstrings.
-OF_ALL_STEPS = ("stacx", "frodo", "lpg_student")
-
-
-def timestep(rng, reward, discount, first, last):
-    shape = (COLUMNS,)
-    return TimeStep(
-        rng.normal(size=(COLUMNS, 2)).astype(np.float32),
-        np.where(first, 0.0, reward * np.ones(shape)).astype(np.float32),
-        np.full(shape, discount, np.float32),
-        np.full(shape, first),
-        np.full(shape, last),
-    )
-
-
-def twins(length, tail=0, shows_terminal=True):
-    """The timesteps of one stream: as a device shows it, as a host does, and with lost rows.
-
-    There are four episodes, the third of which ends by a time-out, and the first `tail` steps of a
-    fifth. Values of steps that do not count are different in each, and so are the observations of
-    terminals, unless `shows_terminal` is False.
-    """
-    rng, other = np.random.default_rng(length), np.random.default_rng(100 + length)
-    first = timestep(rng, 0.0, 1.0, True, False)
-    device, host, lost = streams = [first], [first], [first]
-
-    def in_all(*steps):
-        for stream in streams:
-            stream.extend(steps)
-
-    for episode in range(5):
-        for time in range(1, (tail if episode == 4 else length) + 1):
-            ends = time == length and episode < 4
-            step = timestep(rng, rng.normal(size=COLUMNS), 1.0 - ends, ends, False)
-            step = dataclasses.replace(step, reward=rng.normal(size=COLUMNS).astype(np.float32))
-            if not ends:
-                in_all(step)
-                continue
-            if episode == 2:
-                timeout = timestep(rng, 0.0, 1.0, False, True)
-                timeout = dataclasses.replace(timeout, reward=step.reward)
-                in_all(timeout, timestep(rng, 0.0, 1.0, True, False))
-                continue
-            device.append(step)
-            terminal = timestep(other, 0.0, 0.0, False, True)
-            terminal = dataclasses.replace(terminal, reward=step.reward)
-            if not shows_terminal:
-                terminal = dataclasses.replace(terminal, observation=step.observation)
-            restart = dataclasses.replace(
-                step, reward=np.zeros(COLUMNS, np.float32), discount=np.ones(COLUMNS, np.float32)
-            )
-            cut = timestep(other, 0.0, 1.0, True, True)
-            host += [terminal, restart]
-            lost += [terminal, cut, cut, restart]
-    return streams
-
-
-def trajectory_of(agent, params, timesteps):
-    """The agent acts by one key for each transition, whatever lies between them."""
-    carry, steps, number = agent.carry(COLUMNS), [], 0
-    start, act = carry, jax.jit(agent.act, static_argnums=4)
-    timesteps = jax.tree.map(jnp.asarray, timesteps)
-    for step in timesteps[:-1]:
-        seed = number if not step.last[0] else 10_000 + len(steps)
-        number += not step.last[0]
-        keys = jax.random.split(jax.random.key(seed), COLUMNS)
-        action, extras, carry = act(params, carry, step, keys, True)
-        steps.append(Step(step, action, extras))
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *steps)
-    return Trajectory(stacked, timesteps[-1], start, carry)
-
-
-def values_of(metrics):
-    return {name: float(metric) for name, metric in metrics.items()}
-
-
-@functools.cache
-def learned(name, length, kind):
-    agent = blueprint(ON_POLICY[name], WALK.spec).build()
-    timesteps = twins(length)[kind]
-    state = agent.init(jax.random.key(0), COLUMNS)
-    trajectory = trajectory_of(agent, agent.actor_params(state), timesteps)
-    state, metrics = jax.jit(agent.learn, static_argnums=3)(
-        state, trajectory, jax.random.key(2), None
-    )
-    return state, values_of(metrics)
+OF_ALL_STEPS = ("gradient_norm", "outer", "meta_", "inconsistency")
 
 
 CASES = [
@@ -159,79 +68,35 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "length"), CASES)
 def test_steps_that_only_reset_change_no_metric_no_moment_and_no_update(name, length):
-    (state, expected), *others = (learned(name, length, kind) for kind in range(3))
-    for other, metrics in others:
-        if name in OF_ALL_STEPS:
-            names = ("gradient_norm", "outer", "meta_", "inconsistency")
-            metrics = {x: v for x, v in metrics.items() if not any(name in x for name in names)}
-        assert metrics == pytest.approx({x: expected[x] for x in metrics}, rel=2e-4, abs=1e-5)
-        assert int(other.shared.frames) == int(state.shared.frames) == 4 * length * COLUMNS
-        if name in OF_ALL_STEPS:
-            continue
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, 2e-3, 2e-5),
-            (other.shared, other.local),
-            (state.shared, state.local),
-        )
+    check_reset_steps(
+        ON_POLICY[name],
+        length,
+        env=WALK,
+        data=blueprint(ON_POLICY[name], WALK.spec).context.data,
+        of_all_steps=OF_ALL_STEPS if name in ("stacx", "lpg_student") else (),
+    )
 
 
 # --- agents with a replay ------------------------------------------------------------------------
 
-TAIL = 6  # common steps at the end, so that the last one that is learned is the same
 RECURRENCE = Recurrence(burn_in_length=1, unroll_length=1, head_size=6)
 OFF_POLICY = {
-    **{name: REPLAY_AGENTS[name] for name in ("dqn", "c51", "td3", "sac", "qt_opt", "r2d2")},
+    **{name: REPLAY_AGENTS[name] for name in ("dqn", "c51", "td3", "sac", "r2d2")},
     "ddpg-gru": DDPG(network=network("gru"), random_frames=0, n_step=2, recurrence=RECURRENCE),
     "disco": SMALL_AGENTS["disco"],
 }
-CONTINUOUS = ("td3", "sac", "qt_opt", "ddpg-gru")
+CONTINUOUS = ("td3", "sac", "ddpg-gru")
 
 
-def with_replay(agent, name, num_steps):
-    """Return a blueprint with a replay of these timesteps, one sequence if it takes any."""
-    replay = Replay(COLUMNS * 512, batch_size=COLUMNS, updates_per_rollout=2, warmup=0)
-    spec = auto_reset(Walk(BOX)).spec if name in CONTINUOUS else WALK.spec
-    settings = {"replay": replay}
+def fields_for(name, num_steps):
+    """Return fields of settings by which one sequence covers a rollout, if the agent takes any."""
+    n_step = OFF_POLICY[name].n_step if name in ("r2d2", "ddpg-gru") else 0
     if name == "r2d2":
-        settings |= {"burn_in_length": 1, "unroll_length": num_steps - 1 - agent.n_step}
-    elif name == "ddpg-gru":
-        unroll_length = num_steps - 1 - agent.n_step
-        settings["recurrence"] = dataclasses.replace(RECURRENCE, unroll_length=unroll_length)
-    return blueprint(dataclasses.replace(agent, **settings), spec, num_steps)
-
-
-def every_sample(num_steps, scale, buffer, state, *_):
-    """Return all samples of a replay, those that begin with a transition first."""
-    num_starts = (num_steps - buffer.length) // buffer.stride + 1
-    starts, rows = jnp.indices((num_starts, COLUMNS)).reshape(2, -1)
-    trajectory = buffer.trajectory_at(state, rows, starts)
-    order = jnp.argsort(~trajectory.valid()[0], stable=True)
-    trajectory = Trajectory(
-        jax.tree.map(lambda x: x[:, order], trajectory.steps),
-        *jax.tree.map(lambda x: x[order], (trajectory.final, trajectory.carry)),
-        (),
-    )
-    weights = scale / (1.0 + jnp.arange(order.size))
-    return Sample(trajectory, weights, rows[order], starts[order])
-
-
-@functools.cache
-def learned_from_replay(name, length, kind):
-    # A discovered rule reads what a transition leads to, at terminals as well, as published.
-    timesteps = twins(length, TAIL, shows_terminal=name != "disco")[kind]
-    num_steps = len(timesteps) - 1
-    plan = with_replay(OFF_POLICY[name], name, num_steps)
-    agent = plan.build()
-    state = agent.init(jax.random.key(0), COLUMNS)
-    trajectory = trajectory_of(agent, agent.actor_params(state), timesteps)
-    # A loss of R2D2 is a sum over a sequence, whose length is another for each twin.
-    scale = 1.0 / plan.settings.unroll_length if name == "r2d2" else 1.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Buffer, "sample", partialmethod(partial(every_sample, num_steps, scale)))
-        state, metrics = jax.jit(agent.learn, static_argnums=3)(
-            state, trajectory, jax.random.key(2), None
-        )
-    return state.shared, values_of(metrics)
+        return {"burn_in_length": 1, "unroll_length": num_steps - 1 - n_step}
+    if name == "ddpg-gru":
+        unroll_length = num_steps - 1 - n_step
+        return {"recurrence": dataclasses.replace(RECURRENCE, unroll_length=unroll_length)}
+    return {}
 
 
 @pytest.mark.parametrize(
@@ -243,11 +108,18 @@ def learned_from_replay(name, length, kind):
     ],
 )
 def test_a_replay_with_steps_that_only_reset_teaches_the_same(name, length):
-    (state, expected), *others = (learned_from_replay(name, length, kind) for kind in range(3))
-    for other, metrics in others:
-        assert metrics == pytest.approx(expected, rel=2e-4, abs=1e-5)
-        assert int(other.frames) == int(state.frames) == (4 * length + TAIL) * COLUMNS
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-3, 2e-5), other, state)
+    settings, env = OFF_POLICY[name], BOXED if name in CONTINUOUS else WALK
+    check_reset_steps_of_replay(
+        settings,
+        length,
+        env=WALK,
+        data=blueprint(settings, env.spec).context.data,
+        fields=partial(fields_for, name),
+        # A loss of R2D2 is a sum over a sequence, whose length is another for each twin.
+        scale=lambda full: 1.0 / full.unroll_length if name == "r2d2" else 1.0,
+        # A discovered rule reads what a transition leads to, at terminals as well, as published.
+        shows_terminal=name != "disco",
+    )
 
 
 def sample_of(name, length, num_masked):
@@ -299,7 +171,7 @@ def test_samples_that_begin_at_an_end_count_in_no_loss_and_no_metric(name):
         for x in (sample, few)
     ]
     (grads, (metrics, _)), (expected_grads, (expected, _)) = results
-    assert values_of(metrics) == pytest.approx(values_of(expected), rel=1e-5)
+    np.testing.assert_allclose(*[[*values_of(x).values()] for x in (metrics, expected)], 1e-5)
     assert all(isinstance(metric, Mean) for metric in metrics.values())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), grads, expected_grads)
     assert optax.tree.norm(grads) > 1e-3

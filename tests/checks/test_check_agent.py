@@ -368,11 +368,11 @@ def test_reductions_that_a_cpu_cannot_order_are_named():
 
 WORLDS = "lifetimes:worlds:small,envs=16,steps=4000"
 ENVIRONMENTS = {
-    **dict.fromkeys(("DDPG", "SAC", "QTOpt"), "pendulum"),
-    **dict.fromkeys(("LPG", "DiscoDiscovery"), WORLDS),
+    **dict.fromkeys(("DDPG", "SAC"), "pendulum"),
+    **dict.fromkeys(("LPG",), WORLDS),
 }
 WITH_FILE = ("Disco", "LPGStudent")  # of a discovered rule
-SLOW = ("MuZero", "Stacx", "LPG", "DiscoDiscovery")  # to trace
+SLOW = ("MuZero", "Stacx", "LPG")  # to trace
 
 
 @pytest.mark.parametrize(

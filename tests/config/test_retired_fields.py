@@ -6,9 +6,10 @@ import re
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import read_experiment
+from podracer.config.serialization import from_json, read_experiment, to_json, without_retired
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.seal import seal_json
@@ -50,3 +51,21 @@ def test_what_only_the_earlier_version_could_do_is_refused(run):
     configure(run, records="update")
     with pytest.raises(ConfigError, match=re.escape("records='update', which this version no")):
         read_experiment(run)
+
+
+SAC_FIELDS = {"batch_norm": False, "batch_norm_targets": False, "policy_period": 1}
+
+
+def test_fields_that_went_to_a_package_are_read_at_their_defaults_and_refused_by_its_name():
+    agent = to_json(recipes.find("pendulum_sac").agent)
+    agent["network"]["torso"]["spherical"] = False
+    old = {**agent, **SAC_FIELDS, "squashed_scale": False}
+    assert from_json(without_retired(old)) == recipes.find("pendulum_sac").agent
+    with pytest.raises(ConfigError, match=r"batch_norm=True.* batch_norm is in podracer-agents: "):
+        without_retired({**old, "batch_norm": True})
+
+
+def test_a_class_of_a_package_that_is_not_installed_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setattr("podracer.io.entry_points.installed", lambda kind: {})
+    with pytest.raises(ConfigError, match=r"^QTOpt is in podracer-agents: `pip install -e"):
+        from_json({"kind": "QTOpt"})

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import optimized
 from scipy.stats import norm
 
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import Normal, clipped_log_prob, from_bounds, to_bounds
 from podracer.ops.transforms import evenly_spaced, two_hot
 from podracer.schedules import Linear, value_at
+from podracer.testing.parity import optimized
 from podracer.types import Continuous
 
 

@@ -233,7 +233,7 @@ def _matching(a: list[str], b: list[str]) -> int:
 
 
 AGENTS = [path for path in sorted((ROOT / "agents").glob("*.py")) if path.stem != "__init__"]
-PARTS_OF_ROOMS = ("lpg/discovery.py", "lpg/student.py", "disco/student.py", "disco/discovery.py")
+PARTS_OF_ROOMS = ("lpg/discovery.py", "lpg/student.py", "disco/student.py")
 AGENTS += [ROOT / "agents/rules" / name for name in PARTS_OF_ROOMS]
 
 

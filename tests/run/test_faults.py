@@ -23,7 +23,7 @@ RUN = ("train", "catch_a2c", *SMALL, "--evaluations", 5)
 REPLAY = ("--batch-size", 16, "--warmup", 256, "--capacity", 1280)
 MUZERO = ("--num-simulations", 4, "--dynamics-hidden", 8, "--prediction-hidden", 8)
 OTHERS = {
-    "frodo": ("train", "catch_frodo", *SMALL),
+    "stacx": ("train", "catch_stacx", *SMALL),
     "muzero": ("train", "catch_muzero", *SMALL, *REPLAY, *MUZERO, "--reanalyze-fraction", 0.5),
     "host-replay": ("train", "cartpole_dqn", *SMALL, *REPLAY, "--storage", "host"),
 }

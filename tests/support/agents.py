@@ -14,19 +14,17 @@ from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, btr
-from podracer.agents.frodo import Frodo
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
-from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.rules.disco import Disco
 from podracer.agents.rules.lpg import UpdateRule
 from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
-from podracer.agents.sac import SAC, crossq, simbav2
+from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.envs.probes import GAMMA
 from podracer.networks import MLP, ResNet, TorsoNetwork
@@ -67,7 +65,6 @@ AGENTS = {
     "a2c": A2C(network=SMALL),
     "impala": Impala(network=SMALL),
     "stacx": Stacx(network=SMALL),
-    "frodo": Frodo(network=SMALL, inner_updates=1, units=8),
     "ppo": PPO(network=SMALL, num_epochs=2, normalize_observations=True, normalize_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, num_epochs=2, num_minibatches=2),
     "ppo-gtrxl": PPO(
@@ -123,15 +120,6 @@ AGENTS = {
         normalize_observations=True,
         recurrence=RECURRENCE,
     ),
-    "crossq": crossq(network=SMALL, critic_network=SMALL, replay=REPLAY, random_frames=400),
-    "simbav2": simbav2(
-        network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
-        critic_network=TorsoNetwork(MLP((16,), residual_blocks=1, spherical=True)),
-        return_distribution=Atoms(-5.0, 5.0, 11),
-        learning_rate=Linear(1e-4, 5e-5, 2000.0),
-        replay=REPLAY,
-        random_frames=400,
-    ),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
     "td3-lstm": td3(
         network=dataclasses.replace(RECURRENT, memory="lstm"),
@@ -148,7 +136,6 @@ AGENTS = {
         return_distribution=Atoms(-40.0, 0.0, 11),
         weight_decay=0.1,
     ),
-    "qt_opt": QTOpt(network=SMALL, replay=REPLAY, random_frames=400, num_samples=16),
     "lpg_student": student_of_untrained_rule(),
     "disco": student_of_random_disco_rule(),
 }
@@ -160,11 +147,10 @@ AGENTS["muzero-planes"] = dataclasses.replace(
     AGENTS["muzero"], network=TorsoNetwork(ResNet(channels=(4,), blocks=1)), dynamics_blocks=1
 )
 AGENTS["ppo-multidiscrete"] = AGENTS["ppo"]
-AGENTS["frodo-gru"] = dataclasses.replace(AGENTS["frodo"], network=RECURRENT)
 AGENTS["disco-gru"] = dataclasses.replace(AGENTS["disco"], network=RECURRENT)
 CONTINUOUS = (
-    "sac", "sac-gru", "crossq", "simbav2", "td3", "td3-lstm", "fast_td3", "qt_opt",
-    "muzero-sampled", "frodo-gru",
+    "sac", "sac-gru", "td3", "td3-lstm", "fast_td3",
+    "muzero-sampled",
 )  # fmt: skip
 ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {
     "muzero-planes": "gymnax:Breakout-MinAtar",
@@ -274,7 +260,6 @@ CONTINUOUS_PROBE_AGENTS = {
         return_distribution=Atoms(-12.0, 12.0, 121),
         weight_decay=0.01,
     ),
-    "qt_opt": QTOpt(**COMMON, **RANDOM),
     "muzero": PROBE_AGENTS["muzero"],
     "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
     "sac-qr": SAC(

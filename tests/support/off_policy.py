@@ -20,9 +20,8 @@ from walk import (
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
-from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
-from podracer.agents.sac import SAC, crossq, flash_sac, simbav2
+from podracer.agents.sac import SAC
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
@@ -97,30 +96,7 @@ OFF_POLICY = {
     "sac-qr": SAC(
         network=NETWORK, replay=PRIORITIZED, random_frames=0, return_distribution=Quantiles(7)
     ),
-    "crossq": crossq(
-        network=NETWORK,
-        critic_network=TorsoNetwork(MLP((12,), "tanh")),
-        replay=PRIORITIZED,
-        random_frames=0,
-    ),
-    "flash_sac": flash_sac(
-        network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
-        critic_network=TorsoNetwork(MLP((12,), residual_blocks=2, spherical=True)),
-        return_distribution=Atoms(-5.0, 5.0, 11),
-        learning_rate=1e-3,
-        replay=REPLAY,
-        random_frames=0,
-    ),
-    "simbav2": simbav2(
-        network=TorsoNetwork(MLP((8,), residual_blocks=1, spherical=True)),
-        critic_network=TorsoNetwork(MLP((12,), residual_blocks=2, spherical=True)),
-        return_distribution=Atoms(-5.0, 5.0, 11),
-        learning_rate=1e-3,
-        replay=REPLAY,
-        random_frames=0,
-    ),
 }
-OFF_POLICY["qt_opt"] = QTOpt(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2)
 OFF_POLICY["muzero-sampled"] = dataclasses.replace(OFF_POLICY["muzero"], max_considered_actions=5)
 NEEDS_CONTINUOUS = (
     "ddpg",
@@ -129,10 +105,6 @@ NEEDS_CONTINUOUS = (
     "sac",
     "sac-c51",
     "sac-qr",
-    "crossq",
-    "flash_sac",
-    "simbav2",
-    "qt_opt",
     "muzero-sampled",
 )
 
@@ -140,16 +112,6 @@ NEEDS_CONTINUOUS = (
 def agent_and_env(name, **settings):
     env = BOXED if name in NEEDS_CONTINUOUS else DISCRETE
     return built(dataclasses.replace(OFF_POLICY[name], **settings), env), env
-
-
-def first_moments(state):
-    """Adam's means, which after one update are a tenth of the gradient."""
-    shared = state.shared
-    adam = (
-        shared.optimizer_states if hasattr(shared, "optimizer_states") else shared.optimizer_state
-    )
-    nodes = jax.tree.leaves(adam, is_leaf=lambda x: hasattr(x, "mu"))
-    return [x.mu for x in nodes if hasattr(x, "mu")]
 
 
 def sample_of(reward, discount, last, action=None):

@@ -1,23 +1,9 @@
 """How programs of the tests are compiled, and the collectives in their text."""
 
-import contextlib
 import itertools
 import re
 
-import jax
 import numpy as np
-
-from podracer.testing.plugin import QUICK
-
-
-@contextlib.contextmanager
-def optimized():
-    """Optimize the programs compiled within: only then do two drivers' programs round alike."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", QUICK)
 
 
 def request(devices, num_updates=1):

@@ -16,7 +16,6 @@ import optax
 from podracer import schedules
 from podracer.devices.kernels import global_norm
 from podracer.fields import Flag, bounded, reset_on_warm_start, static, struct
-from podracer.networks.spherical import to_unit_norm
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
 
@@ -114,14 +113,11 @@ def take_step(
     grads: Params,
     learning_rate: float | jax.Array,
 ) -> tuple[Params, optax.OptState]:
-    """Return parameters after one step of an unscaled optimizer, and the optimizer's new state.
-
-    Weights of spherical networks return to unit norm.
-    """
+    """Return parameters after one step of an unscaled optimizer, and the optimizer's new state."""
     with jax.named_scope("optimizer"):
         updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
         updates = jax.tree.map(lambda update: -learning_rate * update, updates)
-    return to_unit_norm(optax.apply_updates(params, updates)), optimizer_state
+    return optax.apply_updates(params, updates), optimizer_state
 
 
 # --- parameters and their optimizer ---------------------------------------------------------------

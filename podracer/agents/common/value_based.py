@@ -24,7 +24,7 @@ def require_discrete(spec: EnvironmentSpec) -> Discrete:
     if isinstance(spec.action, MultiDiscrete):
         raise ConfigError(
             f"the agent needs one discrete action at a time; {spec.name} has {spec.action.size} at "
-            "once, which A2C, PPO, IMPALA, STACX and FRODO learn."
+            "once, which A2C, PPO, IMPALA and STACX learn."
         )
     if not isinstance(spec.action, Discrete):
         raise ConfigError(

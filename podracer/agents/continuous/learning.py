@@ -95,7 +95,6 @@ def build(
     context: Context,
     *,
     policy_outputs: int,
-    batch_norm: bool = False,
 ) -> Agent:
     """Return an agent with the functions `init`, `act` and `update` of a method.
 
@@ -108,7 +107,6 @@ def build(
         settings.return_distribution,
         settings.recurrence,
         policy_outputs=policy_outputs,
-        batch_norm=batch_norm,
     )
     if recurrence := networks.recurrence:  # sequences that begin where rollouts do
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step

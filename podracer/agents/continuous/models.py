@@ -118,29 +118,6 @@ class CriticNetworks:
 
         return functools.reduce(smaller, list(outputs))
 
-    def joint_outputs(
-        self,
-        params: tuple[Params, ...],
-        transition: Transition,
-        next_action: jax.Array,
-        axis: str | None,
-    ) -> tuple[jax.Array, jax.Array, tuple[Params, ...]]:
-        """Return the outputs `[critics, N, Z]` for both timesteps, which are one batch.
-
-        Critics with batch normalization see current and next pairs together, as in CrossQ, and
-        return parameters with new running moments. The outputs for next pairs have no gradient.
-        """
-        pairs = (
-            {"action": transition.action, "observation": transition.timestep.observation},
-            {"action": next_action, "observation": transition.next_timestep.observation},
-        )
-        batch = jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
-        apply, weights = self.critic.apply_batch, jnp.tile(transition.mask, 2)
-        assert apply is not None
-        heads, new_params = zip(*[apply(p, batch, weights, axis) for p in params], strict=True)
-        outputs, next_outputs = jnp.split(jnp.stack([head["q"] for head in heads]), 2, axis=1)
-        return outputs, jax.lax.stop_gradient(next_outputs), new_params
-
     def loss(
         self,
         params: tuple[Params, ...],
@@ -155,7 +132,7 @@ class CriticNetworks:
         X is the smallest value, or its distribution, of `next_outputs [critics, N, Z]`; the penalty
         `[N]` is SAC's α log π(a'|s'). Errors of values are squared, a distribution has a loss of
         its own. The loss is the sum over critics and the mean over valid samples with importance
-        weights. `outputs [critics, N, Z]` come from `joint_outputs`; None computes them.
+        weights. `outputs [critics, N, Z]` are those for these pairs; None computes them.
         """
         next_outputs = self.min_over_critics(next_outputs)
         returns, discounts = transition.n_step_return, transition.bootstrap_discount
@@ -216,18 +193,6 @@ class ContinuousNetworks(CriticNetworks):
             return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
         return networks.outputs(self.actor, params, observation)["action"]
 
-    def learn_policy(
-        self, params: Params, observation: PyTree, weights: jax.Array, axis: str | None
-    ) -> tuple[jax.Array, Params]:
-        """Return the policy network's outputs for a batch that it learns from, and parameters.
-
-        These have new running moments if the network normalizes batches.
-        """
-        if self.actor.apply_batch is None:
-            return self.policy(params, observation), params
-        heads, params = self.actor.apply_batch(params, observation, weights, axis)
-        return heads["action"], params
-
     def carry(self, num_envs: int) -> MemoryCarry | tuple[()]:
         """Return the policy's initial recurrent state, `()` if its network is feed-forward."""
         if self.recurrence is None:
@@ -253,13 +218,11 @@ def build_critics(
     network: NetworkBuilder,
     spec: EnvironmentSpec,
     distribution: ReturnDistribution | None,
-    *,
-    batch_norm: bool = False,
 ) -> CriticNetworks:
     """Build Q-networks that take observations and actions as they are."""
     space = require_continuous(spec)
     inputs = {"action": ArraySpec((space.size,)), "observation": spec.observation}
-    head = Head(1 if distribution is None else distribution.size, batch_norm=batch_norm)
+    head = Head(1 if distribution is None else distribution.size)
     return CriticNetworks(space, network.build(inputs, {"q": head}), distribution)
 
 
@@ -271,14 +234,13 @@ def build(
     recurrence: Recurrence,
     *,
     policy_outputs: int,
-    batch_norm: bool = False,
 ) -> ContinuousNetworks:
     """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
     space = require_continuous(spec)
-    policy = Head(policy_outputs * space.size, 0.01, batch_norm=batch_norm, parts=policy_outputs)
+    policy = Head(policy_outputs * space.size, 0.01)
     actor = network.build(spec.observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):
-        critics = build_critics(critic_network, spec, distribution, batch_norm=batch_norm)
+        critics = build_critics(critic_network, spec, distribution)
         if jax.tree.leaves(critics.critic.carry(1)):
             raise ConfigError(
                 "the critics' network has a memory, but the policy's has none: give both one, "

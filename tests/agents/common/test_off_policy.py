@@ -10,11 +10,11 @@ import pytest
 from off_policy import (
     REPLAY,
     agent_and_env,
-    first_moments,
     sample_of,
 )
 from walk import (
     begin,
+    first_moments,
     learn,
 )
 

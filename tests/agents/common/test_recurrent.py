@@ -28,7 +28,6 @@ from walk import (
 )
 
 from podracer.agent import Context
-from podracer.agents import sac
 from podracer.agents.common import recurrent
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.continuous.models import with_last_action
@@ -174,7 +173,7 @@ def next_values(agent, shared, steps, key):
         keys, alpha = jax.random.split(key, count), jnp.exp(shared.params.actor.log_temperature)
 
         def value(i, n, t):
-            action, log_prob = sac.policy_of_outputs(outputs[t][n : n + 1]).sample(keys[i : i + 1])
+            action, log_prob = agent.describe(outputs[t][n : n + 1]).sample(keys[i : i + 1])
             q = steps.q(shared.target_params, histories, n, t, action)
             return min(q) - alpha * log_prob[0]
 
@@ -218,7 +217,7 @@ def actor_loss(actor, agent, shared, sample, key):
                 -mask * steps.q(critics, histories, n, t, jnp.tanh(outputs[t][n : n + 1]))[0]
             )
             continue
-        action, log_prob = sac.policy_of_outputs(outputs[t][n : n + 1]).sample(keys[i : i + 1])
+        action, log_prob = agent.describe(outputs[t][n : n + 1]).sample(keys[i : i + 1])
         alpha = jnp.exp(jax.lax.stop_gradient(actor.log_temperature))
         policy_loss = alpha * log_prob[0] - min(steps.q(critics, histories, n, t, action))
         excess = jax.lax.stop_gradient(-log_prob[0]) - agent.settings.target_entropy * BOX.size

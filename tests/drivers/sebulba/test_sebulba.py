@@ -9,9 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from agents import AGENTS, SMALL, environment_for
+from agents import AGENTS, SMALL, blueprint, environment_for
 from hosts import SPEC, CounterBatch, Counters, slow
-from programs import optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
 from variants import variants
 
@@ -21,7 +20,6 @@ from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.bench.sebulba import make_setup, measure_simulator
 from podracer.devices import memory
-from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.sebulba import (
     SebulbaConfig,
     actor_pool,
@@ -45,6 +43,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import RECIPES
 from podracer.rollout import zero_episode_stats
 from podracer.run.training import train
+from podracer.testing.parity import check_parity, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
 
 
@@ -64,12 +63,7 @@ DEFAULT = [("dqn", 1), ("ppo", 4)]
 ROUNDED = {
     ("td3", 2): 1e-5,
     ("fast_td3", 2): 1e-5,
-    ("crossq", 1): 1e-5,
-    ("crossq", 2): 1e-5,
-    ("crossq", 4): 1e-5,
-    ("simbav2", 2): 1e-3,
     ("muzero-planes", 2): 1e-4,
-    ("frodo-gru", 2): 1e-5,
     ("disco-gru", 2): 1e-5,
 }
 
@@ -77,36 +71,9 @@ ROUNDED = {
 @variants(("name", "learners"), DEFAULT, itertools.product(AGENTS, (1, 2, 4)))
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""
-    env = make(environment_for(name))
-    # On one device actors and learner share it. As many threads as learners: equal batch shapes.
-    devices = {"devices": 1} if learners == 1 else {"devices": learners + 1, "learners": learners}
-    *parts, state = sebulba_setup(
-        AGENTS[name],
-        DeviceEnvironments(env),
-        policy_lag=0,
-        threads_per_actor=learners,
-        **devices,
-    )
-    agent, _, split, config, *_ = parts
-    rollout = AnakinConfig(config.num_envs, config.rollout_length, config.updates_per_chunk)
-    copy = jax.tree.map(jax.numpy.copy, state)
-    with optimized():
-        expected = list(anakin(agent, env, split.mesh, rollout, copy, num_updates=10))
-        got, progress = train_sebulba(*parts, state)
-    leaves = jax.tree_util.tree_leaves_with_path(expected[-1].state)
-    for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
-        if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
-            want, have = jax.random.key_data(want), jax.random.key_data(have)
-        where = jax.tree_util.keystr(path)
-        if rtol := ROUNDED.get((name, learners)):
-            np.testing.assert_allclose(have, want, rtol, rtol / 10, err_msg=where)
-        else:
-            np.testing.assert_array_equal(want, have, where)
-    assert [p.frames for p in progress] == [p.frames for p in expected]
-    for one, other in zip(progress, expected, strict=True):
-        for metric, value in other.metrics.items():
-            expect = value if value is None else pytest.approx(value, rel=1e-5, abs=1e-7)
-            assert one.metrics[metric] == expect, metric
+    data = blueprint(AGENTS[name], make(environment_for(name)).spec).context.data
+    rtol = ROUNDED.get((name, learners), 0.0)
+    check_parity(AGENTS[name], environment_for(name), learners, data=data, rtol=rtol)
 
 
 ROOT = Path(__file__).parents[3]

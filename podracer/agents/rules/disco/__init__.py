@@ -1,7 +1,6 @@
-"""DiscoRL: students that a discovered rule such as Disco103 trains, and discovery of such rules."""
+"""DiscoRL: students that a discovered rule such as Disco103 trains."""
 
-from podracer.agents.rules.disco.discovery import DiscoDiscovery
 from podracer.agents.rules.disco.rule_file import RuleSize
 from podracer.agents.rules.disco.student import Disco
 
-__all__ = ["Disco", "DiscoDiscovery", "RuleSize"]
+__all__ = ["Disco", "RuleSize"]

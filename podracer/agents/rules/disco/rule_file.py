@@ -1,8 +1,8 @@
 """The published file of a DiscoRL rule: 42 arrays of an `.npz` archive, by haiku's names of layers.
 
 `disco_103.npz` comes with github.com/google-deepmind/disco_rl. Rules of other sizes, such as those
-that `DiscoDiscovery` learns, have other numbers of units and of predictions; the narrow layers
-between have the published widths. New rules, from which discovery begins, have the same layers.
+that are discovered anew, have other numbers of units and of predictions; the narrow layers between
+have the published widths. New rules, from which discovery begins, have the same layers.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from podracer.networks.batch_norm import BatchNorm
 from podracer.networks.layers import cast, orthogonal
 from podracer.networks.network import Head
 from podracer.ops.dense import dense
 from podracer.types import PyTree
+from podracer_agents.batch_norm import BatchNorm
 
 UNIT_EPSILON = 1e-8  # smallest norm by which a vector is divided
 INPUT_CONSTANT = 3.0  # c_shift of SimBaV2
@@ -173,19 +173,19 @@ def inverted_layers(inputs: int, outputs: int, blocks: int, key: jax.Array) -> t
 class SphericalHead(eqx.Module):
     """Head behind spherical layers: each of its parts has a hidden layer, without an activation.
 
-    With batch normalization the parts have an output layer alone.
+    Without a hidden layer the parts have an output layer alone, as in FlashSAC.
     """
 
     parts: tuple[tuple[Any, ...], ...]  # (hidden layer, its scale, output), or (output,)
     bias: jax.Array
 
-    def __init__(self, inputs: int, head: Head, *, key: jax.Array):
-        size = head.size // head.parts
+    def __init__(self, inputs: int, head: Head, parts: int, *, hidden: bool, key: jax.Array):
+        size = head.size // parts
         self.parts = tuple(
             (UnitLinear(inputs, inputs, key=k), jnp.ones(inputs), UnitLinear(inputs, size, key=q))
-            for k, q in jax.random.split(key, (head.parts, 2))
+            for k, q in jax.random.split(key, (parts, 2))
         )
-        if head.batch_norm:
+        if not hidden:
             self.parts = tuple(part[-1:] for part in self.parts)
         self.bias = jnp.zeros(head.size)
 

@@ -1,20 +1,29 @@
 """QT-Opt: the cross-entropy method beside a loop, and the targets that it gives."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from walk import BOX, B, Walk, close, methods_of
+from agents import COMMON, RANDOM
+from sequences import changed, drawn
+from walk import BOX, B, Walk, built, close, doubled, methods_of, network, slow
 
 from podracer.agents.common.off_policy import Transition
-from podracer.agents.qt_opt import QTOpt
 from podracer.environment import auto_reset
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
+from podracer.testing.contract import check_contract
+from podracer.testing.differences import assert_gradient_equals_differences
+from podracer.testing.parity import check_parity
+from podracer.testing.probes import check_probe
+from podracer.testing.reset_steps import check_reset_steps_of_replay
 from podracer.types import TimeStep
+from podracer_agents.qt_opt import QTOpt
 
 N = 4
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
@@ -82,3 +91,65 @@ def test_a_recurrent_network_is_refused():
     network = dataclasses.replace(NETWORK, memory="gru")
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
         dataclasses.replace(SETTINGS, network=network).build(SPEC)
+
+
+# --- what every agent must do ---------------------------------------------------------------------
+
+ENV = auto_reset(Walk(BOX))
+PRIORITIZED = Replay(B * 40, batch_size=64, warmup=0, prioritized=True)
+SMALL = QTOpt(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2)
+
+
+def test_it_keeps_the_contract():
+    check_contract(SMALL, ENV)
+
+
+@pytest.mark.parametrize("learners", [1, slow(2)])
+def test_lock_step_equals_anakin_to_the_bit(learners):
+    replay = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
+    check_parity(
+        QTOpt(
+            network=TorsoNetwork(MLP((16,))),
+            replay=replay,
+            random_frames=400,
+            num_samples=16,
+        ),
+        "pendulum",
+        learners,
+    )
+
+
+@pytest.mark.parametrize("length", [1, slow(5)])
+def test_steps_that_only_reset_teach_nothing(length):
+    check_reset_steps_of_replay(SMALL, length, env=ENV)
+
+
+def test_it_learns_the_probe_of_continuous_actions():
+    def values(agent, learner, timestep, carry, extras):
+        keys = jax.random.split(jax.random.key(0), len(timestep.first))
+        action, _, _ = agent.act(agent.actor_params(learner), (), timestep, keys, False)
+        networks = methods_of(agent).networks
+        return networks.q_values(learner.shared.params.critics, timestep.observation, action).min(0)
+
+    check_probe(QTOpt(**COMMON, **RANDOM), "continuous", 300, values=values)
+
+
+@pytest.mark.parametrize(
+    "distribution", [None, slow(Atoms(-4.0, 4.0, 11)), slow(Quantiles(7))], ids=repr
+)
+def test_the_loss_of_critics_whose_actions_the_cross_entropy_method_finds(distribution, key):
+    replay = Replay(B * 40, warmup=0, prioritized=True)
+    settings = {"return_distribution": distribution, "num_samples": 12, "n_step": 3}
+    agent = built(QTOpt(network=network(), replay=replay, **settings), ENV)
+    learner_of_critics = methods_of(agent).learner
+    drawing = drawn(agent, ENV, learner_of_critics.buffer)
+    with jax.enable_x64(True):
+        learner, sample = jax.tree.map(doubled, drawing)
+        transition = learner_of_critics.transition(sample, None)
+        critics = changed(learner.params.critics)
+        learner = dataclasses.replace(learner, target_params=changed(critics, 0.2))
+
+        def loss(critics: Any) -> jax.Array:
+            return methods_of(agent).critic_loss(critics, learner, transition, key)[0].total
+
+        assert_gradient_equals_differences(loss, critics)

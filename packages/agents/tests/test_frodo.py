@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from agents import ADAM, COMMON, RECURRENT, RECURRENT_TANH, SMALL
 from jax.flatten_util import ravel_pytree
 from programs import request
 from walk import (
@@ -34,14 +35,19 @@ from walk import (
 from podracer.agent import Blueprint, Context
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState, Optimizer
-from podracer.agents.frodo import Frodo, split_environments
 from podracer.agents.impala import Impala
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
+from podracer.envs.probes import PROBES
 from podracer.errors import ConfigError
 from podracer.schedules import Linear
+from podracer.testing.contract import check_greedy
+from podracer.testing.parity import check_parity
+from podracer.testing.probes import train
+from podracer.testing.reset_steps import check_reset_steps
 from podracer.types import LearnerState, Metrics, Trajectory
+from podracer_agents.frodo import Frodo, split_environments
 
 
 def make(**fields: Any) -> Frodo:
@@ -201,3 +207,37 @@ def test_shards_learn_as_one_device_learns(devices):
     gradients = [meta_gradient(x) for x in (many, one)]
     close(*gradients, atol=1e-4 * float(optax.tree.norm(gradients[1])), rtol=1e-3)
     close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
+
+
+# --- what every agent must do ---------------------------------------------------------------------
+
+FRODO = Frodo(network=SMALL, inner_updates=1, units=8)
+
+
+def test_without_exploring_the_keys_do_not_matter():
+    check_greedy(AGENT)
+
+
+@pytest.mark.parametrize(("memory", "learners"), [(False, 1), slow(False, 2), slow(True, 2)])
+def test_lock_step_equals_anakin_to_the_bit(memory, learners):
+    """With a memory the two programs are rounded otherwise on two devices (docs/numerics.md)."""
+    settings = dataclasses.replace(FRODO, network=RECURRENT) if memory else FRODO
+    environment, rtol = ("pendulum", 1e-5) if memory else ("catch", 0.0)
+    check_parity(settings, environment, learners, rtol=rtol)
+
+
+@pytest.mark.parametrize("length", [2, slow(5)])
+def test_steps_that_only_reset_change_no_metric(length):
+    """The losses divide by all steps on purpose."""
+    check_reset_steps(FRODO, length, of_all_steps=("gradient_norm", "outer", "inconsistency"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["action", "policy", "multidiscrete", "memory"])
+def test_actions_for_values_of_its_own(probe):
+    """FRODO discovers what its values predict, so only its actions are known."""
+    agent = Frodo(**COMMON, **ADAM, entropy_cost=0.003, units=16)
+    if probe == "memory":
+        agent = dataclasses.replace(agent, network=RECURRENT_TANH)
+    _, _, episode_return = train(agent, f"probe:{probe}", updates=300)
+    assert episode_return > PROBES[probe].best_return - 0.1

@@ -11,20 +11,56 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy import BOXED, OFF_POLICY, agent_and_env, drawn
-from walk import ACTIONS, begin, close, learn, methods_of
+from off_policy import BOXED, PRIORITIZED, REPLAY, drawn
+from walk import ACTIONS, begin, built, close, learn, methods_of, slow
 
 from podracer.agents.common.normalization import reward_scale
 from podracer.agents.continuous.learning import ScaledReplay
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
-from podracer.networks import CNN, MLP, Head, Table, TorsoNetwork
-from podracer.networks.batch_norm import WARMUP_BATCHES, BatchNorm
-from podracer.networks.plane_network import PlaneNetwork
-from podracer.networks.spherical import RMSNorm, UnitLinear, to_unit_norm
+from podracer.networks import Head
+from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
+from podracer.replay import Replay
+from podracer.schedules import Linear
+from podracer.testing.contract import check_contract
+from podracer.testing.parity import check_parity
 from podracer.types import ArraySpec
+from podracer_agents.batch_norm import WARMUP_BATCHES, BatchNorm
+from podracer_agents.networks import NormalizedMLP
+from podracer_agents.sac import crossq, flash_sac, simbav2
+from podracer_agents.spherical import RMSNorm, UnitLinear, to_unit_norm
+
+BATCH_NORM, SPHERICAL = {"batch_norm": True}, {"spherical": True}
+VALUES = {"return_distribution": Atoms(-5.0, 5.0, 11), "learning_rate": 1e-3}
+SETTINGS = {
+    "crossq": crossq(
+        network=NormalizedMLP((8,), "tanh", **BATCH_NORM),
+        critic_network=NormalizedMLP((12,), "tanh", **BATCH_NORM),
+        replay=PRIORITIZED,
+        random_frames=0,
+    ),
+    "simbav2": simbav2(
+        **VALUES,
+        network=NormalizedMLP((8,), **SPHERICAL, residual_blocks=1, parts=2),
+        critic_network=NormalizedMLP((12,), **SPHERICAL, residual_blocks=2),
+        replay=REPLAY,
+        random_frames=0,
+    ),
+    "flash_sac": flash_sac(
+        **VALUES,
+        network=NormalizedMLP((8,), **SPHERICAL, **BATCH_NORM, residual_blocks=1, parts=2),
+        critic_network=NormalizedMLP((12,), **SPHERICAL, **BATCH_NORM, residual_blocks=2),
+        replay=REPLAY,
+        random_frames=0,
+    ),
+}
+
+
+def agent_and_env(name: str, **fields: Any) -> tuple[Any, Any]:
+    return built(dataclasses.replace(SETTINGS[name], **fields), BOXED), BOXED
+
 
 MASK = np.repeat([1.0, 0.0, 1.0, 1.0], 8).astype(np.float32)
 KEYS = jax.random.split(jax.random.key(5), len(MASK))
@@ -94,8 +130,8 @@ def batch_norm(
 
 def crossq_network(params: Any, x: np.ndarray, weights: np.ndarray | None) -> tuple[Any, list[Any]]:
     """The outputs of a network with one hidden layer, and the running moments after it."""
-    first, hidden, second = params["shared"].layers[-1]
-    (head,) = next(iter(params["shared"].heads.values())).layers
+    first, hidden, second = params.layers
+    (head,) = next(iter(params.heads.values())).layers
     x, before = batch_norm(first, x, weights)
     x, behind = batch_norm(second, np.tanh(x @ hidden.weight + hidden.bias), weights)
     return x @ head.weight + head.bias, [before, behind]
@@ -169,7 +205,7 @@ def test_running_moments_move_and_the_policy_waits():
         actor, critics = state.shared.params
         counts.append(
             [
-                {float(layer.batches) for layer in tree["shared"].layers[-1][::2]}
+                {float(layer.batches) for layer in tree.layers[::2]}
                 for tree in (actor.policy, *critics)
             ]
         )
@@ -206,11 +242,11 @@ def test_two_devices_normalize_the_whole_batch():
     transition = dataclasses.replace(transition, mask=mask)
     critics = with_batches(scattered(shared.params.critics), WARMUP_BATCHES)
     next_action = jnp.asarray(np.random.default_rng(3).uniform(-1, 1, transition.action.shape))
-    networks = methods_of(agent).networks
+    methods = methods_of(agent)
 
     def loss(critics: Any, transition: Any, next_action: jax.Array) -> Any:
-        outputs, next_outputs, new = networks.joint_outputs(critics, transition, next_action, DATA)
-        return networks.loss(critics, next_outputs, transition, outputs=outputs)[0], new
+        outputs, next_outputs, new = methods.joint_outputs(transition, next_action, DATA, critics)
+        return methods.networks.loss(critics, next_outputs, transition, outputs=outputs)[0], new
 
     def results(devices: int) -> Any:
         return jax.jit(
@@ -228,21 +264,6 @@ def test_two_devices_normalize_the_whole_batch():
     assert max(np.abs(x).max() for x in jax.tree.leaves(one[0])) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("network", "observation"),
-    [
-        (TorsoNetwork(CNN()), ArraySpec((84, 84, 4), jnp.uint8)),
-        (TorsoNetwork(MLP((8,), layer_norm=True)), ArraySpec((3,))),
-        (TorsoNetwork(MLP((8,)), memory="gru"), ArraySpec((3,))),
-        (PlaneNetwork(CNN()), ArraySpec((84, 84, 4), jnp.uint8)),
-        (Table(), ArraySpec((), jnp.int32, num_values=5)),
-    ],
-)
-def test_networks_that_normalize_no_batches_say_so(network, observation):
-    with pytest.raises(ConfigError, match=r"batch.norm"):
-        network.build(observation, {"q": Head(2, batch_norm=True)})
-
-
 # --- SimBaV2 -------------------------------------------------------------------------------------
 
 
@@ -252,7 +273,7 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 def simbav2_network(params: Any, x: np.ndarray) -> np.ndarray:
     """Lee et al. 2025, section 4, with the scales and shares of its table of hyperparameters."""
-    (layers,) = params["shared"].layers[-1]
+    (layers,) = params.layers
     x = unit(np.concatenate([x, np.full((len(x), 1), 3.0)], axis=1))
     x = unit(layers.scale * (x @ layers.embedding.weight))
     width, blocks = x.shape[1], len(layers.blocks)
@@ -261,7 +282,7 @@ def simbav2_network(params: Any, x: np.ndarray) -> np.ndarray:
         target = unit(hidden @ block.outer.weight)
         share = block.share * np.sqrt(width) / (blocks + 1)
         x = unit((1 - share) * x + share * target)
-    head = next(iter(params["shared"].heads.values()))
+    head = next(iter(params.heads.values()))
     outputs = [(x @ a.weight * scale) @ b.weight for a, scale, b in head.parts]
     return np.concatenate(outputs, axis=1) + head.bias
 
@@ -388,7 +409,7 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
 
 def flash_network(params: Any, x: np.ndarray, weights: np.ndarray | None) -> tuple[Any, list[Any]]:
     """Kim et al. 2026, figure 2: outputs, and running moments; without weights as in acting."""
-    norm, embedding, *blocks, last = params["shared"].layers[-1]
+    norm, embedding, *blocks, last = params.layers
     x, moments = batch_norm(norm, x, weights, 1e-5)
     x, moments = x @ embedding.weight, [moments]
     for block in blocks:
@@ -397,7 +418,7 @@ def flash_network(params: Any, x: np.ndarray, weights: np.ndarray | None) -> tup
         y, outer = batch_norm(block.outer_norm, y, weights, 1e-5)
         x, moments = x + np.maximum(y, 0), [*moments, inner, outer]
     x = last.scale * x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + 1e-6)
-    head = next(iter(params["shared"].heads.values()))
+    head = next(iter(params.heads.values()))
     return np.concatenate([x @ part.weight for (part,) in head.parts], axis=1) + head.bias, moments
 
 
@@ -471,8 +492,38 @@ def test_target_critics_of_flash_sac_are_averages():
 
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="spherical MLP needs one hidden layer"):
-        MLP((8, 8), spherical=True)
-    with pytest.raises(ConfigError, match="spherical MLP has no noisy heads"):
-        TorsoNetwork(MLP((8,), spherical=True)).build(ArraySpec((2,)), {"q": Head(2, noisy=True)})
+        NormalizedMLP((8, 8), spherical=True)
+    with pytest.raises(ConfigError, match="choose batch_norm, spherical or both"):
+        NormalizedMLP((8,))
+    network = NormalizedMLP((8,), spherical=True)
+    with pytest.raises(ConfigError, match="NormalizedMLP has no noisy heads"):
+        network.build(ArraySpec((2,)), {"q": Head(2, noisy=True)})
+    with pytest.raises(ConfigError, match="no one-hot vectors"):
+        network.build(ArraySpec((), np.int32, num_values=3), {"q": Head(2)})
     with pytest.raises(ConfigError, match="needs continuous actions"):
-        OFF_POLICY["crossq"].build(dataclasses.replace(BOXED.spec, action=ACTIONS))
+        SETTINGS["crossq"].build(dataclasses.replace(BOXED.spec, action=ACTIONS))
+
+
+# --- what every agent must do ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["crossq", slow("simbav2"), slow("flash_sac")])
+def test_they_keep_the_contract(name):
+    check_contract(dataclasses.replace(SETTINGS[name], policy_period=1), BOXED)
+
+
+@pytest.mark.parametrize(
+    ("name", "learners", "rtol"),
+    [
+        ("crossq", 1, 1e-5),
+        slow("crossq", 2, 1e-5),
+        slow("simbav2", 1, 0.0),
+        slow("simbav2", 2, 1e-3),
+    ],
+)
+def test_lock_step_equals_anakin(name, learners, rtol):
+    """But for rounding where XLA compiles the two programs otherwise (docs/numerics.md)."""
+    replay = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
+    rate = Linear(1e-4, 5e-5, 2000.0) if name == "simbav2" else 1e-3
+    fields = {"replay": replay, "random_frames": 400, "learning_rate": rate}
+    check_parity(dataclasses.replace(SETTINGS[name], **fields), "pendulum", learners, rtol=rtol)

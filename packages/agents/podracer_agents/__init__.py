@@ -1,0 +1,1 @@
+"""Agents of papers beside the core's, see the README."""

@@ -1,0 +1,74 @@
+"""Recipes of the package's agents: the core's recipes with another agent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.recipes import catch, mujoco, pendulum, rules
+from podracer.replay import Replay
+from podracer_agents.disco_discovery import DiscoDiscovery
+from podracer_agents.frodo import Frodo
+from podracer_agents.qt_opt import QTOpt
+from podracer_agents.sac import crossq, flash_sac, simbav2
+
+
+def catch_frodo() -> Experiment:
+    """FRODO on Catch: `catch_impala` that learns what its values should predict."""
+    return dataclasses.replace(catch.catch_impala(), agent=Frodo(**catch.V_TRACE))
+
+
+def pendulum_qt_opt() -> Experiment:
+    """QT-Opt on Pendulum."""
+    return dataclasses.replace(pendulum.pendulum_sac(), agent=QTOpt(**pendulum.OFF_POLICY))
+
+
+def disco_discovery() -> Experiment:
+    """Discovery of a small rule with the inputs and outputs of Disco103, in the worlds of `lpg`."""
+    return dataclasses.replace(
+        rules.lpg(),
+        agent=DiscoDiscovery(learning_rate=3e-3, lifetime_groups=2),
+        driver=AnakinConfig(num_envs=256, rollout_length=20, updates_per_chunk=50),
+        frames=20_000_000,
+    )
+
+
+# Both as their authors begin: after 5,000 random frames.
+_EARLY_REPLAY = dataclasses.replace(mujoco.REPLAY, warmup=5_000)
+
+
+def halfcheetah_crossq() -> Experiment:
+    """CrossQ on MuJoCo's HalfCheetah (needs the extra `mujoco`): SAC with batch normalization.
+
+    An update of the critics takes six products of 512 x 2048 x 2048; `halfcheetah_sac` has 16 of
+    256 x 256 x 256.
+    """
+    return dataclasses.replace(mujoco.halfcheetah_sac(), agent=crossq(replay=_EARLY_REPLAY))
+
+
+def halfcheetah_simbav2() -> Experiment:
+    """SimBaV2 on MuJoCo's HalfCheetah (needs the extra `mujoco`): SAC on the unit sphere.
+
+    Two updates for each frame, as in its authors' main results, and their discount for episodes of
+    1,000 steps.
+    """
+    replay = dataclasses.replace(_EARLY_REPLAY, updates_per_rollout=32)
+    agent = simbav2(discount=0.995, replay=replay)
+    return dataclasses.replace(mujoco.halfcheetah_sac(), agent=agent)
+
+
+def pendulum_flash_sac() -> Experiment:
+    """FlashSAC on Pendulum: many environments, few updates of bounded networks."""
+    return Experiment(
+        environment="pendulum",
+        agent=flash_sac(
+            discount=0.97,
+            random_frames=10_240,
+            replay=Replay(
+                capacity=1_048_576, batch_size=2_048, updates_per_rollout=2, warmup=10_240
+            ),
+        ),
+        driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
+        frames=1_024_000,
+    )
