@@ -21,6 +21,7 @@ PAGES = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
+    "packages/agents/README.md": "packages/agents.md",
     "packages/deploy/README.md": "packages/deploy.md",
     "packages/environments/README.md": "packages/environments.md",
     "packages/trading/README.md": "packages/trading.md",
@@ -60,6 +61,7 @@ tournaments
 learn-from-data
 self-play
 meta-learning
+packages/agents
 packages/deploy
 packages/environments
 packages/trading
