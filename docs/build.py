@@ -21,6 +21,7 @@ PAGES = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
+    "packages/agents/README.md": "packages/agents.md",
     "packages/deploy/README.md": "packages/deploy.md",
     "packages/environments/README.md": "packages/environments.md",
     "packages/games/README.md": "packages/games.md",
@@ -59,6 +60,7 @@ reliability
 reports
 tournaments
 meta-learning
+packages/agents
 packages/deploy
 packages/environments
 packages/games
