@@ -32,7 +32,7 @@ BUDGETS = {
     "ops": 1840,
     "plan": 1050,
     "recipes": 1840,
-    "reports": 3600,
+    "reports": 3120,
     "run": 3530,
     "scores": 690,
     "testing": 70,
