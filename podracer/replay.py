@@ -1,4 +1,4 @@
-"""Replay buffer on the device, or its observations in host memory.
+"""Replay buffer on the device.
 
 Every environment has a ring buffer of its newest timesteps. Leaves are `[B, C, ...]`, environments
 first, because that is the sharded axis: each device samples from its own environments. A sample is
@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
 from podracer.dataset import Rows
-from podracer.devices.host_memory import (
-    HostMemory,
-    from_stored,
-    read_windows,
-    to_stored,
-    write_slices,
-)
 from podracer.devices.reductions import global_max
+from podracer.devices.tiles import from_stored, to_stored
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct, unchecked
@@ -59,9 +53,6 @@ class Replay:
     """Exponent alpha of the priorities, in [0, 1]: 0 samples uniformly, 1 in proportion."""
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
-    storage: Literal["device", "host"] = "device"
-    """Memory that holds the observations, of a data set, too: the device's, or the host's (pinned
-    where there is an accelerator), from which only samples go to the device."""
     data: str | None = None
     """Path of a data set, an .npz file: half of every batch comes from it (RLPD, Ball et al. 2023,
     arXiv 2302.02948). None takes all from the replay."""
@@ -81,7 +72,7 @@ class Priorities:
 class ReplayState:
     """Contents of a replay buffer. Leaves lead with B, the number of environments."""
 
-    steps: Step  # [B, C, ...]; of a stack only the newest frame; observations may be `HostMemory`
+    steps: Step  # [B, C, ...]; of a stack only the newest frame
     frame_source: PyTree  # u8 [B, C] for each stack of frames, else (): CONTINUED, COPIED or BLANK
     last_stack: PyTree  # [B, ..., K] for each stack of frames, the newest one, else ()
     carry: Carry  # [B, C / stride, ...], the agent's recurrent state at each start
@@ -154,9 +145,7 @@ class Buffer:
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         steps = jax.tree.map(zeros(num_envs, ring_size), step)
-        on_host = self.config.storage == "host"
-        stored = jax.tree.map(partial(to_stored, on_host=on_host), steps.timestep.observation)
-        steps = _with_observation(steps, HostMemory(stored) if on_host else stored)
+        steps = _with_observation(steps, jax.tree.map(to_stored, steps.timestep.observation))
         return ReplayState(
             steps=steps,
             frame_source=self._map_stacks(
@@ -195,12 +184,7 @@ class Buffer:
 
         start = position // self.stride
         rings = state.steps.timestep.observation
-        if isinstance(rings, HostMemory):
-            write_frames = partial(write_slices, position=position)
-            rings = jax.tree.map(write_frames, rings, HostMemory(frames))
-        else:
-            stored = jax.tree.map(partial(to_stored, on_host=False), frames)
-            rings = jax.tree.map(write, rings, stored)
+        rings = jax.tree.map(write, rings, jax.tree.map(to_stored, frames))
         without_frames = (_with_observation(x, ()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
@@ -251,7 +235,7 @@ class Buffer:
             weights = jnp.minimum(weights / largest, 1.0)
         if self.data is not None:
             data_key = jax.random.fold_in(key, 2)  # keys 0 and 1 are the split's
-            recorded = sample_rows(self.data, data_key, num_recorded, self.length, self.spec)
+            recorded = sample_rows(self.data, data_key, num_recorded, self.length)
             steps = _concatenate(trajectory.steps, recorded.steps, axis=1)
             trajectory = Trajectory(
                 steps, _concatenate(trajectory.final, recorded.final), carry=(), final_carry=()
@@ -380,17 +364,9 @@ class Buffer:
         self, state: ReplayState, rows: Int[Array, "N"], times: Int[Array, "L N"]
     ) -> PyTree:
         """Return the observations `[L, N, ...]` of consecutive times, with whole stacks."""
-        source, history = state.steps.timestep.observation, self._history
-        on_host, length = isinstance(source, HostMemory), times.shape[0]
-        if isinstance(source, HostMemory):
-            window = partial(read_windows, rows=rows, starts=times[0] - history)
-            source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
         def read(source: jax.Array, spec: ArraySpec, age: int) -> jax.Array:
-            start = history - age
-            window = slice(start, start + length)
-            stored = source[window] if on_host else _read(source, rows, times - age)
-            return from_stored(stored, spec)
+            return from_stored(_read(source, rows, times - age), spec)
 
         def stack(spec: ArraySpec, reader: Any, frame_source: jax.Array) -> jax.Array:
             frame = reader(0)
@@ -405,29 +381,22 @@ class Buffer:
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 
+        source = state.steps.timestep.observation
         readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
         return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
 
 
-def sample_rows(
-    rows: Rows, key: Array, count: int, length: int, spec: EnvironmentSpec
-) -> Trajectory:
+def sample_rows(rows: Rows, key: Array, count: int, length: int) -> Trajectory:
     """Return `count` sequences of `length` timesteps of a data set, `[length - 1, count, ...]`.
 
     Each timestep begins one with equal probability; behind an episode follows another one, and
-    behind the last episode the first. Observations in host memory are `[1, N, ...]`.
+    behind the last episode the first.
     """
     starts = jax.random.randint(key, (count,), 0, len(rows.last))
     times = (starts[None] + jnp.arange(length)[:, None]) % len(rows.last)  # [L, N]
     ended = (rows.terminal | rows.last)[times - 1]
     discount = 1.0 - rows.terminal[times - 1].astype(jnp.float32)
-    observation = rows.observation
-    if isinstance(observation, HostMemory):
-        window = partial(read_windows, rows=jnp.zeros_like(starts), starts=starts, length=length)
-        windows = jax.tree.map(window, observation.arrays)
-        observation = jax.tree.map(from_stored, windows, spec.observation)
-    else:
-        observation = jax.tree.map(lambda x: x[times], observation)
+    observation = jax.tree.map(lambda x: x[times], rows.observation)
     timesteps = TimeStep(observation, rows.reward[times - 1], discount, ended, rows.last[times])
     steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), rows.action[times[:-1]], ())
     return Trajectory(steps, jax.tree.map(lambda x: x[-1], timesteps), carry=(), final_carry=())

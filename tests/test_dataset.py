@@ -28,7 +28,6 @@ from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
-from podracer.devices.host_memory import in_host_memory
 from podracer.devices.mesh import DATA, POD, make_mesh
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig, lower_chunk
@@ -388,12 +387,9 @@ def test_samples_have_the_transitions_of_the_data_set_and_no_others(has_finals):
     episode, and a time-out's final observation has no action of its own."""
     changes = {"action": np.arange(10)} | ({} if has_finals else {"final_observation": None})
     data = dataset(**changes)
-    rows, spec = jax.tree.map(jnp.asarray, data.rows()), WALK.spec
-    draw = jax.jit(lambda rows, key: sample_rows(rows, key, 3_000, 3, spec))
+    rows = jax.tree.map(jnp.asarray, data.rows())
+    draw = jax.jit(lambda rows, key: sample_rows(rows, key, 3_000, 3))
     sample = jax.device_get(draw(rows, jax.random.key(0)))
-    on_host = dataclasses.replace(rows, observation=in_host_memory(data.rows().observation))
-    other = jax.device_get(draw(on_host, jax.random.key(0)))
-    jax.tree.map(np.testing.assert_array_equal, other, sample)
     timesteps, actions = jax.device_get(sample.timesteps()), sample.steps.action
     assert timesteps.reward.shape == (3, 3_000)
     counts = np.zeros(10, int)

@@ -94,6 +94,7 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 # Fields that have left a class, with the value for which a run is what it would be without them.
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
+    "Replay": {"storage": "device"},
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
 }
 

@@ -85,7 +85,7 @@ def catch_stacx() -> Experiment:
 
 
 def catch_apex() -> Experiment:
-    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay in host memory.
+    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay.
 
     A small size of `atari_apex`.
     """
@@ -104,7 +104,6 @@ def catch_apex() -> Experiment:
                 batch_size=128,
                 updates_per_rollout=8,
                 prioritized=True,
-                storage="host",
             ),
         ),
         driver=SebulbaConfig(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -13,12 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agent import Blueprint, Context, ReadsFile
-from podracer.agents.common.settings import MixesData
 from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.dataset import Dataset
-from podracer.devices.host_memory import in_host_memory, is_host_memory
 from podracer.environment import Environment, HasActions, HostEnvironments
 from podracer.envs.data import refuse_turns
 from podracer.errors import CheckpointError, ConfigError
@@ -94,12 +91,7 @@ def _context(settings: Any, spec: EnvironmentSpec, rollout_length: int) -> Conte
     if not isinstance(data, Dataset):
         return Context(rollout_length, data)
     refuse_turns(spec)
-    rows = data.check(spec).rows()
-    if isinstance(settings, MixesData) and settings.has_data_on_host:
-        rows = dataclasses.replace(rows, observation=in_host_memory(rows.observation))
-    rows = jax.tree.map(
-        lambda x: x if is_host_memory(x) else jnp.asarray(x), rows, is_leaf=is_host_memory
-    )
+    rows = jax.tree.map(jnp.asarray, data.check(spec).rows())
     return Context(rollout_length, rows, data.digest)
 
 

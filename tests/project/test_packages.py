@@ -18,22 +18,22 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3820,  # the contract: files beside the rooms
+    "": 3790,  # the contract: files beside the rooms
     "agents": 8520,
     "bench": 710,
     "checks": 820,
     "cli": 3310,
     "config": 630,
-    "devices": 1740,
-    "drivers": 3960,
+    "devices": 1580,
+    "drivers": 3930,
     "envs": 5770,
     "io": 4400,
     "networks": 1720,
     "ops": 1840,
-    "plan": 1050,
+    "plan": 1030,
     "recipes": 1840,
     "reports": 3120,
-    "run": 3530,
+    "run": 3520,
     "scores": 690,
     "testing": 70,
     "tournament": 3980,

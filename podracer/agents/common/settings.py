@@ -107,11 +107,6 @@ class MixesData(Generic[ReplayOrNone]):
         """Path of the data set, None if there is none."""
         return None if self.replay is None else self.replay.data
 
-    @property
-    def has_data_on_host(self) -> bool:
-        """Whether the observations of the data set are in host memory, as the replay's."""
-        return self.replay is not None and self.replay.storage == "host"
-
     def read(self, content: bytes) -> Dataset:
         return Dataset.load(io.BytesIO(content), self.data_file or "")
 
