@@ -22,6 +22,8 @@ PAGES = {  # file of the repository -> page of the site
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deployment.md",
     "packages/deploy/README.md": "packages/deploy.md",
+    "packages/environments/README.md": "packages/environments.md",
+    "packages/games/README.md": "packages/games.md",
     "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
@@ -57,9 +59,10 @@ reliability
 reports
 tournaments
 learn-from-data
-self-play
 meta-learning
 packages/deploy
+packages/environments
+packages/games
 packages/trading
 deployment
 ```

@@ -20,10 +20,7 @@ SUITE = DOCS.parent / "benchmarks" / "results" / "suite.jsonl"
 MADE = "<!-- Made by docs/tables.py. -->\n\n"
 # Megabytes of wheels that an extra adds to the core, for Linux and Python 3.11, by
 # `pip install --dry-run --report - ".[EXTRA]"` in November 2026.
-MEGABYTES = {
-    "atari": 4, "brax": 36, "craftax": 33, "envpool": 316, "gymnasium": 1, "gymnax": 32,
-    "jaxtari": 38, "jumanji": 27, "octax": 62, "pgx": 1, "playground": 224, "xminigrid": 69,
-}  # fmt: skip
+MEGABYTES = {"atari": 4, "envpool": 316, "gymnasium": 1, "gymnax": 32, "pgx": 1}
 # Fields of an experiment that make a run what it is; the others are the same in all recipes.
 RUN_FIELDS = (
     "frames", "evaluations", "evaluation_episodes", "evaluation_policy", "evaluation_epsilon",
@@ -90,6 +87,7 @@ tests, and their scores are not known.
 
 {texts}
 MuJoCo's tasks of Gymnasium need the extra `mujoco` (27 MB) as well.
+Seven suites in JAX, such as brax, jumanji and Craftax, are in [a package](../packages/environments/README.md).
 Environments of your own need no name: [add an environment](add-an-environment.md).
 """
 

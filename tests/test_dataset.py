@@ -35,12 +35,10 @@ from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
-from podracer.envs.agents import agents_as_rows
 from podracer.envs.cartpole import CartPole
 from podracer.envs.data import replay
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.lifetimes import Lifetimes
-from podracer.envs.model import WithModel
 from podracer.envs.partial import partial as partially_observed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
@@ -318,13 +316,9 @@ def test_a_file_decides_no_import(tmp_path):
     "adapter",
     [
         "partial:{},hide=0",
-        "model:{}",
-        "lifetimes:model:{}",
         auto_reset,
         partial(partially_observed, hide=0),
-        WithModel,
         Lifetimes,
-        partial(agents_as_rows, num_agents=2),
         DeviceEnvironments,
     ],
 )

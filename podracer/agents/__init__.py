@@ -1,7 +1,6 @@
 """Built-in agents, one file each; each is exported here."""
 
 from podracer.agents.a2c import A2C as A2C
-from podracer.agents.alphazero import AlphaZero as AlphaZero
 from podracer.agents.avril import AVRIL as AVRIL
 from podracer.agents.cloning import Cloning as Cloning
 from podracer.agents.ddpg import DDPG as DDPG
@@ -21,7 +20,13 @@ from podracer.agents.rules.lpg.discovery import LPG as LPG
 from podracer.agents.rules.lpg.student import LPGStudent as LPGStudent
 from podracer.agents.sac import SAC as SAC
 from podracer.agents.stacx import Stacx as Stacx
+from podracer.io.entry_points import installed
 
 AGENTS: dict[str, type] = {
     name: kind for name, kind in list(globals().items()) if isinstance(kind, type)
 }
+
+
+def with_packages() -> dict[str, type]:
+    """Return all agents by name, also those of installed packages, which are imported."""
+    return AGENTS | {name: entry.load() for name, entry in installed("agents").items()}

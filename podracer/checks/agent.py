@@ -19,6 +19,7 @@ from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
+from podracer.io.entry_points import is_of_repository
 from podracer.io.schema import leaves_by_path
 from podracer.io.sinks import group
 from podracer.means import Mean
@@ -98,13 +99,9 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     if not isinstance(new_state, LearnerState):
         raise ConfigError(f"{name}.learn must return a LearnerState first, not {_kind(new_state)}.")
     _check_kept(f"{name}.learn", "state", state, new_state)
-    if num_devices > 1 and not _is_of_library(settings):
+    # Tests have checked the repository's own agents, and to trace a search again is slow.
+    if num_devices > 1 and not is_of_repository(type(settings)):
         _check_reduces(built, state, trajectory, key, num_devices)
-
-
-def _is_of_library(settings: Any) -> bool:
-    """Return whether tests have checked an agent already: to trace a search again is slow."""
-    return type(settings).__module__.startswith("podracer.")
 
 
 def _check_reduces(
@@ -210,7 +207,7 @@ def _check_act(
     inputs = (params, carry, timestep, keys)
     action, extras, new_carry = _act(blueprint, built, num_envs, inputs, explore=True)
     # Nobody evaluates a meta-learner.
-    if not learns_rule and not _is_of_library(blueprint.settings):
+    if not learns_rule and not is_of_repository(type(blueprint.settings)):
         _act(blueprint, built, num_envs, inputs, explore=False)
         _check_distribution(blueprint, built, inputs[:3])
     _check_rows(f"{name}.act", "extras", extras, num_envs)

@@ -263,7 +263,7 @@ def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
             raise ConfigError(
                 f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: "
                 f"{WEIGHTED_SUM}, and of several agents make rows, "
-                f"`agents_as_rows(env, {leaf.shape[0]})`."
+                f"`podracer_environments.agents.agents_as_rows(env, {leaf.shape[0]})`."
             )
         if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
             raise ConfigError(

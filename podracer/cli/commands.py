@@ -22,7 +22,6 @@ COMMANDS = {
     "sweep": Command("pods", "sweep", "[RECIPE] --vary ...", "many settings and seeds at once"),
     "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
     "leaderboard": Command("leaderboard", "leaderboard", "DIR", "the best pods, ranked"),
-    "match": Command("match", "match", "PLAYER PLAYER ...", "runs play each other in a board game"),
     "resume": Command("resume", "resume", "RUN", "continue a run exactly, to its configured end"),
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),

@@ -192,7 +192,7 @@ def _explain(command: str, flag: str, names: Mapping[Path, str], has_agent: bool
 
 def owners_of(flag: str) -> list[str]:
     """Return whose flag a name is: of an architecture, a torso, or agents."""
-    from podracer.agents import AGENTS
+    from podracer.agents import with_packages
     from podracer.drivers.anakin import AnakinConfig
     from podracer.drivers.sebulba import SebulbaConfig
     from podracer.networks import CNN, MLP, ResNet
@@ -204,7 +204,7 @@ def owners_of(flag: str) -> list[str]:
         "--torso resnet": ResNet(),
         "--torso mlp": MLP(),
     }
-    agents = {kind.__name__: kind() for kind in AGENTS.values()}
+    agents = {kind.__name__: kind() for kind in with_packages().values()}
 
     def those_with_it(parts: Mapping[str, Any]) -> list[str]:
         wanted = {flag, flag.removeprefix("no-")}

@@ -59,7 +59,7 @@ def leaderboard(options: LeaderboardOptions) -> int:
     check_settings(state.header)
     if options.json:
         for entry in state.board:
-            print(json.dumps(entry_as_json(entry, state)))
+            print(json.dumps(entry_as_json(entry)))
         return 0
     rounds = state.header.tournament["rounds"]
     with LiveStandings(rounds, options.run, whole=True) as live, suppress(KeyboardInterrupt):

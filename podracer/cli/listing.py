@@ -58,8 +58,10 @@ def list_names(arguments: Sequence[str]) -> int:
 
 def _agents() -> list[Row]:
     from podracer.agents import AGENTS
+    from podracer.io.entry_points import installed, summary
 
-    return _rows({kind.__name__: _summary(kind) for kind in AGENTS.values()})
+    texts = {name: _summary(kind) for name, kind in AGENTS.items()}
+    return _rows(texts | {name: summary(x) for name, x in installed("agents").items()})
 
 
 def _environments() -> list[Row]:

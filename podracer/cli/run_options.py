@@ -84,10 +84,7 @@ class CheckpointOptions(RunOptions):
     checkpoint."""
 
     def load(self, experiment: Experiment) -> LoadedRun:
-        """Return the agent, the environment and the state of the run, reopened as `experiment`.
-
-        Of the opponents of training, which may be gone, no command needs any.
-        """
+        """Return the agent, the environment and the state of the run, reopened as `experiment`."""
         from podracer.devices.startup import use_compilation_cache
         from podracer.run.loading import load_run
 
@@ -98,7 +95,6 @@ class CheckpointOptions(RunOptions):
             environment=experiment.environment,
             pod=self.pod,
             checkpoint=self.checkpoint,
-            opponents="evaluation",
         )
 
 

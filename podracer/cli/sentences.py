@@ -10,11 +10,11 @@ from podracer.names import nearest
 
 # Fields of no part that errors and warnings name; those of a part are `agent.discount`.
 FIELD_NAMES = (
-    "anchor", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
+    "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
-    "matches", "max_seconds", "mirror", "num_processes", "opponents", "pod_cpus", "pod_gpus",
+    "max_seconds", "mirror", "num_processes", "pod_cpus", "pod_gpus",
     "prices", "process_id", "recipe", "seed", "selection", "size", "target_return", "track",
-    "train_against", "weights",
+    "weights",
 )  # fmt: skip
 _PARTS = ("agent", "driver", "exchange")
 _FLAGS = {  # those that are not named as their fields

@@ -1,7 +1,8 @@
 """Experiments as JSON: writing and reading a run's `config.json`.
 
-A file names classes by their bare names. Only the library's own classes (`KINDS`) and those of a
-recipe that the user names are created from it; a file never decides what is imported.
+A file names classes by their bare names. Only the library's own classes (`KINDS`), those that
+installed packages declare and those of a recipe that the user names are created from it; a file
+never decides what else is imported.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import imported_module
 from podracer.errors import CheckpointError, ConfigError
+from podracer.io.entry_points import installed_class, package_of
 from podracer.io.reading import read_limited
 from podracer.io.seal import CONFIG, check_is_run, read_sealed_json
 from podracer.networks import Table, TorsoNetwork
@@ -96,6 +98,7 @@ _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
     "Replay": {"storage": "device"},
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
+    "Tournament": {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"},
 }
 
 
@@ -108,7 +111,7 @@ def without_retired(data: Any) -> Any:
         return [without_retired(item) for item in data]
     if not isinstance(data, dict):
         return data
-    retired = _RETIRED.get(data.get("kind", ""), {})
+    retired = _RETIRED.get(str(data.get("kind")), {})
     for name, value in retired.items():
         if data.get(name, value) != value:
             raise ConfigError(
@@ -129,10 +132,12 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None
         return tuple(from_json(item, kinds) for item in data)
     if not isinstance(data, dict):
         return data
-    kind = kinds.get(data.get("kind", ""))
+    name = data.get("kind", "")
+    kind = kinds.get(name) or installed_class(name)
     if kind is None:
         raise ConfigError(
-            f"the run was made with an object of class {data.get('kind')!r}, which no file can "
+            package_of(str(name))
+            or f"the run was made with an object of class {name!r}, which no file can "
             'bring back: name its recipe, such as `recipe="my_package.recipes:mine"`, or in Python '
             "pass the object itself."
         )

@@ -19,7 +19,6 @@ from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
 from podracer.envs.lifetimes import Lifetimes
-from podracer.envs.model import WithModel
 from podracer.envs.partial import partial as partially_observed
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
@@ -88,10 +87,6 @@ ENVIRONMENTS = {
 }
 
 ADAPTERS = {
-    "model": Adapter(
-        lambda name, **options: WithModel(make(name, **options)),
-        "another device environment with its state in observations, to plan in: model:catch",
-    ),
     "partial": Adapter(
         _partial,
         "another device environment without components of its observation: partial:pendulum,hide=2",
@@ -116,45 +111,8 @@ ADAPTERS = {
     ),
     "pgx": Adapter(
         _lazy("pgx"),
-        "MinAtar, 2048 and board games of pgx, such as pgx:minatar-breakout or pgx:connect_four",
+        "MinAtar and 2048 of pgx, such as pgx:minatar-breakout",
         "pgx",
-    ),
-    "jumanji": Adapter(
-        _lazy("jumanji"),
-        "environments of jumanji, such as jumanji:Snake-v1",
-        "jumanji",
-    ),
-    "brax": Adapter(
-        _lazy("brax"),
-        "continuous control of brax, such as brax:ant",
-        "brax",
-    ),
-    "playground": Adapter(
-        _lazy("playground"),
-        "MuJoCo Playground, such as playground:CartpoleBalance",
-        "playground",
-        ("mujoco_playground",),
-    ),
-    "craftax": Adapter(
-        _lazy("craftax"),
-        "Craftax, such as craftax:Craftax-Classic-Symbolic-v1",
-        "craftax",
-    ),
-    "xminigrid": Adapter(
-        _lazy("xminigrid"),
-        "XLand-MiniGrid, such as xminigrid:MiniGrid-Empty-8x8",
-        "xminigrid",
-    ),
-    "octax": Adapter(
-        _lazy("octax"),
-        "CHIP-8 games of octax, black and white pixels, such as octax:brix",
-        "octax",
-        ("octax", "cv2"),
-    ),
-    "jaxtari": Adapter(
-        _lazy("jaxtari"),
-        "Atari games of JAXtari, such as jaxtari:pong (pixels) or jaxtari:pong,objects=true",
-        "jaxtari",
     ),
     "gymnasium": Adapter(
         _lazy("host.gymnasium"),

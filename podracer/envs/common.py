@@ -58,11 +58,6 @@ def cast_like(tree: PyTree, target: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, target)
 
 
-def without_key(state: Any, field: str = "key") -> Any:
-    """Return a state without the key in a field, if it has one, as each step gets a new one."""
-    return dataclasses.replace(state, **{field: ()}) if hasattr(state, field) else state
-
-
 def array_specs(tree: PyTree) -> PyTree:
     """Return the shapes and dtypes of a tree of arrays as `ArraySpec`s."""
     return jax.tree.map(lambda x: ArraySpec(x.shape, x.dtype), tree)
@@ -72,15 +67,6 @@ def narrower(dtype: Any) -> np.dtype:
     """Return the dtype in which JAX has values of a dtype of NumPy: at most 32 bits."""
     dtype = np.dtype(dtype)
     return np.dtype(f"{dtype.kind}4") if dtype.kind in "fiu" and dtype.itemsize > 4 else dtype
-
-
-def as_dict(value: Any) -> PyTree:
-    """Return a tree whose named tuples (observations of some packages) are dictionaries."""
-    if hasattr(value, "_asdict"):
-        return {name: as_dict(x) for name, x in value._asdict().items()}
-    if isinstance(value, dict):
-        return {name: as_dict(x) for name, x in value.items()}
-    return value
 
 
 def continuous_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Continuous:

@@ -135,7 +135,7 @@ class Contents:
         except FileNotFoundError as fault:
             report(f"checkpoint skipped: {name} is not whole in the store: {fault}.")
         except (CheckpointError, *MALFORMED) as fault:
-            report(f"checkpoint skipped: {fault}.")
+            report(f"checkpoint skipped: {name}: {fault}.")
         else:
             return True
         shutil.rmtree(target, ignore_errors=True)

@@ -6,16 +6,39 @@ import ast
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 # Names of the packages in the folder `packages/`, for messages where one is not installed.
 PACKAGES = {
     "deploy": ("export", "serve"),
+    "environments": (
+        "brax",
+        "craftax",
+        "craftax_ppo",
+        "jaxtari",
+        "jaxtari_ppo",
+        "jumanji",
+        "octax",
+        "octax_ppo",
+        "playground",
+        "xminigrid",
+    ),
+    "games": (
+        "game",
+        "match",
+        "model",
+        "AlphaZero",
+        "cartpole_alphazero",
+        "catch_alphazero",
+        "connect_four_alphazero",
+        "tic_tac_toe_ppo",
+    ),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Return the commands, environments, recipes or reports of installed packages, by name.
+    """Return the agents, commands, environments, kinds, recipes or reports of packages, by name.
 
     A package declares them as entry points of the group `podracer.commands`, and so on.
     """
@@ -23,15 +46,26 @@ def installed(kind: str) -> dict[str, EntryPoint]:
 
 
 def package_of(name: str) -> str:
-    """Return a sentence on the package that has a command, environment or recipe; "" if none."""
+    """Return a sentence on the package that has a name, as of a command or a class; "" if none."""
     for package, names in PACKAGES.items():
         if name.partition(":")[0] in names:
             return f"{name} is in podracer-{package}: `pip install -e packages/{package}`."
     return ""
 
 
+def is_of_repository(kind: type) -> bool:
+    """Return whether a class is of the core or of a package in the folder `packages/`."""
+    return kind.__module__.split(".")[0] in {"podracer", *(f"podracer_{x}" for x in PACKAGES)}
+
+
+def installed_class(name: Any) -> type | None:
+    """Return the class of an installed package that files name so; None if there is none."""
+    entry = (installed("agents") | installed("kinds")).get(name)
+    return None if entry is None else entry.load()
+
+
 def summary(entry: EntryPoint) -> str:
-    """Return the first line of a function's docstring, which is read from its source."""
+    """Return the first line of the docstring of a function or class, read from its source."""
     folders, source, parts = None, None, entry.module.split(".")
     for depth in range(1, len(parts) + 1):
         module = PathFinder.find_spec(".".join(parts[:depth]), folders)
@@ -41,12 +75,12 @@ def summary(entry: EntryPoint) -> str:
     return _first_line(Path(source or ""), entry.attr) or f"installed, {entry.value}"
 
 
-def _first_line(source: Path, function: str) -> str:
+def _first_line(source: Path, name: str) -> str:
     try:
         statements = ast.parse(source.read_bytes()).body
     except (OSError, ValueError, SyntaxError):
         return ""
     for node in statements:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return (ast.get_docstring(node) or "").partition("\n")[0]
     return ""

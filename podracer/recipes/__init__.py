@@ -23,9 +23,7 @@ from podracer.io.entry_points import installed, package_of
 from podracer.io.paths import user_path
 from podracer.names import nearest
 from podracer.recipes import (
-    arcade,
     atari,
-    board_games,
     cartpole,
     catch,
     memory,
@@ -43,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    arcade, atari, board_games, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
+    atari, cartpole, catch, rules, memory, minatar, mujoco, pendulum,
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Experiment]] = {
     name: function
@@ -53,7 +51,6 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 }
 
 SUFFIX = "_accelerator"  # ends the name of an experiment at that size
-_CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
 _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,
@@ -205,8 +202,7 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
     environments = [x.partition("_")[0] for x in of_agent]
     if close := difflib.get_close_matches(environment, environments, n=1, cutoff=0.6):
         return f"did you mean {of_agent[environments.index(close[0])]}?"
-    family = "pendulum" if environment in _CONTINUOUS else "cartpole"
-    recipe = f"{family}_{agent}" if f"{family}_{agent}" in of_agent else of_agent[0]
+    recipe = f"cartpole_{agent}" if f"cartpole_{agent}" in of_agent else of_agent[0]
     if not environment:
         return f"did you mean {recipe}?"
     if environment in ENVIRONMENTS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from podracer.agents.alphazero import AlphaZero
 from podracer.agents.avril import AVRIL
 from podracer.agents.cloning import Cloning
 from podracer.agents.common.optimizers import Optimizer
@@ -195,23 +194,6 @@ def cartpole_muzero() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
         frames=256_000,
-        evaluations=5,
-        evaluation_episodes=16,
-        target_return=475.0,
-    )
-
-
-def cartpole_alphazero() -> Experiment:
-    """Gumbel AlphaZero on CartPole, planning in CartPole itself.
-
-    Its learning rate falls to 0: with a constant one the policy reaches a return of 500 and then
-    gets worse.
-    """
-    return Experiment(
-        environment="model:cartpole",
-        agent=AlphaZero(learning_rate=Linear(1e-3, 0.0)),
-        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=20),
-        frames=128_000,
         evaluations=5,
         evaluation_episodes=16,
         target_return=475.0,

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from podracer.agents.a2c import A2C
-from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN
 from podracer.agents.frodo import Frodo
@@ -127,15 +126,4 @@ def catch_muzero() -> Experiment:
         driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
         frames=256_000,
         evaluation_episodes=64,
-    )
-
-
-def catch_alphazero() -> Experiment:
-    """Gumbel AlphaZero on Catch, planning in Catch itself."""
-    return Experiment(
-        environment="model:catch",
-        agent=AlphaZero(),
-        driver=AnakinConfig(num_envs=32, rollout_length=9, updates_per_chunk=20),
-        frames=64_000,
-        evaluation_episodes=32,
     )

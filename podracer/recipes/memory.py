@@ -1,4 +1,4 @@
-"""Tasks that only agents with memory solve, and Craftax, where they score most."""
+"""Tasks that only agents with memory solve."""
 
 from __future__ import annotations
 
@@ -107,48 +107,4 @@ def memorychain_dqn() -> Experiment:
             replay=Replay(capacity=50_000, updates_per_rollout=4),
         ),
         driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
-    )
-
-
-@accelerator(
-    agent={
-        "learning_rate": Linear(2e-4, 0.0),
-        "discount": 0.999,
-        "gae_lambda": 0.8,
-        "entropy_cost": 0.002,
-        "network": {
-            "torso": {"hidden": (256,)},
-            "memory_size": 256,
-            "memory_heads": 8,
-            "memory_window": 128,
-        },
-    },
-    driver={"num_envs": 1024, "rollout_length": 128},
-    frames=1_000_000_000,
-)
-def craftax_ppo() -> Experiment:
-    """PPO with a GTrXL on Craftax-Classic (needs craftax).
-
-    A short discount learns sooner: after 0.42 M frames the return is 4.4 (seed 0). With 0.999, a
-    lambda of 0.8 and an entropy cost of 0.002 it is 3.3 (three other seeds). The latter are the
-    settings of transformerXL_PPO_JAX (Hamon 2024), whose GTrXL leads Craftax-1B. They come with its
-    sizes, by `--size accelerator`; for Craftax-1B add `--environment craftax:Craftax-Symbolic-v1`.
-    Nothing was trained at that size.
-    """
-    return Experiment(
-        environment="craftax:Craftax-Classic-Symbolic-v1",
-        agent=PPO(
-            learning_rate=Linear(4.5e-4, 0.0),
-            discount=0.925,
-            gae_lambda=0.625,
-            entropy_cost=0.01,
-            max_gradient_norm=1.0,
-            num_minibatches=8,
-            network=TorsoNetwork(MLP((128,)), memory="gtrxl"),
-        ),
-        driver=AnakinConfig(num_envs=64, rollout_length=64, updates_per_chunk=4),
-        frames=1_000_000,
-        evaluations=5,
-        evaluation_episodes=64,
-        evaluation_policy="sampled",
     )

@@ -22,7 +22,6 @@ from podracer.environment import (
     acting_environment,
     evaluation_environment,
 )
-from podracer.envs.agents import AgentsAsRows
 from podracer.errors import ConfigError
 from podracer.evaluate import (
     ActingRule,
@@ -89,7 +88,7 @@ def record_frames(
     if isinstance(env, HostEnvironments):
         return _host_frames(agent, env, rule, params, run_key, update, episodes, max_steps)
     draw = _device_drawer(env)
-    rows = env.num_agents if isinstance(env, AgentsAsRows) else 1  # the first one is shown
+    rows = getattr(env, "num_agents", 1)  # rows of one game; the first one is shown
     key, indices = evaluation_key(run_key, jnp.uint32(update)), jnp.arange(rows, dtype=jnp.uint32)
     step = jax.jit(lambda actor, t: advance(agent, env, rule, params, actor, key, indices, t)[1])
     start = jax.jit(lambda t: init_actor(agent, env, episode_keys(key, Purpose.RESET, indices, t)))

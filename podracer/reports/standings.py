@@ -22,8 +22,6 @@ from podracer.io.text import printable
 from podracer.reports.console import clock, compact, number
 from podracer.reports.tournament_log import (
     recipe_of,
-    results,
-    score_name,
     score_text,
     varying_hyperparameters,
     ways_of_acting,
@@ -31,7 +29,7 @@ from podracer.reports.tournament_log import (
 from podracer.tournament.events import Entry, PodState, TournamentState
 
 PICTURE_SECONDS = 1.0  # between two pictures on a terminal
-_COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
+_COLORS = {"running": "green", "failed": "red", "quarantined": "red"}
 
 
 class _Lasting(Terminal):
@@ -81,9 +79,7 @@ class LiveStandings:
         title = Text.assemble(
             (place_of(self._directory), "bold"), f"  {_about(state, self._rounds)}"
         )
-        tables = [board(state), *([matrix(state)] if state.ratings else [])]
-        spaced = [part for table in tables for part in (table, Text())]
-        return Group(title, Text(), *spaced, pods(state, self._rounds))
+        return Group(title, Text(), board(state), Text(), pods(state, self._rounds))
 
     def _lines(self, state: TournamentState) -> None:
         for name, pod in state.pods.items():
@@ -95,7 +91,7 @@ class LiveStandings:
                 cut = f" ({newest.unfinished} unfinished)" if newest.unfinished else ""
                 self._terminal.print(
                     _plain(
-                        f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
+                        f"{newest.id:8} score {number(newest.score):>7}{cut}  "
                         f"place {place}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}  {recipe_of(newest)}"
                     )
@@ -115,11 +111,8 @@ def _about(state: TournamentState, rounds: int) -> str:
     num_finished = sum(min(pod.round, rounds) for pod in state.pods.values())
     rejected = f", {state.rejected} reports refused" if state.rejected else ""
     acting = " or ".join(ways_of_acting(state)) or "unknown"
-    scoring = f"{acting} evaluation ± standard error"
-    if state.ratings:
-        scoring = f"{next(iter(state.ratings))} is rated 0, ± are 95 % intervals"
-    paused = ", paused: the capacity is 0" if state.capacity == 0 else ""
-    return f"{num_finished} of {rounds * len(state.pods)} rounds, {scoring}{rejected}{paused}"
+    of_all = f"{num_finished} of {rounds * len(state.pods)} rounds"
+    return f"{of_all}, {acting} evaluation ± standard error{rejected}"
 
 
 def _table() -> Table:
@@ -129,9 +122,9 @@ def _table() -> Table:
 def board(state: TournamentState) -> Table:
     """Return a table of the entries, best first, one a line where the terminal has the room."""
     table = _table()
-    score, names = score_name(state), varying_hyperparameters(state.board)
+    names = varying_hyperparameters(state.board)
     breakable = [re.sub(r"([_.])", r"\1\n", name) for name in names]
-    head = ("place", "entry", "recipe", score, "frames", "trained\nfor", "from", *breakable)
+    head = ("place", "entry", "recipe", "score", "frames", "trained\nfor", "from", *breakable)
     for name in head:
         is_text = name in ("entry", "recipe", "from")
         table.add_column(_plain(name), justify="left" if is_text else "right", overflow="fold")
@@ -141,23 +134,12 @@ def board(state: TournamentState) -> Table:
             str(place),
             entry.id,
             _plain(recipe_of(entry)),
-            score_text(entry, state),
+            score_text(entry),
             compact(entry.frames),
             clock(entry.seconds),
             _plain(", ".join(entry.parents) or "fresh"),
             *("-" if value is None else f"{value:.3g}" for value in values),
         )
-    return table
-
-
-def matrix(state: TournamentState) -> Table:
-    """Return a table of the points that players of a league won against each other."""
-    table = _table()
-    head, *rows = results(state)
-    for name in head:
-        table.add_column(_plain(name), justify="right" if name else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_plain, row))
     return table
 
 
@@ -184,10 +166,8 @@ def _plain(text: str) -> Text:
     return Text(printable(text))
 
 
-def entry_as_json(entry: Entry, state: TournamentState) -> dict[str, Any]:
-    """Return an entry as JSON: its recipe in place of the experiment, in a league its matches."""
+def entry_as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON: its recipe in place of the experiment."""
     fields = dataclasses.asdict(entry)
     del fields["experiment"]
-    if state.ratings:
-        fields["matches"] = [m._asdict() for m in state.matches if m.player == entry.id]
     return {"id": entry.id, "recipe": recipe_of(entry), **fields}

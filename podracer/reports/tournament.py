@@ -18,8 +18,6 @@ from podracer.reports.tournament_log import (
     TournamentLog,
     read_tournament_log,
     recipe_of,
-    results,
-    score_name,
     score_text,
     varying_hyperparameters,
     ways_of_acting,
@@ -31,7 +29,6 @@ from podracer.tournament.events import (
     Failed,
     Rejected,
     Stopped,
-    Submitted,
     TournamentState,
     check_settings,
 )
@@ -59,8 +56,7 @@ def write_tournament_report(directory: Path, file: Path, refresh: float = 0) -> 
 def tournament_sections(log: TournamentLog) -> Iterator[tuple[str, str]]:
     """Yield the parts of a page: a name and HTML, empty where there is nothing to show."""
     yield "overview", tiles(facts(log))
-    tables = section("Leaderboard", leaderboard(log)) + section("Matches", matches(log))
-    yield "leaderboard", tables
+    yield "leaderboard", section("Leaderboard", leaderboard(log))
     yield "scores", section("Scores", pictures.scores(log))
     yield "lineage", section("Lineage", ancestry(log) + pictures.lineage(log))
     yield "hyperparameters", section("Hyperparameters", pictures.hyperparameters(log))
@@ -73,10 +69,10 @@ def facts(log: TournamentLog) -> dict[str, str]:
     best = state.board[0] if state.board else None
     pods = state.pods.values()
     statuses = Counter(pod.status for pod in pods)
-    counts = [f"{statuses[s]} {s}" for s in ("running", "retired", "quarantined") if s in statuses]
+    counts = [f"{statuses[s]} {s}" for s in ("running", "quarantined") if s in statuses]
     return {
         "Best entry": best.id if best else "-",
-        score_name(state).capitalize(): score_text(best, state) if best else "-",
+        "Score": score_text(best) if best else "-",
         "Frames in all": compact(sum(_frames(log, entry) for entry in log.entries.values())),
         "Wall time": clock(log.seconds),
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
@@ -91,8 +87,6 @@ def facts(log: TournamentLog) -> dict[str, str]:
 
 
 def _evaluation(state: TournamentState) -> dict[str, str]:
-    if state.ratings:
-        return {"Games of a match": f"{state.header.episodes}, sampled"}
     acting = ways_of_acting(state)
     return {"Episodes of an evaluation": ", ".join([str(state.header.episodes), *acting])}
 
@@ -110,29 +104,17 @@ def leaderboard(log: TournamentLog) -> str:
             str(place),
             entry.id,
             recipe_of(entry),
-            score_text(entry, log.state),
+            score_text(entry),
             compact(entry.frames),
             ", ".join(entry.parents) or "fresh",
             *(number(entry.hyperparameters.get(name)) for name in names),
         ]
         for place, entry in enumerate(log.state.board, 1)
     ]
-    score = score_name(log.state).capitalize()
-    head = ["Place", "Entry", "Recipe", score, "Frames", "Parents", *names]
+    head = ["Place", "Entry", "Recipe", "Score", "Frames", "Parents", *names]
     has_errors = any(entry.episodes > 1 for entry in log.state.board)
-    note = "" if log.state.ratings or not has_errors else _ERRORS
+    note = _ERRORS if has_errors else ""
     return note + table(head, rows) if rows else ""
-
-
-def matches(log: TournamentLog) -> str:
-    """Return a table of the points that players of a league won against each other."""
-    if not (rows := results(log.state)):
-        return ""
-    anchor = html.escape(next(iter(log.state.ratings)))
-    return (
-        f"<p>Share of points of the player of the row, 50 % for a draw. Ratings are Elo's scale "
-        f"with 95 % intervals, by all {len(log.state.matches)} matches; {anchor} has 0.</p>"
-    ) + table(rows[0], rows[1:])
 
 
 def ancestry(log: TournamentLog) -> str:
@@ -151,25 +133,19 @@ def failures(log: TournamentLog) -> str:
     rows = [
         [clock(log.since(event.time)), *cells]
         for event in log.events
-        for cells in _failure_cells(event)
+        if (cells := _failure_cells(event))
     ]
     return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
 
 
-def _failure_cells(event: Event) -> list[list[str]]:
+def _failure_cells(event: Event) -> list[str]:
     match event:
         case Failed():
-            return [[str(event.pod), str(event.round), "failed", event.reason]]
+            return [str(event.pod), str(event.round), "failed", event.reason]
         case Rejected():
-            return [[str(event.pod), str(event.round), "report refused", event.reason]]
+            return [str(event.pod), str(event.round), "report refused", event.reason]
         case Stopped():
-            return [[str(event.pod), "", event.status, event.reason]]
-        case Submitted():
-            faulty = [match for match in event.matches if match.fault]
-            return [
-                [str(event.pod), str(event.round), f"no match with {match.opponent}", match.fault]
-                for match in faulty
-            ]
+            return [str(event.pod), "", event.status, event.reason]
     return []
 
 

@@ -32,7 +32,6 @@ from podracer.reports.tournament_log import (
     Link,
     TournamentLog,
     recipe_of,
-    score_name,
     varying_hyperparameters,
 )
 from podracer.tournament.events import Entry
@@ -49,7 +48,7 @@ Position = Callable[[Entry], float]
 
 def scores(log: TournamentLog) -> str:
     """Draw scores over wall time with the best so far, and over the frames of the lineage."""
-    entries, title = list(log.entries.values()), score_name(log.state).capitalize()
+    entries = list(log.entries.values())
     if not entries:
         return ""
     name, unit = _time_unit(log.seconds)
@@ -61,11 +60,11 @@ def scores(log: TournamentLog) -> str:
     times = [*map(time, entries), log.seconds / unit]
     line = {"shape": "hv", "width": 2, "color": TEXT}
     best_trace = trace(np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line)
-    over_time = [*_lines(log, log.pods(), time, _score, has_bars=True), best_trace]
-    over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score, has_bars=True)
+    over_time = [*_lines(log, log.pods(), time, _score), best_trace]
+    over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score)
     figures = [
-        figure(f"{title} over wall time", over_time, name, height=340),
-        figure(f"{title} over the frames of the lineage", over_frames, "frames", height=340),
+        figure("Score over wall time", over_time, name, height=340),
+        figure("Score over the frames of the lineage", over_frames, "frames", height=340),
     ]
     return charts("scores", figures, [*_NAMES, LegendEntry(_BEST, TEXT)], width=440)
 
@@ -97,13 +96,8 @@ def _lines(
     links: Sequence[Link],
     x: Position,
     y: Position,
-    *,
-    has_bars: bool = False,
 ) -> list[Trace]:
-    """Return thin lines and dots for all entries, and the winner's ancestors over them.
-
-    `has_bars` adds the 95 % intervals of ratings to the dots of all entries.
-    """
+    """Return thin lines and dots for all entries, and the winner's ancestors over them."""
     traces = []
     for group, color, width, links_of_group, entries in (
         (_PODS, POD, 0.8, links, list(log.entries.values())),
@@ -112,13 +106,9 @@ def _lines(
         ends = joined([(x(a), y(a)), (x(b), y(b))] for a, b in links_of_group)
         traces.append(_line(ends, group, color, width))
         places = np.array([x(entry) for entry in entries]), np.array([*map(y, entries)])
-        errors = np.array([1.96 * entry.standard_error for entry in entries])
-        bars = {"array": errors, "thickness": 0.7, "width": 2, "color": color}
-        is_rated = has_bars and bool(log.state.ratings) and group == _PODS
-        style = {"error_y": bars} if is_rated else {}
         marker = {"color": color, "size": 4 + width}
         texts = [describe(entry, log) for entry in entries]
-        traces.append(trace(*places, group, text=texts, mode="markers", marker=marker, **style))
+        traces.append(trace(*places, group, text=texts, mode="markers", marker=marker))
     return traces
 
 
@@ -132,7 +122,7 @@ def describe(entry: Entry, log: TournamentLog) -> str:
     """Return an entry's name, score, recipe and hyperparameters, in lines."""
     values = [f"{name} {number(value)}" for name, value in entry.hyperparameters.items()]
     parents = ", ".join(entry.parents) or "fresh"
-    score = f"{score_name(log.state)} {number(entry.score)}"
+    score = f"score {number(entry.score)}"
     return "\n".join(
         [
             f"{entry.id} from {parents}",
@@ -165,7 +155,7 @@ def lineage(log: TournamentLog) -> str:
         "cmin": low,
         "cmax": high if high > low else low + 1,
         "size": 9,
-        "colorbar": {"title": {"text": score_name(log.state)}, "thickness": 10, "outlinewidth": 0},
+        "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
     }
     places = np.array([e.round for e in entries]), np.array([e.pod for e in entries])
     texts = [describe(entry, log) for entry in entries]

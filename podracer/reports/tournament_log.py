@@ -9,9 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from podracer.reports.console import number, percent
+from podracer.reports.console import number
 from podracer.scores.runs import acting_text
 from podracer.tournament.events import (
     Entry,
@@ -22,7 +20,6 @@ from podracer.tournament.events import (
     state_after,
 )
 from podracer.tournament.leaderboard import read_events
-from podracer.tournament.ratings import points
 
 Link = tuple[Entry, Entry]  # from the first to the second
 
@@ -114,38 +111,9 @@ def ways_of_acting(state: TournamentState) -> list[str]:
 
 # --- scores ---------------------------------------------------------------------------------------
 
-MAX_PLAYERS = 12  # in a table of results
 
-
-def score_name(state: TournamentState) -> str:
-    """Return what scores are: `rating` once there are matches of a league, else `score`."""
-    return "rating" if state.ratings else "score"
-
-
-def score_text(entry: Entry, state: TournamentState) -> str:
-    """Format a rating with its 95 % interval, or a score with its standard error, if it has one.
-
-    A score says how many of its episodes did not end.
-    """
-    if state.ratings:
-        return f"{entry.score:+.0f} ± {1.96 * entry.standard_error:.0f}"
+def score_text(entry: Entry) -> str:
+    """Format a score with its standard error, if it has one, and the episodes that did not end."""
     error = f" ± {number(entry.standard_error)}" if entry.episodes > 1 else ""
     cut = f", {entry.unfinished} unfinished" if entry.unfinished else ""
     return f"{number(entry.score)}{error}{cut}"
-
-
-def results(state: TournamentState) -> list[list[str]]:
-    """Return a table of a league's best entries and its anchor, best first; empty without a league.
-
-    The first row has the names. Each other one is a player's name and its share of the points
-    against each, `-` where they have not met.
-    """
-    if not state.ratings:
-        return []
-    anchor, *_ = state.ratings
-    names = [*(entry.id for entry in state.board[: MAX_PLAYERS - 1]), anchor]
-    names.sort(key=lambda name: -state.ratings[name].elo)
-    scores, games = points(state.matches, names)
-    shares = scores / np.where(games, games, np.nan)
-    rows = [[name, *map(percent, row)] for name, row in zip(names, shares.tolist(), strict=True)]
-    return [["", *names], *rows]

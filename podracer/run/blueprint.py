@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from podracer import envs
 from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
@@ -34,16 +35,14 @@ _JAX_SETTINGS = {
 }
 
 
-def build_with(
-    make: Callable[[str, Experiment], Any], experiment: Experiment
-) -> tuple[Blueprint, Environment | HostEnvironments]:
-    """Return the blueprint of the agent and its environment, which `make` makes from a name."""
+def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
+    """Return the blueprint of the agent for its environment, and the environment."""
     _check_jax_settings()
     check_fields(experiment.agent)
     env = experiment.environment
     remember_secrets(to_json(experiment))
     if isinstance(env, str):
-        env = make(env, experiment)
+        env = envs.make(env)
     settings = over_run(experiment.agent, experiment.num_steps)
     spec = check_spec(env)
     context = _context(settings, spec, experiment.driver.rollout_length)

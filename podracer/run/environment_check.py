@@ -17,7 +17,6 @@ from podracer.checks.random_play import random_actions, wrong_scales
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import NO_RESTART, TimestepValidator
 from podracer.environment import AutoReset, HostEnvironments, Resumable, auto_reset, is_of_gymnasium
-from podracer.envs.agents import AgentsAsRows
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import on_host
@@ -95,7 +94,7 @@ def _examine_gymnasium(environment: Gymnasium) -> EnvironmentReport:
 
 def _examine_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
     """Play in an environment in JAX, with restarts where it has none of its own."""
-    agents = environment.num_agents if isinstance(environment, AgentsAsRows) else 1
+    agents = getattr(environment, "num_agents", 1)  # rows of one game
     num_envs = max(1, ENVS_ON_DEVICE // agents) * agents
     report = _play(DeviceEnvironments(environment), spec, num_envs)
     never_restarts = [finding for finding in report.findings if NO_RESTART in finding.text]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Literal
 
 from podracer.agent import Agent
 from podracer.arguments import typed
@@ -13,11 +11,8 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.io.checkpoint import Choice
 from podracer.io.copies import local_run
 from podracer.policy import Policy
-from podracer.run.opponents import make_environment, without_runs
 from podracer.run.restore import LoadedRun, reopen, restore_run
 from podracer.types import LearnerState
-
-Opponents = Literal["all", "evaluation", "planned", "none"]
 
 
 @typed
@@ -50,7 +45,6 @@ def load(
         environment=environment,
         pod=pod,
         checkpoint=checkpoint,
-        opponents="planned",
         local=True,
     )
     return run.agent, run.state.learner
@@ -78,7 +72,6 @@ def load_policy(
         environment=environment,
         pod=pod,
         checkpoint=checkpoint,
-        opponents="planned",
     )
     return Policy(run.agent, run.state.learner, sampled=sampled, seed=seed)
 
@@ -90,26 +83,13 @@ def load_run(
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
     checkpoint: Choice = "newest",
-    opponents: Opponents = "all",
     local: bool = False,
 ) -> LoadedRun:
     """Return the agent, the environment and the state of a run, see `load`.
 
-    `opponents` are the other runs that the environment has as opponents: all of them, the ones in
-    `evaluation` and in a game that the agent plans in, the latter alone (`planned`), or none.
-    Random ones are in the places of the others, which may be gone since. The state of environments
-    is not read, and the `local` part of the learner's, such as a replay, only if asked for: no
-    policy depends on either.
+    The state of environments is not read, and the `local` part of the learner's, such as a replay,
+    only if asked for: no policy depends on either.
     """
     directory = local_run(run_dir, checkpoint)
     experiment = reopen(directory, recipe, environment)
-    if opponents != "all":
-        stand_in = without_runs(
-            experiment.environment,
-            keep_planned=opponents != "none",
-            keep_evaluation=opponents == "evaluation",
-        )
-        experiment = dataclasses.replace(experiment, environment=stand_in)
-    return restore_run(
-        directory, experiment, make_environment, pod=pod, checkpoint=checkpoint, local=local
-    )
+    return restore_run(directory, experiment, pod=pod, checkpoint=checkpoint, local=local)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from podracer.io.checkpoint import Choice, Restored
 from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG
 from podracer.run import sweep
-from podracer.run.blueprint import build_with
+from podracer.run.blueprint import build
 from podracer.scores.runs import environment_text
 from podracer.types import LearnerState
 
@@ -49,18 +49,17 @@ class LoadedRun:
 def restore_run(
     directory: Path,
     experiment: Experiment,
-    make: Callable[[str, Experiment], Any],
     *,
     pod: int | None,
     checkpoint: Choice,
     local: bool = False,
 ) -> LoadedRun:
-    """Return the run of `experiment` in `directory` at a checkpoint; `make` makes environments.
+    """Return the run of `experiment` in `directory` at a checkpoint.
 
     The `local` part of the learner's state is read only if asked for. Raises `ConfigError` where
     the environment has other observations or actions than the run's own.
     """
-    agent, env = build_with(make, experiment)
+    agent, env = build(experiment)
     config, spec = read_config(directory / CONFIG), agent.spec
     if (learned := config.get("spaces", spec.spaces)) != spec.spaces:
         name = environment_text(config["experiment"].get("environment"))
@@ -83,7 +82,7 @@ def restore_run(
     pod = sweep.best_pod(directory, restored) if pod is None else pod
     if type(pod) is not int or not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
-    agent, env = build_with(make, experiment.of_pod(experiment.pods[pod]))
+    agent, env = build(experiment.of_pod(experiment.pods[pod]))
     state = jax.tree.map(lambda x: x[pod], restored.state)
     if isinstance(state, SelectionState):
         values = {name: float(value) for name, value in state.hyperparameters.items()}

@@ -45,19 +45,13 @@ from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.io.signals import COMPILER
-from podracer.run.blueprint import build_with
+from podracer.run.blueprint import build
 from podracer.run.budget import Budget
 from podracer.run.history import installed_versions
-from podracer.run.opponents import make_environment
 from podracer.run.resume import experiment_digest
 from podracer.types import EnvironmentSpec
 
 T = TypeVar("T")
-
-
-def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
-    """Return the blueprint of the agent for its environment, and the environment."""
-    return build_with(make_environment, experiment)
 
 
 def checked_spec(environment: Any) -> EnvironmentSpec:

@@ -15,11 +15,10 @@ from typing import Annotated, Any, Literal
 from podracer.agent import check_policy
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
-from podracer.config.serialization import KINDS, from_json, kinds_of, to_json
+from podracer.config.serialization import KINDS, from_json, kinds_of, to_json, without_retired
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Range, Selection
 from podracer.environment import acting_environment
-from podracer.envs.opponents import find_opponent
 from podracer.errors import ConfigError, install_command
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
@@ -27,16 +26,12 @@ from podracer.run.setup import build
 from podracer.schedules import over_run
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
-from podracer.tournament.matches import check_player, common_game
 from podracer.tournament.selection import (
     SELECTION_RULES,
     Generational,
     PopulationBased,
     SelectionRule,
 )
-
-OpponentRule = Literal["latest", "past", "prioritized", "even"]
-"""How a league draws opponents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Tournament:
     selection: SelectionRule = dataclasses.field(default_factory=PopulationBased)
     """Rule by which a pod chooses the start of its next round."""
     pods: int = bounded(4, low=1, high=MAX_PODS)
-    """Number of pods at the beginning, at least 1."""
+    """Number of pods, at least 1."""
     rounds: int = bounded(5, low=1)
     """Number of rounds of each pod, at least 1."""
     round_frames: int = bounded(100_000, low=1)
@@ -59,20 +54,7 @@ class Tournament:
     size: int = bounded(16, low=1)
     """Maximum number of entries on the leaderboard."""
     episodes: int = bounded(100, low=1, high=MAX_EPISODES)
-    """Number of held-out evaluation episodes after each round; in a league, of games of a match."""
-    opponents: OpponentRule | None = None
-    """Makes a tournament in a game of two players a league, whose scores are ratings by matches,
-    and says against whom: `latest`, the newest entries of all pods; `past`, any on the leaderboard;
-    `prioritized`, the ones hard to beat, as in AlphaStar; `even`, the ones of its level."""
-    train_against: OpponentRule | None = None
-    """Entries that a pod of a league trains against in a round, drawn as for `opponents`; in the
-    first rounds it is the anchor. By default pods train in the recipe's environment."""
-    matches: int = bounded(4, low=1)
-    """Number of entries that a pod of a league plays after each round, besides the anchor, and
-    trains against."""
-    anchor: str = "random"
-    """Opponent that every pod of a league plays and whose rating is 0: `random`, or
-    `minimax-DEPTH` with a depth of 1 to 6 moves."""
+    """Number of held-out evaluation episodes after each round."""
     evaluation_seed: int = 1_000_003
     """Random seed of the held-out episodes, the same for all pods."""
     seed: int = 0
@@ -120,10 +102,7 @@ class Tournament:
             self.experiment_of(pod)
         if isinstance(self.selection, Generational):
             self._check_generations(self.selection)
-        if self.opponents is not None:
-            self._check_league()
-        else:
-            self._check_comparable()
+        self._check_comparable()
 
     def _check_numbers(self) -> None:
         check_ranges(self, "")
@@ -153,9 +132,6 @@ class Tournament:
                 "returns in different environments cannot be compared, so all recipes of a "
                 f"tournament need the same one, not {', '.join(sorted(environments))}."
             )
-        for name in ("train_against", "matches", "anchor"):
-            if getattr(self, name) != getattr(Tournament, name):
-                raise ConfigError(f"`{name}` is for leagues: add `opponents`, such as past.")
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
@@ -188,26 +164,6 @@ class Tournament:
             raise ConfigError(
                 f"the {rule.group_size} pods of a group are fused, so they need one recipe, not "
                 f"{len(self.experiments)}."
-            )
-
-    def _check_league(self) -> None:
-        if any(experiment.pods for experiment in self.experiments):
-            raise ConfigError("each pod of a league is one player: take recipes without pods.")
-        built = [build(experiment) for experiment in self.experiments]
-        find_opponent(self.anchor, common_game([env for _, env in built]))
-        for experiment, (agent, env) in zip(self.experiments, built, strict=True):
-            check_player(experiment.recipe, agent, env)
-        if self.train_against is None:
-            return
-        for experiment in self.experiments:
-            if not isinstance(experiment.environment, str):
-                kind = type(experiment.environment).__name__
-                raise ConfigError(f"`train_against` needs an environment's name, not a {kind}.")
-        names = {experiment.recipe for experiment in self.experiments if _is_own(experiment)}
-        if len(names) > 1:
-            raise ConfigError(
-                "with `train_against` pods read each other's policies, so at most one recipe may "
-                f"have an agent or a network of your own, not {', '.join(sorted(names))}."
             )
 
     @property
@@ -317,7 +273,8 @@ def read_tournament(directory: Path, user_experiments: Sequence[Experiment] = ()
         experiments = [
             restore_experiment(data, user_experiments) for data in header.tournament["experiments"]
         ]
-        tournament = from_json({**header.tournament, "experiments": experiments}, _KINDS)
+        settings = without_retired(header.tournament)
+        tournament = from_json({**settings, "experiments": experiments}, _KINDS)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{directory} holds a log that is not a tournament's: {error}."
@@ -336,7 +293,8 @@ def restore_experiment(
     name lends what no file can bring back. Raises `ConfigError` where that is missing.
     """
     lender = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
-    return from_json(data, KINDS if lender is None else {**KINDS, **kinds_of(lender)}, lender)
+    kinds = KINDS if lender is None else {**KINDS, **kinds_of(lender)}
+    return from_json(without_retired(data), kinds, lender)
 
 
 def check_all_begin(tournament: Tournament) -> None:
@@ -346,15 +304,6 @@ def check_all_begin(tournament: Tournament) -> None:
         raise ConfigError(
             f"pods is {pods}, but there are {count} recipes, and pod i begins with recipe i: take "
             f"{count} pods or more, or fewer recipes."
-        )
-
-
-def check_is_nameable(directory: Path) -> None:
-    """Raise `ConfigError` for a directory whose checkpoints cannot be opponents in training."""
-    if any(mark in str(directory) for mark in ",+"):
-        raise ConfigError(
-            "`train_against` names checkpoints in the name of an environment, where ',' and '+' "
-            f"separate them: take a directory without these characters, not {directory}."
         )
 
 

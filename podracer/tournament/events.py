@@ -11,14 +11,13 @@ import bisect
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.json_schema import anything, conforms
-from podracer.tournament.ratings import Match, Rating, rate_players
 
 FORMAT = 1
 MAX_PODS = 10_000  # the seeds of a tournament count so far
@@ -37,7 +36,7 @@ class Header:
 
     tournament: Mapping[str, Any]  # its configuration as JSON
     seed: int
-    pods: int  # at the beginning, numbered from 0; later ones may join
+    pods: int  # numbered from 0
     size: int  # entries on the board
     evaluation: str  # digest of the evaluation's configuration; reports must have the same
     episodes: int  # smallest number of episodes of a score
@@ -62,8 +61,6 @@ class Started:
     parents: tuple[str, ...]  # none: fresh; one: continued; several: fused
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]  # in JSON
-    opponents: tuple[str, ...] = ()  # whom it plays in a league: the anchor, then entries
-    training: tuple[str, ...] = ()  # entries that it trains against, or the anchor
     time: float = 0.0
 
 
@@ -74,7 +71,7 @@ class RoundResult:
     pod: int
     round: int
     token: int
-    score: float  # mean return; in a league the mean outcome of its games, from -1 to 1
+    score: float  # mean return
     standard_error: float  # 0 where one episode tells none
     episodes: int
     evaluation: str  # see `Header`
@@ -88,12 +85,8 @@ class RoundResult:
 class Submitted(RoundResult):
     """The report that ends a round."""
 
-    matches: tuple[Match, ...] = ()  # in a league, one for each opponent
     unfinished: int = 0  # episodes that were cut, whose returns are partial
     time: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matches", tuple(Match(*match) for match in self.matches))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +118,10 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-    """A pod was retired, so it may start again, or quarantined, until it is released."""
+    """A pod was quarantined, until it is released."""
 
     pod: int
-    status: Literal["retired", "quarantined"]
+    status: Literal["quarantined"]
     reason: str
     time: float = 0.0
 
@@ -150,15 +143,7 @@ class Absent:
     time: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Capacity:
-    """The number of pods that may run at a time."""
-
-    pods: int
-    time: float = 0.0
-
-
-Event = Header | Started | Submitted | Failed | Rejected | Stopped | Released | Absent | Capacity
+Event = Header | Started | Submitted | Failed | Rejected | Stopped | Released | Absent
 EVENTS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
@@ -181,10 +166,7 @@ def check_settings(header: Header) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Entry(RoundResult):
-    """Result of a round: its start joined with its report.
-
-    In a league the score is the Elo rating by all matches so far, with its standard deviation.
-    """
+    """Result of a round: its start joined with its report."""
 
     parents: tuple[str, ...]
     hyperparameters: Mapping[str, float]
@@ -203,26 +185,25 @@ class PodState:
     """State of one pod: the round it is in or may start next, and its progress."""
 
     round: int = 0
-    status: Literal["waiting", "running", "failed", "retired", "quarantined"] = "waiting"
+    status: Literal["waiting", "running", "failed", "quarantined"] = "waiting"
     reason: str = ""  # why it failed last, or was stopped
     newest: Entry | None = None
     attempt: Started | None = None  # the last one at this round; the current one while running
     parents: tuple[Entry, ...] = ()  # what the attempt starts from
-    opponents: tuple[Entry, ...] = ()  # whom it trains against and plays, but the anchor
     absent: bool = False  # in this round
     failures: int = 0  # attempts at this round since the last one with progress
     frames: int = 0  # largest progress of them
 
     @property
     def is_live(self) -> bool:
-        """Whether the pod is neither retired nor quarantined."""
-        return self.status not in ("retired", "quarantined")
+        """Whether the pod is not quarantined."""
+        return self.status != "quarantined"
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Entries whose checkpoints are kept for the pod."""
         newest = () if self.newest is None else (self.newest,)
-        return (*newest, *self.parents, *self.opponents)
+        return (*newest, *self.parents)
 
 
 class Board(tuple[Entry, ...]):
@@ -266,11 +247,8 @@ class TournamentState:
     pods: Mapping[int, PodState]
     population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
     dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
-    capacity: int | None = None
     rejected: int = 0  # rejected reports
     events: int = 1
-    matches: tuple[Match, ...] = ()  # all that were ever played
-    ratings: Mapping[str, Rating] = dataclasses.field(default_factory=dict)  # by player
 
 
 def rank(entry: Entry) -> tuple[float, int, int, int]:
@@ -312,8 +290,6 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
     """Return the state after one more event."""
     state = dataclasses.replace(state, events=state.events + 1, dropped=())
     match event:
-        case Capacity():
-            return dataclasses.replace(state, capacity=event.pods)
         case Rejected():
             return dataclasses.replace(state, rejected=state.rejected + 1)
         case Header():
@@ -322,17 +298,11 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
     match event:
         case Started():
             parents = tuple(find_entry(state, event.pod, parent) for parent in event.parents)
-            names = entries_among(event.opponents, event.training)
-            opponents = tuple(find_entry(state, event.pod, name) for name in names)
             same = pod if event.round == pod.round else PodState(event.round, newest=pod.newest)
-            pod = dataclasses.replace(
-                same, status="running", attempt=event, parents=parents, opponents=opponents
-            )
+            pod = dataclasses.replace(same, status="running", attempt=event, parents=parents)
         case Submitted():
             assert pod.attempt is not None
-            if event.matches:
-                state = _with_matches(state, event.matches)
-            entry = _rated(join_entry(pod.attempt, event), state.ratings)
+            entry = join_entry(pod.attempt, event)
             pod = PodState(event.round + 1, newest=entry)
             board, dropped = state.board.with_entry(entry, state.header.size)
             state = dataclasses.replace(state, board=board, dropped=dropped)
@@ -357,50 +327,17 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod}, population=population)
 
 
-def entries_among(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
-    """Return the entries among the opponents of a start, the first of whose matches is the anchor.
-
-    Each is there once.
-    """
-    return [name for name in dict.fromkeys((*opponents, *training)) if name not in opponents[:1]]
-
-
-def _with_matches(state: TournamentState, matches: tuple[Match, ...]) -> TournamentState:
-    """Return the state with new ratings of all entries, by these matches and those before."""
-    matches = (*state.matches, *matches)
-    ratings = rate_players(matches, state.ratings)
-    pods = {
-        number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
-        for number, pod in state.pods.items()
-    }
-    return dataclasses.replace(
-        state,
-        matches=matches,
-        ratings=ratings,
-        board=ranking(_rated(entry, ratings) for entry in state.board),
-        pods=pods,
-        population=ranking(pod.newest for pod in pods.values() if pod.newest and pod.is_live),
-    )
-
-
-def _rated(entry: Entry, ratings: Mapping[str, Rating]) -> Entry:
-    """Return an entry with its rating as the score, if it has one."""
-    if (rating := ratings.get(entry.id)) is None:
-        return entry
-    return dataclasses.replace(entry, score=rating.elo, standard_error=rating.std)
-
-
 def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
-    """Return an entry that this pod may start from or play.
+    """Return an entry that this pod may start from.
 
-    It is on the board, a pod's newest, or a parent or an opponent of the pod's attempt. Raises
-    `ValueError` for any other, whose checkpoint may have been deleted.
+    It is on the board, a pod's newest, or a parent of the pod's attempt. Raises `ValueError` for
+    any other, whose checkpoint may have been deleted.
     """
     if match := _ENTRY_ID.fullmatch(entry_id):
         newest = state.pods.get(int(match[1]), PodState()).newest
         pod_state = state.pods.get(pod, PodState())
         on_board = state.board.by_id.get(entry_id)
-        for entry in (newest, on_board, *pod_state.parents, *pod_state.opponents):
+        for entry in (newest, on_board, *pod_state.parents):
             if entry is not None and entry.id == entry_id:
                 return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
@@ -414,19 +351,16 @@ def kept_entries(state: TournamentState) -> Iterator[Entry]:
 
 
 def accepted_entries(events: Iterable[Event]) -> dict[str, Entry]:
-    """Return every entry ever accepted, by id, in the order of arrival, with its last rating."""
+    """Return every entry ever accepted, by id, in the order of arrival."""
     starts: dict[int, Started] = {}
     entries: dict[str, Entry] = {}
-    matches: list[Match] = []
     for event in events:
         if isinstance(event, Started):
             starts[event.token] = event
         elif isinstance(event, Submitted):
             entry = join_entry(starts[event.token], event)
             entries[entry.id] = entry
-            matches += event.matches
-    ratings = rate_players(matches)
-    return {name: _rated(entry, ratings) for name, entry in entries.items()}
+    return entries
 
 
 def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:

@@ -12,14 +12,13 @@ import hashlib
 import json
 import sqlite3
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from podracer.errors import CheckpointError
 from podracer.io.directories import LOG
 from podracer.tournament.events import Entry
-from podracer.tournament.ratings import Rating
 
 INDEX = "leaderboard.sqlite"
 
@@ -28,9 +27,12 @@ _INSERT = f"INSERT INTO entries VALUES (?{', ?' * len(_COLUMNS)})"
 
 
 class Index:
-    """Writer of a new index, which replaces the one in the directory."""
+    """Writer of a new index, which replaces the one in the directory.
 
-    def __init__(self, directory: Path) -> None:
+    Its view `board` shows the best entries, at most `size`.
+    """
+
+    def __init__(self, directory: Path, size: int) -> None:
         path = directory / INDEX
         for old in (path, path.with_name(f"{INDEX}-journal")):
             old.unlink(missing_ok=True)
@@ -44,39 +46,18 @@ class Index:
             )
             self._connection.execute("CREATE TABLE log (events, checksum, sha256)")
             self._connection.execute("INSERT INTO log VALUES (0, '', '')")
-            # A later match may rate an entry that has left the board above those on it.
-            self._connection.execute("CREATE TABLE ranked (id PRIMARY KEY) WITHOUT ROWID")
             self._connection.execute(
-                "CREATE VIEW board AS SELECT * FROM entries WHERE id IN ranked "
-                "ORDER BY score DESC, frames, pod, round"
+                "CREATE VIEW board AS SELECT * FROM entries "
+                f"ORDER BY score DESC, frames, pod, round LIMIT {size:d}"
             )
 
-    def add(
-        self,
-        entries: Sequence[Entry],
-        dropped: Iterable[Entry],
-        events: int,
-        checksum: str,
-        ratings: Mapping[str, Rating] | None = None,
-    ) -> None:
+    def add(self, entries: Iterable[Entry], events: int, checksum: str) -> None:
         """Add entries, and note the log's number of events and the checksum of the last one.
-
-        The `dropped` ones are not on the board any more. `ratings` by id replace the scores of all
-        entries.
 
         Raises `sqlite3.Error` if the file is damaged, or locked by a reader.
         """
         with self._connection:
             self._connection.executemany(_INSERT, map(_row, entries))
-            for statement, changed in (
-                ("INSERT INTO ranked VALUES (?)", entries),
-                ("DELETE FROM ranked WHERE id = ?", dropped),
-            ):
-                self._connection.executemany(statement, [(entry.id,) for entry in changed])
-            self._connection.executemany(
-                "UPDATE entries SET score = ?, standard_error = ? WHERE id = ?",
-                [(*rating, name) for name, rating in (ratings or {}).items()],
-            )
             self._connection.execute(
                 "UPDATE log SET events = ?, checksum = ?, sha256 = ?",
                 (events, checksum, _seal(events, checksum)),

@@ -42,7 +42,6 @@ from podracer.io.text import mode_of
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,
-    Capacity,
     Entry,
     Event,
     Failed,
@@ -55,7 +54,6 @@ from podracer.tournament.events import (
     TournamentState,
     accepted_entries,
     apply_event,
-    entries_among,
     find_entry,
     kept_entries,
     state_after,
@@ -144,9 +142,21 @@ def _decode(fields: Mapping[str, Any]) -> Event:
             f"the tournament has format {fields['format']}, this version reads {FORMAT}: "
             "use the version that wrote it."
         )
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    del values["event"]
+    _refuse_dropped(fields)
+    gone = ("event", "opponents", "training", "matches")  # the last three are empty
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in gone}
     return EVENTS[fields["event"]](**values)
+
+
+def _refuse_dropped(fields: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for what earlier versions had: events of a league, or of a capacity."""
+    league = (fields.get(name) for name in ("opponents", "training", "matches"))
+    if any(league) or fields.get("tournament", {}).get("opponents") is not None:
+        raise ConfigError("the tournament is a league, which this version no longer has.")
+    if fields["event"] == "capacity":
+        raise ConfigError(
+            "the tournament has had a `capacity` file, which this version no longer follows."
+        )
 
 
 # --- the writer -----------------------------------------------------------------------------------
@@ -202,26 +212,22 @@ class Leaderboard:
         parents: tuple[str, ...] = (),
         hyperparameters: Mapping[str, float],
         experiment: Mapping[str, Any],
-        opponents: tuple[str, ...] = (),
-        training: tuple[str, ...] = (),
     ) -> Started:
         """Begin an attempt at a round; reports of the pod's earlier attempts are then refused.
 
         For a retry pass the fields of the pod's last `attempt` again. Rounds may be skipped, never
         repeated. Raises `ValueError` for a round that has ended, a quarantined pod, and a parent
-        or opponent that `find_entry` does not return.
+        that `find_entry` does not return.
         """
         pod_state = self.state.pods.get(pod, PodState())
         if pod_state.status == "quarantined" or round < pod_state.round:
             raise ValueError(
                 f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
             )
-        for entry_id in (*parents, *entries_among(opponents, training)):
+        for entry_id in parents:
             find_entry(self.state, pod, entry_id)
         token = self.state.events
-        parts = tuple(parents), hyperparameters, experiment, tuple(opponents), tuple(training)
-        event = Started(pod, round, token, *parts)
-        self.record(event)
+        self.record(Started(pod, round, token, tuple(parents), hyperparameters, experiment))
         attempt = self.state.pods[pod].attempt
         assert attempt is not None
         return attempt
@@ -236,7 +242,7 @@ class Leaderboard:
         if newest and (newest.round, newest.token) == (report.round, report.token):
             return None
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
-        reason = reason or _unplayed(pod_state, report) or self._misplaced(report)
+        reason = reason or self._misplaced(report)
         self.record(Rejected(report.pod, report.round, report.token, reason) if reason else report)
         return reason
 
@@ -313,13 +319,11 @@ class Leaderboard:
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         if entry is not None:
             self._with_others.add(entry.checkpoint)
-        if not isinstance(event, Header | Capacity):
+        if not isinstance(event, Header):
             old, pod = (x.pods.get(event.pod, PodState()) for x in (old_state, self.state))
             self._count_references(old, pod, entry)
         try:
-            new, ratings = ([entry], self.state.ratings) if entry else ([], None)
-            dropped = self.state.dropped
-            self._index.add(new, dropped, self.state.events, self._checksum, ratings)
+            self._index.add([entry] if entry else [], self.state.events, self._checksum)
         except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
             events, _, _ = read_log(self.directory / LOG)
@@ -378,18 +382,20 @@ class Leaderboard:
         return None
 
     def _make_index(self, entries: Iterable[Entry]) -> Index:
-        entries, index = list(entries), Index(self.directory)
-        dropped = [entry for entry in entries if entry.id not in self.state.board.by_id]
-        index.add(entries, dropped, self.state.events, self._checksum)
+        index = Index(self.directory, self.state.header.size)
+        index.add(entries, self.state.events, self._checksum)
         return index
 
 
 def _check_same(saved: Header, header: Header) -> None:
+    from podracer.config.serialization import without_retired  # slow, but whoever begins has it
+
     fields = json.loads(json.dumps(dataclasses.asdict(header)))
-    names = dict(leaves(dataclasses.asdict(saved)))
+    saved_fields = without_retired(dataclasses.asdict(saved))
+    names = dict(leaves(saved_fields))
     changed = [
         f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(dataclasses.asdict(saved), fields).items()
+        for name, (old, new) in differences(saved_fields, fields).items()
         if name != "time" and name in names  # a later version has settings that this one lacked
     ]
     if changed:
@@ -418,18 +424,6 @@ def _unusable(report: Submitted, header: Header) -> str | None:
         return f"it took {report.frames} frames and {report.seconds} seconds"
     if not _SHA256.fullmatch(report.digest):
         return f"the digest {report.digest[:80]!r} is not a SHA-256 in hexadecimal"
-    return None
-
-
-def _unplayed(pod: PodState, report: Submitted) -> str | None:
-    """Return why the matches are not those that the attempt was to play, or None."""
-    opponents = pod.attempt.opponents if pod.attempt else ()
-    player = f"p{report.pod}r{report.round}"
-    pairs = [(match.player, match.opponent) for match in report.matches]
-    if pairs != [(player, opponent) for opponent in opponents]:
-        return f"{player} did not play its opponents: {', '.join(opponents) or 'there are none'}"
-    if any(min(match.wins, match.draws, match.losses) < 0 for match in report.matches):
-        return "a match has a negative number of games"
     return None
 
 

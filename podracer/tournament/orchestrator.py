@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import math
 import os
@@ -33,11 +32,9 @@ from podracer.io.paths import user_path
 from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.io.text import print_stderr
 from podracer.tournament import selection
-from podracer.tournament.capacity import CapacityFile, weakest_first
 from podracer.tournament.config import (
     Tournament,
     check_all_begin,
-    check_is_nameable,
     check_pods,
     restore_experiment,
     with_pod_seeds,
@@ -47,7 +44,6 @@ from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_engine
 from podracer.tournament.events import (
     Absent,
-    Capacity,
     Failed,
     PodState,
     Stopped,
@@ -56,7 +52,6 @@ from podracer.tournament.events import (
     find_entry,
 )
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.tournament.league import draw_opponents, draw_training
 from podracer.tournament.pod import Reference, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
 
@@ -68,7 +63,7 @@ LOSSES = 20  # one pod's, in a row without progress, after which the engine coun
 # Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
 MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
 # Fields of `Started` that an attempt has from the one before at its round.
-DECISION = ("parents", "hyperparameters", "experiment", "opponents", "training")
+DECISION = ("parents", "hyperparameters", "experiment")
 
 _LOG = logging.getLogger("podracer")
 
@@ -85,9 +80,8 @@ class Attempt:
 
     pod: int
     directory: Path
-    beat: float  # when it started, was asked to stop, or was first seen to have recorded
+    beat: float  # when it started, or was first seen to have recorded
     changes: list[int] = dataclasses.field(default_factory=list)  # times of its files
-    retirement: str | None = None  # once it is to stop: why its pod retires, "" if it does not
     is_stalled: bool = False  # it was killed, as it recorded nothing
 
     def has_recorded(self) -> bool:
@@ -120,8 +114,6 @@ def run_tournament(
     were quarantined, `EngineLost` when the engine's cluster or helper process is gone.
     """
     tournament.check()
-    if tournament.train_against:
-        check_is_nameable(Path(directory).resolve())
     user_experiments = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
         user_experiments = tournament.experiments
@@ -185,9 +177,8 @@ class Orchestrator:
         self._losses: dict[int, int] = {}  # by pod: attempts that machines lost in a row
         self._lost: EngineLost | None = None  # after too many of them
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
-        self._capacity_file = CapacityFile(board.directory)
-        self._shown, self._decided, self._followed = -1, -1, -1  # numbers of events
-        self._next_look, self._is_paused = -math.inf, False
+        self._shown, self._decided = -1, -1  # numbers of events
+        self._next_look = -math.inf
         for pod in self.state.pods:
             self._settle(pod)
 
@@ -204,7 +195,6 @@ class Orchestrator:
             if self._lost is not None:
                 self._leave()
                 raise self._lost
-            self._follow_capacity()
             if self._clock() >= self._next_look:
                 self._next_look = self._clock() + LOOK_SECONDS
                 self._decided = -1  # a pod may have waited long enough
@@ -216,10 +206,8 @@ class Orchestrator:
                 self.board.collect_garbage()
                 self._watch(self.state)
             if not self._running and not self._waiting():
-                if not any(map(self._is_unfinished, self.state.pods.values())):
-                    self._check_all_finished()
-                    return 0
-                self._pause()
+                self._check_all_finished()
+                return 0
             time.sleep(PAUSE_SECONDS)
 
     def _is_unfinished(self, pod: PodState) -> bool:
@@ -242,31 +230,19 @@ class Orchestrator:
             f"others have finished: {text}"
         )
 
-    def _pause(self) -> None:
-        """Say once that no pod may run, although some have rounds left."""
-        if not self._is_paused:
-            _LOG.warning(
-                "paused: the capacity is 0 and all pods have saved; a larger number in %s "
-                "continues the tournament.",
-                self._capacity_file.path,
-            )
-        self._is_paused = True
-
     # --- incoming reports -------------------------------------------------------------------------
 
     def _take_in(self) -> None:
         for token, code in self.engine.poll().items():
             attempt = self._running.pop(token)
             delay = self._end(attempt, token, code)
-            if attempt.retirement and self._is_unfinished(self.state.pods[attempt.pod]):
-                self.board.record(Stopped(attempt.pod, "retired", attempt.retirement))
             self._settle(attempt.pod, delay)
 
     def _end(self, attempt: Attempt, token: int, code: int) -> float:
         """Record the end of an attempt; return the seconds until the pod may start again."""
         pod, reason = attempt.pod, self._accept(attempt, token, code)
         # One that was stopped, perhaps by a signal to all processes, has not failed.
-        if reason is None or attempt.retirement is not None or self._signals.exit_code:
+        if reason is None or self._signals.exit_code or self._lost is not None:
             self._losses.pop(pod, None)
             return 0.0
         if attempt.is_stalled:
@@ -319,14 +295,7 @@ class Orchestrator:
 
     def _waiting(self) -> list[tuple[int, int]]:
         """Return idle pods with their next rounds, the furthest behind first."""
-        pods = self.state.pods
-        rounds = {number: pods[number].round for number in self._idle}
-        if joining := self._joining():
-            begin = min(  # a new pod begins at the round of the slowest
-                (pod.round for pod in pods.values() if pod.status != "quarantined"), default=0
-            )
-            rounds |= {n: pods[n].round if n in pods else begin for n in joining}
-        waiting = ((n, round) for n, round in rounds.items() if round < self.tournament.rounds)
+        waiting = ((number, self.state.pods[number].round) for number in self._idle)
         return sorted(waiting, key=lambda item: (item[1], item[0]))
 
     def _start_waiting(self) -> None:
@@ -353,16 +322,10 @@ class Orchestrator:
 
     def _earlier_decision(self, pod: int) -> dict[str, Any] | None:
         """Return the decision of a pod's last attempt at its round, which stands."""
-        pod_state = self.state.pods.get(pod, PodState())
-        attempt = pod_state.attempt
+        attempt = self.state.pods[pod].attempt
         if attempt is None:
             return None
-        decision = {name: getattr(attempt, name) for name in DECISION}
-        if 0 < pod_state.failures == self.tournament.retries - 1:
-            # An opponent that ends the process costs its match, not the pod.
-            anchor = attempt.opponents[:1]
-            decision |= {"opponents": anchor, "training": anchor if attempt.training else ()}
-        return decision
+        return {name: getattr(attempt, name) for name in DECISION}
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Return the decision of a round; None if it has to wait."""
@@ -372,13 +335,10 @@ class Orchestrator:
         if start is None:
             return None
         experiment = self._experiment(pod, start)
-        drawing = (self.tournament, self.state, pod, round, start.parents)
         return {
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
             "experiment": to_json(experiment),
-            "opponents": draw_opponents(*drawing),
-            "training": draw_training(*drawing),
         }
 
     def _experiment(self, pod: int, start: selection.Start) -> Experiment:
@@ -399,8 +359,6 @@ class Orchestrator:
         started = self.board.start(pod, round, **decision)
 
         def reference(name: str) -> Reference:
-            if name == self.tournament.anchor:
-                return Reference(name)
             entry = find_entry(self.state, pod, name)
             return Reference(name, entry.checkpoint, entry.digest)
 
@@ -414,37 +372,26 @@ class Orchestrator:
             self.tournament.round_seconds,
             self.tournament.evaluation_seed,
             self.tournament.episodes,
-            tuple(map(reference, started.opponents)),
-            tuple(map(reference, started.training)),
         )
         directory = self.board.directory / "pods" / f"p{pod}r{round}"
         write_task(directory, task)
         self.engine.start(started.token, directory)
         self._idle.pop(pod, None)
         self._running[started.token] = Attempt(pod, directory, self._clock())
-        self._is_paused = False
 
     def _restored(self, experiment: Mapping[str, Any]) -> Experiment:
         return restore_experiment(experiment, self.tournament.experiments)
 
-    # --- failures and capacity --------------------------------------------------------------------
+    # --- failures and the end ---------------------------------------------------------------------
 
     def _kill_stalled(self) -> None:
         for token, attempt in self._running.items():
-            is_to_stop = attempt.retirement is not None
-            grace = GRACE_SECONDS if is_to_stop else self.tournament.stall_seconds
             # An attempt that waits for a machine has not begun.
             if token in self.engine.waiting or attempt.has_recorded():
                 attempt.beat = self._clock()
-            elif self._clock() - attempt.beat > grace:
+            elif self._clock() - attempt.beat > self.tournament.stall_seconds:
                 attempt.is_stalled = True
                 self.engine.kill(token)
-
-    def _stop(self, token: int, reason: str) -> None:
-        """Ask a pod to save and end; with a reason it retires."""
-        attempt = self._running[token]
-        attempt.retirement, attempt.beat = reason, self._clock()
-        self.engine.stop(token)
 
     def _mark_stragglers(self, round: int) -> None:
         """Mark pods absent that a generation has waited for too long."""
@@ -454,46 +401,10 @@ class Orchestrator:
                 if pod.is_live and pod.round == round - 1 and not pod.absent:
                     self.board.record(Absent(number, pod.round))
 
-    def _follow_capacity(self) -> None:
-        """Retire the weakest pods when fewer may run than have rounds left."""
-        capacity = self._capacity_file.read()
-        if capacity is not None and capacity != self.state.capacity:
-            self.board.record(Capacity(capacity))
-        if self.state.capacity is None or self.state.events == self._followed:
-            return
-        self._followed = self.state.events
-        tokens = {attempt.pod: token for token, attempt in self._running.items()}
-        leaving = {x.pod for x in self._running.values() if x.retirement is not None}
-        busy = {n: pod for n, pod in self._busy().items() if n not in leaving}
-        reason = f"the capacity is {self.state.capacity}"
-        for number in weakest_first(busy)[: max(0, len(busy) - self.state.capacity)]:
-            if number in tokens:
-                self._stop(tokens[number], reason)
-            else:
-                self.board.record(Stopped(number, "retired", reason))
-                self._settle(number)
-
-    def _busy(self) -> dict[int, PodState]:
-        """Return the pods that take a place of the capacity: live ones with rounds left."""
-        pods = self.state.pods.items()
-        return {number: pod for number, pod in pods if pod.is_live and self._is_unfinished(pod)}
-
-    def _joining(self) -> list[int]:
-        """Return pods to add where the capacity has places free: retired ones first, then new ones.
-
-        Pods that have finished or are quarantined leave their places to retired ones only.
-        """
-        pods, capacity = self.state.pods, self.state.capacity
-        if capacity is None:
-            return []
-        retired = [n for n, pod in pods.items() if not pod.is_live and self._is_unfinished(pod)]
-        free = max(0, capacity - len(self._busy()))
-        return list(itertools.islice((*retired, *range(len(pods), capacity)), free))
-
     def _leave(self) -> int:
         """Stop all pods, so that they save; return the exit code."""
         for token in self._running:
-            self._stop(token, "")
+            self.engine.stop(token)
         deadline = self._clock() + GRACE_SECONDS
         while self._running and self._clock() < deadline:
             self._take_in()

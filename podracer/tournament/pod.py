@@ -2,7 +2,7 @@
 
 A round is a run like any other, in `DIR/pods/p3r12/`, in a process of its own:
 
-    task.json  --train-->  checkpoints/  --score, or in a league play-->  report.json
+    task.json  --train-->  checkpoints/  --score-->  report.json
 
 A killed attempt is followed by another one in the same directory, which continues from the
 last save. The engine starts `python -m podracer.tournament.process DIRECTORY`.
@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -28,8 +28,7 @@ import numpy as np
 
 from podracer import recipes
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import KINDS, from_json, read_config, recipe_name, to_json
-from podracer.devices.mesh import fetch
+from podracer.config.serialization import KINDS, from_json, to_json
 from podracer.devices.startup import (
     choose_gpu_kernels,
     disable_async_dispatch,
@@ -49,26 +48,16 @@ from podracer.errors import (
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
-from podracer.io.run_directory import RunLock, own_directory, write_json
+from podracer.io.run_directory import own_directory, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, read_meta, step_name
-from podracer.io.text import explain_error, redact
+from podracer.io.text import explain_error
 from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
-from podracer.run.loading import load_run
-from podracer.run.opponents import digest, with_opponents
 from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import RunSetup, make_run_setup
 from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
-from podracer.tournament.matches import (
-    Player,
-    common_game,
-    make_play_games,
-    opponent_player,
-    trained_player,
-)
-from podracer.tournament.ratings import Match
 from podracer.tournament.report import REPORT
 from podracer.types import PyTree
 
@@ -77,11 +66,11 @@ TASK = "task.json"
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """An entry to start from or to play against; or the anchor, which has no checkpoint."""
+    """An entry to start from."""
 
     name: str
-    checkpoint: str = ""  # relative to the tournament
-    digest: str = ""  # SHA-256 of its manifest
+    checkpoint: str  # relative to the tournament
+    digest: str  # SHA-256 of its manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +86,6 @@ class Task:
     seconds: float | None  # or this time limit, if it is reached first
     evaluation_seed: int  # draws the held-out episodes, the same for all pods
     episodes: int
-    opponents: tuple[Reference, ...] = ()  # in a league, the anchor first; `episodes` games each
-    training: tuple[Reference, ...] = ()  # against whom to train, in place of the environment's own
 
 
 _KINDS = {**KINDS, "Task": Task, "Reference": Reference}
@@ -132,14 +119,14 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     """
     task = read_task(directory, user_experiments)
     parents = [verified_checkpoint(directory.parents[1], parent) for parent in task.parents]
-    experiment = _until_budget(_against_opponents(task, directory), task, parents)
+    experiment = _until_budget(task.experiment, task, parents)
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
     start = partial(begin, parents, experiment, None if continues else task.round)
     try:
         result = train(
             experiment,
             run_dir=directory,
-            resume=_continues(directory, experiment, task.token),
+            resume=(directory / "config.json").exists(),
             begin=start if parents else None,
             progress=False,
         )
@@ -148,13 +135,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     if result.exit_code:
         return result.exit_code
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))
-    matches: tuple[Match, ...] = ()
-    unfinished = 0
-    if task.opponents:
-        matches = play(task, path, user_experiments)
-        returns = np.concatenate([np.repeat([1.0, 0.0, -1.0], match[2:5]) for match in matches])
-    else:
-        returns, unfinished = score(path, experiment, task.evaluation_seed, task.episodes)
+    returns, unfinished = score(path, experiment, task.evaluation_seed, task.episodes)
     totals = _totals(path)
     mean, standard_error, episodes = statistics(returns)
     report = {
@@ -166,55 +147,10 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         "seconds": totals.seconds,
         "checkpoint": path.relative_to(directory.parents[1]).as_posix(),
         "digest": digest(path),
-        "matches": matches,
         "unfinished": unfinished,
     }
     write_json(directory / REPORT, report)
     return 0
-
-
-def _against_opponents(task: Task, directory: Path) -> Experiment:
-    """Return the experiment in the environment with the opponents that it trains against.
-
-    In the place of one whose checkpoint is lost comes the anchor.
-    """
-    if not task.training:
-        return task.experiment
-    anchor, names, root = task.opponents[0].name, [], directory.absolute().parents[1]
-    for opponent in task.training:
-        try:
-            path = verified_checkpoint(root, opponent) if opponent.checkpoint else opponent.name
-            names.append(str(path))
-        except CheckpointError as error:
-            print(f"{error} The round trains against {anchor} in the place of {opponent.name}.")
-            names.append(anchor)
-    environment = task.experiment.environment
-    assert isinstance(environment, str)  # see `Tournament.check`
-    environment = with_opponents(environment, list(dict.fromkeys(names)), evaluate_against=anchor)
-    return dataclasses.replace(task.experiment, environment=environment)
-
-
-def _continues(directory: Path, experiment: Experiment, token: int) -> bool:
-    """Return whether an earlier attempt has begun; one against other opponents is removed.
-
-    Raises `ConfigError` if another one is at work there, `StillInUse` if a later one has come.
-    """
-    if not (directory / "config.json").exists():
-        return False
-    saved = read_config(directory / "config.json")["experiment"].get("environment")
-    if not isinstance(experiment.environment, str) or saved == experiment.environment:
-        return True
-    text = f"The round begins anew: it was against {saved}, and is {experiment.environment}."
-    print(redact(text))
-    with RunLock(directory):
-        if json.loads(read_limited(directory / TASK))["token"] != token:
-            raise StillInUse(f"{directory} is in use by a later attempt.")
-        for path in directory.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in (TASK, "log.txt", "lock"):
-                path.unlink()
-    return False
 
 
 def _until_budget(experiment: Experiment, task: Task, parents: Sequence[Path]) -> Experiment:
@@ -310,50 +246,12 @@ def statistics(returns: np.ndarray) -> tuple[float, float, int]:
     return float(returns.mean()), float(error), means.size
 
 
-def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) -> tuple[Match, ...]:
-    """Let a round's checkpoint play the task's opponents, and return a match for each.
-
-    `user_experiments` is as in `restore_experiment`. All players draw their moves. The same
-    checkpoints, seed and kind of device give the same games. What goes wrong against an entry is
-    that match's fault alone; what goes wrong against the anchor is the player's own, and is raised.
-    """
-    use_compilation_cache()
-    name = f"p{task.pod}r{task.round}"
-    player, env = _player(name, path, user_experiments)
-    key = jax.random.fold_in(jax.random.key(task.evaluation_seed), task.pod)
-    key = jax.random.fold_in(key, task.round)
-
-    def play_one(opponent: Reference, key: jax.Array) -> Match:
-        if not opponent.checkpoint:
-            rival, environments = opponent_player(opponent.name), [env]
-        else:
-            checkpoint_path = verified_checkpoint(path.parents[3], opponent)
-            rival, rival_env = _player(opponent.name, checkpoint_path, user_experiments)
-            environments = [env, rival_env]
-        play_games = make_play_games(common_game(environments), (player, rival), task.episodes)
-        outcomes = fetch(play_games(0, 1, key))
-        wins, draws, losses = (int((outcomes == outcome).sum()) for outcome in (1, 0, -1))
-        return Match(name, opponent.name, wins, draws, losses)
-
-    matches: list[Match] = []
-    for number, opponent in enumerate(task.opponents):
-        try:
-            matches.append(play_one(opponent, jax.random.fold_in(key, number)))
-        except Exception as error:
-            if not opponent.checkpoint:
-                raise
-            fault = redact(f"{type(error).__name__}: {error}")[:500]
-            matches.append(Match(name, opponent.name, 0, 0, 0, fault))
-    return tuple(matches)
-
-
-def _player(name: str, path: Path, user_experiments: Sequence[Experiment]) -> tuple[Player, Any]:
-    """Return the player of a checkpoint, and the environment that it has learned in."""
-    directory = path.parents[1]
-    recipe = next((e for e in user_experiments if e.recipe == recipe_name(directory)), None)
-    run = load_run(directory, recipe=recipe, checkpoint=int(path.name), opponents="none")
-    player = trained_player(name, run.blueprint, run.env, run.state.learner, sampled=True)
-    return player, run.env
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a checkpoint's manifest, which contains each file's."""
+    try:
+        return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} is not a sealed checkpoint: {error}") from error
 
 
 def verified_checkpoint(tournament: Path, entry: Reference) -> Path:

@@ -24,7 +24,6 @@ _SCHEMA = {
     "seconds": float,
     "checkpoint": str,
     "digest": str,
-    "matches": [[str, str, count, count, count, str], ...],  # fields of `Match`
     "unfinished": count,
 }
 
@@ -42,7 +41,7 @@ def read_report(directory: Path, token: int) -> dict[str, Any] | None:
         raise PodracerError(f"its {REPORT} is damaged: {error}") from error
     if not isinstance(report, dict) or report.get("token") != token:
         return None
-    report = {"matches": [], "unfinished": 0, **report}
+    report = {"unfinished": 0, **report}
     if damaged := unsound_fields(report, _SCHEMA):
         fields = ", ".join(map(repr, damaged))[:200]
         raise PodracerError(

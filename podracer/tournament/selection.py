@@ -29,7 +29,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.errors import ConfigError
-from podracer.tournament.events import Board, Entry, PodState, TournamentState, exchanged, rank
+from podracer.tournament.events import Board, Entry, PodState, TournamentState, rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +66,13 @@ class SelectionView:
         return {n: pod.round for n, pod in self._members() if not pod.absent}
 
     def _members(self) -> Iterator[tuple[int, PodState]]:
-        """Yield the pods that take part: the live ones and this one."""
-        return ((n, pod) for n, pod in self.pods.items() if pod.is_live or n == self.pod)
+        """Yield the pods that take part, which are the live ones."""
+        return ((n, pod) for n, pod in self.pods.items() if pod.is_live)
 
 
 def selection_view(state: TournamentState, pod: int, round: int) -> SelectionView:
     """Return the view of a pod that is about to start a round."""
-    pod_state = state.pods.get(pod, PodState())
-    returning = None if pod_state.is_live else pod_state.newest
-    population = exchanged(state.population, None, returning)
-    return SelectionView(pod, round, state.board, population, state.pods)
+    return SelectionView(pod, round, state.board, state.population, state.pods)
 
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:

@@ -25,7 +25,6 @@ from agents import (
 from walk import methods_of
 
 from podracer.agent import Agent
-from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
@@ -47,8 +46,7 @@ from podracer.types import LearnerState, TimeStep
 
 def train(settings: Any, probe: str, updates: int = 200) -> tuple[Agent, LearnerState, float]:
     """The agent built for the probe, what it has learned, and its last episodes' mean return."""
-    prefix = "model:" if isinstance(settings, AlphaZero) else ""
-    env, mesh = make(f"{prefix}probe:{probe}"), make_mesh(find_devices(1))
+    env, mesh = make(f"probe:{probe}"), make_mesh(find_devices(1))
     config = AnakinConfig(32, 8, updates_per_chunk=50, fused=isinstance(settings, QLambda))
     agent = blueprint(settings, env.spec, config.rollout_length)
     state = init_state(agent, env, mesh, config, jax.random.key(0))
@@ -62,25 +60,12 @@ def judge(
     """The values of the probe's first observations, and the best actions there."""
     observation: Any = jnp.array([seen for seen, _ in PROBES[probe].values])
     count = len(observation)
-    if isinstance(settings, AlphaZero):
-        observation = with_states(agent, observation)
     ones = jnp.ones(count)
     timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
     action, extras, _ = agent.act(agent.actor_params(learner), carry, timestep, keys, False)
     values = _values(settings, agent, learner, timestep, carry, extras)
     return np.asarray(values), np.asarray(action)
-
-
-def with_states(agent: Agent, observations: jax.Array) -> Any:
-    """The observations with states that show them, from the first two timesteps of episodes."""
-    model, keys = methods_of(agent).model, jax.random.split(jax.random.key(0), 16)
-    state, first = jax.vmap(model.reset)(keys)
-    next_state, second = jax.vmap(model.step)(keys, state, jnp.zeros(16, jnp.int32))
-    shown = jnp.concatenate([first.observation, second.observation])
-    rows = (shown[None] == observations[:, None]).all(-1).argmax(-1)
-    states = jax.tree.map(lambda x, y: jnp.concatenate([x, y])[rows], state, next_state)
-    return {"observation": observations, "state": states}
 
 
 def _values(
@@ -95,8 +80,6 @@ def _values(
         draws = value_based.draws_of_acting(settings.value, settings.noisy, keys, explore=False)
         outputs = methods_of(agent).outputs(shared.params, timestep, draws)
         return settings.value.mean(outputs).max(-1)
-    if isinstance(settings, AlphaZero):
-        return methods_of(agent).predict(shared.params, observation["observation"])[1]
     if isinstance(settings, MuZero):
         return methods_of(agent).model.value(shared.params, observation)
     if isinstance(settings, R2D2):

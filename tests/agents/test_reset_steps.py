@@ -22,7 +22,6 @@ from walk import BOX, WALK, Walk, built, methods_of, network
 
 import podracer
 from podracer.agents.a2c import A2C
-from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG
 from podracer.agents.impala import Impala
@@ -35,7 +34,6 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.envs.model import WithModel
 from podracer.means import Mean
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear
@@ -56,7 +54,6 @@ ON_POLICY = {
         target_kl=0.02,
     ),
     "pqn": PQN(num_minibatches=1, network=network(shared=False)),
-    "alphazero": AlphaZero(num_epochs=3, num_simulations=4, network=network()),
     "stacx": dataclasses.replace(SMALL_AGENTS["stacx"], network=network()),
     "frodo": SMALL_AGENTS["frodo"],
     "lpg_student": SMALL_AGENTS["lpg_student"],
@@ -137,22 +134,10 @@ def values_of(metrics):
     return {name: float(metric) for name, metric in metrics.items()}
 
 
-def with_state(timesteps, env):
-    """Show a state as well, one for all timesteps: to an agent that plans in the environment."""
-    keys = jax.random.split(jax.random.key(7), COLUMNS)
-    state = jax.vmap(env.reset)(keys)[0]
-    return [
-        dataclasses.replace(step, observation={"observation": step.observation, "state": state})
-        for step in timesteps
-    ]
-
-
 @functools.cache
 def learned(name, length, kind):
-    env = WithModel(WALK) if name == "alphazero" else WALK
-    agent = blueprint(ON_POLICY[name], env.spec).build()
+    agent = blueprint(ON_POLICY[name], WALK.spec).build()
     timesteps = twins(length)[kind]
-    timesteps = with_state(timesteps, WALK) if name == "alphazero" else timesteps
     state = agent.init(jax.random.key(0), COLUMNS)
     trajectory = trajectory_of(agent, agent.actor_params(state), timesteps)
     state, metrics = jax.jit(agent.learn, static_argnums=3)(

@@ -14,7 +14,7 @@ from podracer.errors import ConfigError
 from podracer.rollout import init_actor, rollout
 
 B = 16
-ACTS_ON_REWARDS = ("sac-gru", "td3-lstm", "alphazero")  # those need a wrapped environment
+ACTS_ON_REWARDS = ("sac-gru", "td3-lstm")  # those need a wrapped environment
 LENGTHS = {"dqn": 1, "sac": 1, "td3": 1, "fast_td3": 1, "qt_opt": 1}  # 8 for others
 QUICK = ("a2c", "ppo", "dqn")
 

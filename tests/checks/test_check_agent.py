@@ -370,10 +370,9 @@ WORLDS = "lifetimes:worlds:small,envs=16,steps=4000"
 ENVIRONMENTS = {
     **dict.fromkeys(("DDPG", "SAC", "QTOpt", "IQL"), "pendulum"),
     **dict.fromkeys(("LPG", "DiscoDiscovery"), WORLDS),
-    "AlphaZero": "model:catch",
 }
 WITH_FILE = ("Disco", "LPGStudent")  # of a discovered rule
-SLOW = ("AlphaZero", "MuZero", "Stacx", "LPG", "DiscoDiscovery")  # to trace
+SLOW = ("MuZero", "Stacx", "LPG", "DiscoDiscovery")  # to trace
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.checks import check_environment
+from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset, restart, transition
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
 from podracer.run.setup import build, make_run_setup
 from podracer.types import (
@@ -479,3 +481,25 @@ def test_settings_of_jax_that_exclude_the_programs_are_refused(setting, words, t
     assert not (tmp_path / "run").exists()
     with setting(), pytest.raises(ConfigError, match=words):
         build(recipes.find("catch"))
+
+
+def test_a_vector_of_rewards_is_refused_with_the_remedy() -> None:
+    class Vector:
+        spec = EnvironmentSpec("vector", ArraySpec((3,)), Discrete(2))
+
+        def reset(self, key):
+            return jnp.int32(0), restart(jnp.zeros(3))
+
+        def step(self, key, state, action):
+            return state, replace(transition(jnp.zeros(3), 0.0), reward=jnp.zeros(2))
+
+    with pytest.raises(ConfigError, match=r"dot\(weights, rewards\).*agents_as_rows\(env, 2\)"):
+        check_environment(auto_reset(Vector()))
+
+
+def test_a_vector_of_rewards_from_the_host_is_a_fault_with_the_remedy() -> None:
+    rows = np.ones(2, np.float32)
+    timestep = TimeStep(np.zeros((2, 5), np.float32), np.ones((2, 4)), rows, rows > 1, rows > 1)
+    spec = EnvironmentSpec("host", ArraySpec((5,)), Discrete(2))
+    with pytest.raises(EnvironmentFault, match=r"\[2, 4\]: .*dot\(weights, rew"):
+        TimestepValidator(spec, 2).check(timestep)

@@ -3,11 +3,8 @@ installed are skipped."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import re
-import sys
-import types
 from typing import Any
 
 import jax
@@ -27,21 +24,9 @@ from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 CASES = {
     "pgx:minatar-breakout": 60,
     "pgx:minatar-freeway": 4,
-    "pgx:tic_tac_toe": 12,
-    "pgx:connect_four": 45,
-    "pgx:go_9x9": 4,
     "pgx:2048": 4,
-    "jumanji:Snake-v1": 80,
-    "jumanji:Game2048-v1": 4,
-    "jumanji:Maze-v0": 120,
-    "brax:inverted_pendulum": 60,
-    "playground:CartpoleBalance": 4,
-    "craftax:Craftax-Classic-Symbolic-v1": 4,
-    "xminigrid:MiniGrid-Empty-5x5": 120,
-    "octax:brix": 60,
 }
-HEAVY = ("craftax", "playground", "brax")
-SLOW = ("pgx:connect_four", "pgx:go_9x9", "pgx:2048", "pgx:minatar-freeway")
+SLOW = ("pgx:2048", "pgx:minatar-freeway")
 
 
 def installed(prefix: str) -> bool:
@@ -51,7 +36,7 @@ def installed(prefix: str) -> bool:
 def suite(name: str, *values: Any) -> Any:
     prefix = name.split(":")[0]
     marks = [pytest.mark.skipif(not installed(prefix), reason=f"{prefix} is not installed")]
-    if prefix in HEAVY or name in SLOW:
+    if name in SLOW:
         marks.append(pytest.mark.slow)
     return pytest.param(name, *values, marks=marks)
 
@@ -98,155 +83,6 @@ def test_unknown_names_are_refused_with_the_nearest(prefix):
         return
     with pytest.raises(ConfigError, match=r"has no (environment|game|task) .*did you mean"):
         make(f"{name}x")
-
-
-@pytest.mark.parametrize("name", [suite("pgx:tic_tac_toe")])
-def test_board_games_are_won_lost_and_drawn_against_an_opponent(name):
-    """Rewards come once a game, at its end; random play wins more often when it begins, so over
-    both roles wins and losses are alike."""
-    env = make(name)
-
-    def first_legal(timestep: Any) -> jax.Array:
-        return jnp.argmax(timestep.observation[ACTION_MASK]).astype(jnp.int32)
-
-    timesteps, actions = play(env, 40, 256, first_legal)
-    reward, discount = np.asarray(timesteps.reward), np.asarray(timesteps.discount)
-    assert set(np.unique(reward)) == {-1.0, 0.0, 1.0}
-    assert (reward[discount == 1] == 0).all()
-    mask = np.asarray(timesteps.observation[ACTION_MASK])[:-1]
-    assert np.take_along_axis(mask, np.asarray(actions)[..., None], -1).all()
-    # The board before our move is empty, or has one stone of the other, when a game begins.
-    boards = np.asarray(timesteps.observation["board"])[np.asarray(timesteps.first)]
-    stones = boards.reshape(len(boards), -1).sum(-1)
-    assert set(np.unique(stones)) == {0, 1}
-
-
-@pytest.mark.parametrize("name", [suite("octax:brix")])
-def test_chip8_games_show_the_frames_of_a_step(name):
-    env = make(f"{name},frame_skip=3,max_num_steps_per_episodes=5")
-    assert env.spec.observation == ArraySpec((32, 64, 3), np.bool_)
-    no_key = env.spec.action.num_actions - 1
-    timesteps, _ = play(env, 12, 4, lambda _: no_key)
-    assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [5, 11]
-    assert (timesteps.discount == 1).all()
-    frames = timesteps.observation[:, 0]
-    assert frames[-1, :, :, -1].sum(axis=0).max() >= 4  # rows of bricks
-    assert (frames[5, ..., -1] != frames[5, ..., 0]).any()  # the ball moves within a step
-    state, _ = jax.jit(env.reset)(jax.random.key(0))
-    picture = env.render(jax.device_get(state))
-    assert (picture.dtype, picture.shape) == (np.uint8, (256, 512, 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        suite("octax:cavern", "has no game 'cavern': did you mean cavern"),
-        suite("octax:brix,frame_skip=0", "cannot make 'brix'"),
-        suite("octax:brix,lives=3", "unexpected keyword argument 'lives'"),
-    ],
-)
-def test_chip8_games_are_refused_with_a_reason(name, message):
-    with pytest.raises(ConfigError, match=message):
-        make(name)
-
-
-# --- stand-ins for suites that are seldom installed -----------------------------------------------
-
-
-@struct
-class SimulatorState:
-    """What brax and Playground call a state."""
-
-    obs: Any
-    reward: jax.Array
-    done: jax.Array
-    info: dict[str, jax.Array]
-
-    def replace(self, **changes):
-        return dataclasses.replace(self, **changes)
-
-
-class Simulator:
-    """Observations count the steps, one of which earns 2."""
-
-    action_size = 1
-    _config = types.SimpleNamespace(episode_length=3)
-
-    def __init__(self, observe=lambda x: x):
-        self.observe = observe
-
-    def reset(self, key):
-        zero = jnp.zeros(())
-        return SimulatorState(self.observe(zero[None]), zero, zero, {"rng": key, "time": zero})
-
-    def step(self, state, action):
-        time = state.info["time"] + 1
-        info = {**state.info, "time": time}
-        return SimulatorState(self.observe(time[None]), jnp.full((), 2.0), state.done, info)
-
-
-@pytest.fixture
-def simulators(monkeypatch):
-    """Stand-ins for brax and for Playground, one task of which shows critics more."""
-    tasks = {
-        "Plain": lambda x: x,
-        "Two": lambda x: {"state": x, "privileged_state": jnp.concatenate([x, -x])},
-    }
-    brax = types.ModuleType("brax.envs")
-    brax.__dict__.update(_envs={"ant": None}, get_environment=lambda name, backend: Simulator())
-    registry = types.SimpleNamespace(
-        ALL_ENVS=tuple(tasks), load=lambda name, config_overrides: Simulator(tasks[name])
-    )
-    playground = types.ModuleType("mujoco_playground")
-    playground.__dict__.update(registry=registry)
-    monkeypatch.setitem(sys.modules, "brax", types.ModuleType("brax"))
-    monkeypatch.setitem(sys.modules, "brax.envs", brax)
-    monkeypatch.setitem(sys.modules, "mujoco_playground", playground)
-    caches = [importlib.import_module(f"podracer.envs.{n}").load_simulator
-              for n in ("brax", "playground")]  # fmt: skip
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-
-
-def test_a_step_of_brax_is_one_of_its_steps(simulators):
-    timesteps, _ = play(make("brax:ant,episode_length=3"), 7, 2, lambda _: jnp.zeros(1))
-    assert timesteps.observation[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert timesteps.reward[1:, 0].tolist() == [2, 2, 2, 0, 2, 2, 2]
-    assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [3, 7]
-    with pytest.raises(ConfigError, match="action_repeat"):
-        make("brax:ant,action_repeat=4")
-    with pytest.raises(ConfigError, match="brax:ant: episode_length must be 1, 2, 3"):
-        make("brax:ant,episode_length=0")
-
-
-@pytest.mark.parametrize(
-    ("options", "sizes"),
-    [
-        ("", 1),
-        (",observe=privileged_state", 2),
-        (",observe=state+privileged_state", {"state": 1, "privileged_state": 2}),
-    ],
-)
-def test_a_policy_sees_what_playground_means_for_it(simulators, options, sizes):
-    env = make(f"playground:Two{options}")
-    check_environment(env)
-    assert jax.tree.map(lambda spec: spec.shape[0], env.spec.observation) == sizes
-    assert make("playground:Plain").spec.observation.shape == (1,)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("action_repeat=4", "no action_repeat: set ctrl_dt"),
-        ("observe=privileged", "no entry 'privileged': did you mean privileged_state"),
-    ],
-)
-def test_what_playground_would_ignore_is_refused(simulators, options, message):
-    with pytest.raises(ConfigError, match=message):
-        make(f"playground:Two,{options}")
 
 
 # --- few restarts for many environments ----------------------------------------------------------

@@ -205,10 +205,16 @@ def digest(tree: Any) -> str:
 def computed(only: Sequence[str]) -> dict[str, str]:
     """The fingerprints of this commit; each is said on stderr when it is there."""
     prepare()
+    from podracer.io.entry_points import installed, package_of
+
     results = {}
     with tempfile.TemporaryDirectory() as directory:
         for name, run in runs(Path(directory)).items():
             if only and not any(part in name for part in only):
+                continue
+            recipe = name.split()[1].rstrip(",")
+            if (hint := package_of(recipe)) and recipe not in installed("recipes"):
+                print(f"{'-':>6}    {'skipped':16}  {name}: {hint}", file=sys.stderr)
                 continue
             start = time.perf_counter()
             with contextlib.redirect_stdout(io.StringIO()):

@@ -27,7 +27,6 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
 from podracer.run.history import installed_versions
-from podracer.run.opponents import make_environment
 from podracer.run.setup import make_run_setup
 from podracer.tournament.leaderboard import Leaderboard, read_events
 
@@ -70,7 +69,6 @@ FUNCTIONS: dict[str, Callable] = {
     "events": read_events,
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
-    "opponent": lambda path: make_environment(f"pgx:tic_tac_toe,opponent={path}", EXPERIMENT),
     "current_model": current_model,
 }
 

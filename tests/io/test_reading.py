@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -107,11 +109,13 @@ def test_a_record_that_goes_back_to_no_model_is_refused(actions, tmp_path):
 def test_what_a_killed_process_left_of_a_file_goes_with_its_next_write(tmp_path):
     process = subprocess.Popen(["true"])
     process.wait()
+    host = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:40]
     names = {
-        f".page.html.{process.pid}.1": False,
-        f".page.html.{os.getpid()}.1": True,  # of another thread
-        f".page.htm.{process.pid}.1": True,
-        f".page.html.{process.pid}": True,
+        f".page.html.{host}.{process.pid}.1": False,
+        f".page.html.{host}.{os.getpid()}.1": True,  # of another thread
+        f".page.html.elsewhere.{process.pid}.1": True,
+        f".page.htm.{host}.{process.pid}.1": True,
+        f".page.html.{host}.{process.pid}": True,
     }
     for name in names:
         Path(tmp_path, name).touch()

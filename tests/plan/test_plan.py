@@ -401,8 +401,9 @@ def test_the_largest_batch_goes_down_where_memory_is_no_line():
 
 
 def test_a_chunk_of_training_can_be_timed_again_and_again():
-    agent, env = build(recipes.find("catch"))
-    chunk = training(agent, env, AnakinConfig(8, 4, 2), make_mesh(jax.devices()[:1]))
+    driver = AnakinConfig(8, 4, 2)
+    blueprint, env = build(dataclasses.replace(recipes.find("catch"), driver=driver))
+    chunk = training(blueprint, env, driver, make_mesh(jax.devices()[:1]))
     prepared = prepare(*chunk)
     assert prepared.lap().seconds > 0
     assert prepared.lap().cpu_seconds > 0

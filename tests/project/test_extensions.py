@@ -17,7 +17,6 @@ import pytest
 import podracer
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.train import TrainOptions
-from podracer.envs.agents import agents_as_rows
 
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "examples" / "extensions"
@@ -83,8 +82,7 @@ def test_a_clone_passes_the_check(load, tmp_path):
 
 
 SLOW = ("rnd", "dreamer", "transformer")  # to compile
-FRAMES = {"vmpo": 20_480, "shared_agents": 20_480}
-FRAMES |= {"rnd": 10_240, "dreamer": 5_120, "transformer": 10_240}
+FRAMES = {"vmpo": 20_480, "rnd": 10_240, "dreamer": 5_120, "transformer": 10_240}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,6 @@ def test_an_extension_runs(name, load):
         ("rnd", {}, 0.9),
         ("dreamer", {"frames": 81_920}, 150.0),
         ("transformer", {}, 0.9),
-        ("shared_agents", {}, 0.9),
     ],
 )
 def test_an_extension_learns(name, overrides, least, load):
@@ -149,31 +146,3 @@ def test_a_transformer_computes_the_same_step_by_step(load):
     for t in range(12):
         output, carry = network.apply(params, carry, observations[t : t + 1], first[t : t + 1])
         np.testing.assert_allclose(output["value"][0], outputs["value"][t], atol=1e-5)
-
-
-def test_rows_of_a_team_play_one_game(load):
-    module = load("shared_agents")
-    env = agents_as_rows(module.Meeting(), module.AGENTS)
-    podracer.check_environment(env)
-    rows = jax.random.split(jax.random.key(0), 6)
-    state, timestep = jax.vmap(env.reset)(rows)
-    actions = jnp.asarray([0, 1, 2, 2, 1, 0])
-    ends = 0
-    for t in range(30):
-        positions = timestep.observation[:, : module.SIZE].argmax(-1)
-        keys = jax.random.split(jax.random.key(t), 6)
-        state, timestep = jax.vmap(env.step)(keys, state, actions)
-        games = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), timestep)
-        for signal in (games.reward, games.discount, games.first, games.last):
-            assert (signal[:, 0] == signal[:, 1]).all()
-        places, teammates = jnp.split(games.observation, 2, axis=-1)
-        assert (places == teammates[:, ::-1]).all()
-        moved = timestep.observation[:, : module.SIZE].argmax(-1)
-        expected = jnp.clip(positions + actions - 1, 0, module.SIZE - 1)
-        assert ((moved == expected) | timestep.first).all()
-        ends += int(timestep.first.sum())
-    assert ends
-    with pytest.raises(
-        podracer.ConfigError, match="5 rows of a batch cannot be shared by games of 2"
-    ):
-        jax.vmap(env.reset)(rows[:5])

@@ -19,24 +19,24 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
     "": 3790,  # the contract: files beside the rooms
-    "agents": 8520,
+    "agents": 8320,
     "bench": 710,
     "checks": 820,
-    "cli": 3310,
-    "config": 630,
+    "cli": 3200,
+    "config": 640,
     "devices": 1580,
     "drivers": 3930,
-    "envs": 5770,
-    "io": 4400,
+    "envs": 4560,
+    "io": 4430,
     "networks": 1720,
     "ops": 1840,
     "plan": 1030,
-    "recipes": 1840,
-    "reports": 3120,
-    "run": 3520,
+    "recipes": 1660,
+    "reports": 3040,
+    "run": 3250,
     "scores": 690,
     "testing": 70,
-    "tournament": 3980,
+    "tournament": 3200,
 }
 GOAL = 40_000  # in sum; then 37,000
 

@@ -206,6 +206,20 @@ def line_a2c():
     return dataclasses.replace(mine(), environment="line:4")
 
 
+@dataclasses.dataclass(frozen=True)
+class Wide(podracer.TorsoNetwork):
+    """A torso of my own."""
+
+    extra: int = 3
+
+
+@podracer.struct
+class Narrow(podracer.A2C):
+    """A2C with a waist."""
+
+    waist: int = podracer.static(default=4)
+
+
 def draw(arguments):
     """Draw a line of the length that is given."""
     if arguments == ["--fail"]:
@@ -228,6 +242,10 @@ line = lab.line:line
 robot = lab.line:robot
 [podracer.recipes]
 line_a2c = lab.line:line_a2c
+[podracer.agents]
+Narrow = lab.line:Narrow
+[podracer.kinds]
+Wide = lab.line:Wide
 [podracer.commands]
 draw = lab.line:draw
 [podracer.reports]
@@ -278,6 +296,22 @@ def test_an_installed_package_brings_commands_and_environments(installed_package
     with pytest.raises(podracer.ConfigError, match=r"^line:7: .* argument 'tilt'"):
         podracer.make("line:7,tilt=2")
     assert podracer_command("check", "line:3") == 0
+
+
+def test_files_name_the_classes_that_an_installed_package_declares(installed_package, capsys):
+    agent = {"kind": "Narrow", "network": {"kind": "Wide", "extra": 5}, "waist": 2}
+    experiment = to_json(dataclasses.replace(CATCH, agent=None)) | {"agent": agent}
+    path = installed_package / "best.json"
+    for undeclared in ("lab.line:Narrow", "lab.line.Narrow", "Line"):  # no file names a module
+        with pytest.raises(podracer.ConfigError, match="name its recipe"):
+            from_json({"kind": undeclared})
+    assert podracer_command("list", "agents") == 0
+    assert re.search("Narrow +A2C with a waist.", capsys.readouterr().out)
+    assert podracer_command("train", "catch_a2c", "--waist", 3) == 78
+    assert "no flag --waist: it belongs to Narrow" in capsys.readouterr().err
+    path.write_text(json.dumps({"experiment": experiment}))
+    read = recipes.find(str(path)).agent
+    assert (type(read).__name__, read.waist, read.network.extra) == ("Narrow", 2, 5)
 
 
 @pytest.mark.slow
@@ -512,7 +546,7 @@ def test_flags_of_a_second_network_begin_with_its_name():
 def test_an_agent_around_another_has_the_flags_of_both():
     @podracer.struct
     class Around(podracer.A2C):
-        inner: podracer.Agent = podracer.static(default=podracer.PPO())
+        inner: podracer.PPO = podracer.static(default=podracer.PPO())
 
     agent = parsed_agent(Around(), "--discount", "0.5", "--inner.discount", "0.25").agent
     assert (agent.discount, agent.inner.discount) == (0.5, 0.25)

@@ -119,7 +119,7 @@ def test_what_cannot_be_mirrored_or_brought_back_is_refused(address, tmp_path, c
         ("resume", address): "needs a directory to go on in: add --run-dir DIR",
         ("resume", tmp_path / "run", "--run-dir", other): "is for a run at an address",
         ("resume", f"{address}/nothing", "--run-dir", other): "is no store: there is no directory",
-        ("eval", address, "--environment", "cartpole"): f"podracer: {address} was trained in",
+        ("play", address, "--environment", "cartpole"): f"podracer: {address} was trained in",
         ("leaderboard", address): f"podracer: {address} holds no tournament",
         ("eval", "http://host/run"): "is no address of a store that can hold a run",
     }

@@ -10,7 +10,6 @@ import jax
 
 from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.agents.a2c import A2C
-from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
@@ -116,7 +115,6 @@ AGENTS = {
         unroll_steps=3,
         n_step=2,
     ),
-    "alphazero": AlphaZero(network=SMALL, num_simulations=4),
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
     "sac-gru": SAC(
         network=RECURRENT,
@@ -169,7 +167,6 @@ CONTINUOUS = (
     "muzero-sampled", "frodo-gru",
 )  # fmt: skip
 ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {
-    "alphazero": "model:catch",
     "muzero-planes": "gymnax:Breakout-MinAtar",
     "ppo-multidiscrete": "probe:multidiscrete",
 }
@@ -244,7 +241,6 @@ PROBE_AGENTS = {
         n_step=2,
         target_update_period=20,
     ),
-    "alphazero": AlphaZero(**COMMON, num_simulations=4),
     "r2d2": R2D2(
         **COMMON,
         replay=dataclasses.replace(PROBE_REPLAY, prioritized=True, batch_size=32),

@@ -29,7 +29,6 @@ from podracer.tournament import leaderboard
 from podracer.tournament.events import (
     Absent,
     Board,
-    Capacity,
     Entry,
     Failed,
     Header,
@@ -44,7 +43,7 @@ from podracer.tournament.events import (
     state_after,
 )
 from podracer.tournament.index import INDEX
-from podracer.tournament.leaderboard import LOG, Leaderboard, read_events
+from podracer.tournament.leaderboard import LOG, Leaderboard, encode_line, read_events
 
 HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
 DIGEST = hashlib.sha256(b"").hexdigest()
@@ -161,21 +160,12 @@ def test_failures_count_until_an_attempt_comes_further(tmp_path: Path) -> None:
         assert board.state.pods[0].failures == 0
 
 
-def test_pods_retire_return_and_are_quarantined(tmp_path: Path) -> None:
+def test_pods_are_quarantined(tmp_path: Path) -> None:
     with Leaderboard(tmp_path, HEADER) as board:
         entry = submit(board, 0, 1.0)
         attempt = start(board, 0, entry.id)
-        board.record(Stopped(0, "retired", "capacity"))
-        board.record(Capacity(1))
-        retired = board.state.pods[0]
-        assert (retired.status, retired.attempt, board.state.capacity) == ("retired", attempt, 1)
-        assert board.submit(report(tmp_path, attempt)) is not None
-        again = board.start(
-            0, 1, parents=attempt.parents, hyperparameters={}, experiment=attempt.experiment
-        )
-        assert board.state.pods[0].status == "running"
         board.record(Stopped(0, "quarantined", "3 failures"))
-        assert board.submit(report(tmp_path, again)) is not None
+        assert board.submit(report(tmp_path, attempt)) is not None
         assert board.state.pods[0].reason == "3 failures"
         assert board.state.board == (entry,)
         with pytest.raises(ValueError, match="quarantined"):
@@ -344,8 +334,8 @@ def test_what_cannot_be_ranked_is_rejected(
 
 def random_operation(board: Leaderboard, rng: np.random.Generator) -> None:
     """Anything that an orchestrator may do."""
-    chances = [0.28, 0.36, 0.1, 0.03, 0.01, 0.02, 0.19, 0.01]
-    pod, kind = int(rng.integers(6)), rng.choice(8, p=chances)
+    chances = [0.28, 0.39, 0.1, 0.01, 0.02, 0.19, 0.01]
+    pod, kind = int(rng.integers(6)), rng.choice(7, p=chances)
     now = board.state.pods.get(pod)
     running = now is not None and now.status == "running"
     if kind == 0 and (now is None or now.status != "quarantined"):
@@ -361,15 +351,13 @@ def random_operation(board: Leaderboard, rng: np.random.Generator) -> None:
         board.submit(report(board.directory, now.attempt, score))
     elif kind == 2 and running and now.attempt:
         board.fail(Failed(pod, now.attempt.round, now.attempt.token, "killed", 1))
-    elif kind == 3 and now is not None:
-        board.record(Stopped(pod, "retired", "capacity"))
-    elif kind == 4 and now is not None and pod > 1:
+    elif kind == 3 and now is not None and pod > 1:
         board.record(Stopped(pod, "quarantined", "failures"))
-    elif kind == 5 and now is not None:
+    elif kind == 4 and now is not None:
         board.record(Absent(pod, now.round))
-    elif kind == 6:
+    elif kind == 5:
         board.collect_garbage()
-    elif kind == 7 and now is not None and now.status == "quarantined":
+    elif kind == 6 and now is not None and now.status == "quarantined":
         board.release(pod)
 
 
@@ -633,13 +621,62 @@ def test_damage_is_refused_with_its_line(tmp_path: Path) -> None:
         assert board.state == state
 
 
+def rewrite(directory: Path, **changes: dict[str, Any]) -> None:
+    """Give the events of a log more fields, by kind, as an earlier version wrote them."""
+    checksum, lines = "", []
+    for line in (directory / LOG).read_bytes().splitlines():
+        fields = json.loads(line)
+        del fields["sha256"]
+        text, checksum = encode_line(fields | changes.get(fields["event"], {}), checksum)
+        lines.append(text)
+    (directory / LOG).write_bytes(b"".join(lines))
+    (directory / INDEX).unlink()
+
+
+LEAGUE = {"kind": "Tournament", "opponents": "past", "train_against": None}
+
+
+def test_a_log_of_a_version_with_leagues_goes_on_unless_it_is_one(tmp_path: Path) -> None:
+    settings = {"kind": "Tournament", "pods": 4}
+    header = Header(settings, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
+    with Leaderboard(tmp_path, header) as board:
+        submit(board, 0, 1.0)
+    retired = {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"}
+    rewrite(
+        tmp_path,
+        header={"tournament": settings | retired},
+        started={"opponents": [], "training": []},
+        submitted={"matches": []},
+    )
+    with Leaderboard(tmp_path, header) as board:
+        submit(board, 0, 2.0)
+    assert [entry.score for entry in state_after(read_events(tmp_path)).board] == [2.0, 1.0]
+    for changes in (
+        {"header": {"tournament": LEAGUE}},
+        {"started": {"opponents": ["random"]}},
+        {"submitted": {"matches": [["p0r0", "random", 1, 0, 0, ""]]}},
+    ):
+        copy = shutil.copytree(tmp_path, tmp_path / next(iter(changes)))
+        rewrite(copy, **changes)
+        with pytest.raises(ConfigError, match="is a league, which this version no longer has"):
+            read_events(copy)
+
+
+def test_a_log_with_a_capacity_is_refused(tmp_path: Path) -> None:
+    with Leaderboard(tmp_path, HEADER) as board:
+        board.record(Absent(0, 0))
+    rewrite(tmp_path, absent={"event": "capacity"})
+    with pytest.raises(ConfigError, match="`capacity` file, which this version no longer follows"):
+        read_events(tmp_path)
+
+
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     """It was never acknowledged, so the index has not noted it either."""
     played(tmp_path)
     log = tmp_path / LOG
     acknowledged, index = log.read_bytes(), (tmp_path / INDEX).read_bytes()
     with Leaderboard(tmp_path) as board:
-        board.record(Capacity(1))
+        board.record(Absent(0, 99))
     whole = log.read_bytes()
     for size in range(len(acknowledged), len(whole), 7):
         log.write_bytes(whole[:size])
@@ -648,7 +685,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
         assert log.stat().st_size == size  # a reader changes nothing
         with Leaderboard(tmp_path) as board:
             assert board.state == state_after(before)
-            board.record(Capacity(1))
+            board.record(Absent(0, 99))
         assert read_events(tmp_path)[:-1] == before
 
 
@@ -690,7 +727,7 @@ def test_a_disk_that_refuses_changes_nothing(
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
         try:
             with pytest.raises(OSError, match="space"):
-                board.record(Capacity(1))
+                board.record(Absent(0, 99))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -699,14 +736,13 @@ def test_a_disk_that_refuses_changes_nothing(
 
         monkeypatch.setattr(leaderboard.os, "fsync", failing)
         with pytest.raises(OSError, match="broken"):
-            board.record(Capacity(1))
+            board.record(Absent(0, 99))
         monkeypatch.undo()
         assert board.state is state
         assert state_after(read_events(tmp_path)) == state  # also for one that reads it now
-        board.record(Capacity(2))
+        board.record(Absent(0, 98))
         state = board.state
     assert state_after(read_events(tmp_path)) == state
-    assert state.capacity == 2
 
 
 def test_what_is_acknowledged_is_synced_first(tmp_path: Path, monkeypatch) -> None:

@@ -30,12 +30,10 @@ from podracer.envs.catch import Catch
 from podracer.errors import ConfigError, PodracerError
 from podracer.fields import struct
 from podracer.io.run_directory import RunLock, write_json
-from podracer.io.seal import seal_json
 from podracer.io.signals import StopSignals
 from podracer.schedules import Linear
 from podracer.tournament import orchestrator, selection
 from podracer.tournament import pod as pods
-from podracer.tournament.capacity import CAPACITY, CapacityFile
 from podracer.tournament.config import Tournament, check_pods, read_tournament, with_pod_seeds
 from podracer.tournament.engine import EngineLost, open_log
 from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
@@ -426,40 +424,6 @@ class Deaf(Pretence):
         self.killed.append(token)
 
 
-def test_a_pod_that_is_to_retire_has_time_to_save(tmp_path):
-    def script(engine):
-        yield
-        engine.time += 300.0
-        (tmp_path / CAPACITY).write_text("2")
-        yield
-        assert len(engine.stopped) == 2
-        assert engine.killed == []
-        engine.time += orchestrator.GRACE_SECONDS + 1
-        yield
-        assert sorted(engine.killed) == sorted(engine.stopped)
-
-    assert run(tmp_path, TOURNAMENT, Deaf(script)) == 75
-
-
-def test_a_pod_that_ends_its_last_round_while_it_is_to_retire_has_finished(tmp_path):
-    class Quick(Pretence):
-        def stop(self, token: int) -> None:
-            """Let an attempt end that has only to report."""
-
-    (tmp_path / CAPACITY).write_text("4")
-    tournament, engine = dataclasses.replace(TOURNAMENT, rounds=1), Quick(polls=lambda pod: 3)
-    start = engine.start
-
-    def start_and_shrink(token: int, directory: Path) -> None:
-        start(token, directory)
-        (tmp_path / CAPACITY).write_text("2")
-
-    engine.start = start_and_shrink  # type: ignore[method-assign]
-    state, _ = play(tmp_path, tournament, engine)
-    assert {pod.status for pod in state.pods.values()} == {"waiting"}
-    assert len(state.population) == 4
-
-
 def test_whoever_records_lives_whatever_the_clock_of_the_files_says(tmp_path):
     def script(engine):
         yield
@@ -507,26 +471,6 @@ def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch)
     pods.wait_for_lock(tmp_path / "lock")
 
 
-def test_an_attempt_that_stood_still_removes_nothing_of_a_later_one(tmp_path, monkeypatch):
-    """It finds that a round was against others, and goes on when the later one has its place."""
-    directory = tmp_path / "pods" / "p0r0"
-    task = pods.Task(0, 0, 3, TOURNAMENT.experiments[0], (), 64, None, 0, 1)
-    pods.write_task(directory, task)
-    seal_json(directory / "config.json", {"experiment": {"environment": "another"}})
-    with RunLock(directory), pytest.raises(ConfigError, match="is in use by process"):
-        pods.run(directory)
-
-    class Later(RunLock):
-        def __enter__(self):
-            pods.write_task(directory, dataclasses.replace(task, token=4))
-            return super().__enter__()
-
-    monkeypatch.setattr(pods, "RunLock", Later)
-    with pytest.raises(pods.StillInUse, match="in use by a later attempt"):
-        pods.run(directory)
-    assert (directory / "config.json").exists()
-
-
 def test_pods_that_are_sweeps_have_seeds_of_their_own():
     sweep = dataclasses.replace(TOURNAMENT.experiments[0], pods=tuple(map(Pod, range(100))))
     seeds = set[int]()
@@ -535,146 +479,6 @@ def test_pods_that_are_sweeps_have_seeds_of_their_own():
         experiment.check()
         seeds |= {experiment.seed, *(member.seed for member in experiment.pods)}
     assert len(seeds) == 3 * 101
-
-
-def test_a_league_that_trains_against_its_entries_has_a_path_that_a_name_can_hold(tmp_path):
-    league = dataclasses.replace(
-        TOURNAMENT,
-        experiments=(recipes.find("tic_tac_toe_ppo"),),
-        opponents="past",
-        train_against="past",
-    )
-    with pytest.raises(ConfigError, match=r"without these characters, not .*c\+\+"):
-        orchestrator.run_tournament(league, tmp_path / "c++")
-
-
-# --- capacity -------------------------------------------------------------------------------------
-
-
-class Elastic(Pretence):
-    """Sets the capacity after so many starts."""
-
-    def __init__(self, directory: Path, plan: dict[int, int], **other: Any) -> None:
-        super().__init__(**other)
-        self.directory, self.plan, self.starts = directory, plan, 0
-        self.counts: list[int] = []
-
-    def start(self, token: int, directory: Path) -> None:
-        super().start(token, directory)
-        self.starts += 1
-        if self.starts in self.plan:
-            (self.directory / CAPACITY).write_text(str(self.plan[self.starts]))
-
-    def poll(self):
-        over = super().poll()
-        self.counts.append(len(self.alive))
-        return over
-
-
-def test_capacity_4_to_2_to_4_retires_the_weakest_and_touches_no_other(tmp_path):
-    tournament = dataclasses.replace(TOURNAMENT, rounds=12)
-    engine = Elastic(tmp_path, {14: 2, 26: 4}, polls=lambda pod: 2)
-    state, _ = play(tmp_path, tournament, engine)
-    events = read_events(tmp_path)
-    kinds = [type(event).__name__ for event in events]
-    shrunk = kinds.index("Capacity")
-    before = state_after(events[:shrunk])
-    gone = [event.pod for event in events if type(event).__name__ == "Stopped"]
-    ranked = sorted(before.pods, key=lambda n: before.pods[n].newest.score)
-    assert set(gone) == set(ranked[:2])
-    assert all(event.status == "retired" for event in events if hasattr(event, "status"))
-    stay = set(range(4)) - set(gone)
-    for pod in stay:  # never started twice for a round
-        assert all(engine.attempts[pod, round] == 1 for round in range(12))
-    assert 2 in engine.counts
-    assert engine.counts[-3:] != [2, 2, 2]
-    best = [max(e.score for e in state_after(events[:n]).board) for n in range(shrunk, len(events))]
-    assert best == sorted(best)
-    assert all(state.pods[pod].round == 12 for pod in range(4))  # who retired came back
-
-
-def test_any_capacity_lets_all_finish(tmp_path):
-    rng = np.random.default_rng(0)
-    plan = {int(start): int(rng.integers(0, 5)) for start in range(3, 60, 4)}
-    engine = Elastic(tmp_path, plan)
-
-    class Patient(Elastic):
-        def poll(self):
-            if not self.alive and (self.directory / CAPACITY).exists():
-                (self.directory / CAPACITY).write_text("4")  # or 0 would be the end
-            return super().poll()
-
-    engine = Patient(tmp_path, plan)
-    state, _ = play(tmp_path, dataclasses.replace(TOURNAMENT, rounds=8), engine)
-    assert all(pod.round == 8 for pod in state.pods.values() if pod.is_live)
-    assert engine.most <= 4
-
-
-def test_a_capacity_that_is_no_number_is_ignored_with_a_sentence(tmp_path, caplog):
-    file = CapacityFile(tmp_path)
-    assert file.read() is None
-    for text in ("-5", "abc", "1e3", "9" * 30, "\0", "2.5", "\x1b[31m"):
-        file.path.write_text(text)
-        assert [file.read(), file.read()] == [None, None]
-        assert [record.getMessage() for record in caplog.records] == [
-            f"{file.path} is ignored: it must hold 0 to 9999, not {text!r}."
-        ]
-        caplog.clear()
-    file.path.write_text(" 12\n")
-    assert file.read() == 12
-    file.path.write_text("")  # about to be written
-    assert file.read() is None
-    file.path.unlink()
-    os.mkfifo(file.path)
-    assert file.read() is None  # without waiting for its writer
-    assert caplog.text == ""
-    file.path.unlink()
-    file.path.mkdir()
-    assert file.read() is None
-    assert "Is a directory" in caplog.text
-
-
-def test_capacity_0_pauses_and_says_so_until_it_is_raised_or_the_run_is_stopped(tmp_path, caplog):
-    """No pod runs meanwhile; a stop is no success, and `resume` pauses, too."""
-
-    class Pausing(Pretence):
-        polls_of_pause, capacity_after, has_paused = 0, "", False
-
-        def poll(self):
-            if len(results(tmp_path)) >= 2 and not self.has_paused:
-                self.has_paused = True
-                (tmp_path / CAPACITY).write_text("0")
-            if "paused" in caplog.text and self.polls_of_pause < 20:
-                assert not self.alive
-                self.polls_of_pause += 1
-                if self.polls_of_pause == 20 and self.capacity_after:
-                    (tmp_path / CAPACITY).write_text(self.capacity_after)
-                elif self.polls_of_pause == 20:
-                    self.signals.exit_code = 75
-            return super().poll()
-
-    for _ in range(2):
-        with pytest.raises(AssertionError, match="75"):
-            play(tmp_path, engine=Pausing())
-        assert caplog.text.count("paused: the capacity is 0") == 1
-        caplog.clear()
-    engine = Pausing()
-    engine.capacity_after = "3"
-    state, _ = play(tmp_path, engine=engine)
-    assert caplog.text.count("paused: the capacity is 0") == 1
-    assert len(results(tmp_path)) == 16
-    assert engine.most == 3
-    assert all(pod.round == 4 for pod in state.pods.values())
-
-
-def test_places_of_finished_and_failed_pods_go_to_retired_ones(tmp_path):
-    """A small capacity delays pods, but the end comes only when all have done their rounds."""
-    (tmp_path / CAPACITY).write_text("1")
-    engine = Pretence(lambda pod, round, attempt: "crash" if pod == 3 else "done")
-    with pytest.raises(PodracerError, match="1 of 4 pods failed for good"):
-        play(tmp_path, engine=engine)
-    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in range(3) for r in range(4)}
-    assert engine.most == 1
 
 
 def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
@@ -788,7 +592,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"experiments": [MIXED[0]]}, "must be a tuple of Experiment objects, such as"),
         ({"experiments": (WRONG_KIND,)}, "Experiment.evaluations cannot be '3': it must be a"),
         ({"pods": "4"}, "Tournament.pods cannot be '4': it must be a whole number"),
-        ({"rounds": 3.0}, "Tournament.rounds cannot be 3.0: it must be a whole number"),
+        ({"rounds": 3.0}, "Tournament.rounds cannot be 3.0: write 3"),
         ({"selection": "Uniform"}, "Tournament.selection cannot be 'Uniform'"),
         ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
         ({"selection": selection.PopulationBased((Range("discount", 0.5, 5),))}, "discount must"),
@@ -808,8 +612,6 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
             {"experiments": (SWEEP,), "selection": selection.PopulationBased()},
             "the sweep 'cartpole_ppo' chooses hyperparameters by itself",
         ),
-        ({"anchor": "minimax-1"}, "`anchor` is for leagues: add `opponents`"),
-        ({"matches": 2}, "`matches` is for leagues: add `opponents`"),
         ({"experiments": (GENERATIONS_OF_200,), "round_frames": 10_000}, "never reached"),
         # What only a later round could not do.
         ({"rounds": 10**6, "round_frames": 10**6}, "an environment makes at most"),

@@ -38,7 +38,7 @@ from podracer.tournament import orchestrator, selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.events import (
-    Capacity,
+    Absent,
     Failed,
     Rejected,
     Started,
@@ -346,7 +346,7 @@ def test_two_machines_that_went_on_from_one_copy_have_different_tournaments(addr
     first, second, behind = (tmp_path / name for name in ("first", "second", "behind"))
     lose(address, first, TOURNAMENT, event=15)
     with Leaderboard(first) as board:
-        board.record(Capacity(2))
+        board.record(Absent(0, 99))
     bring(address, second)
     shutil.copytree(second, behind)
     assert run_tournament(TOURNAMENT, second) == 0

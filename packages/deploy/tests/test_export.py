@@ -336,7 +336,7 @@ def test_a_policy_without_an_environment_in_jax_is_proven_by_its_specification(p
 
 ONE = ("ppo-gru", False)  # the others are slow tests
 SEARCHERS = (
-    "muzero", "muzero-reanalyze", "muzero-sampled", "muzero-planes", "alphazero", "qt_opt",
+    "muzero", "muzero-reanalyze", "muzero-sampled", "muzero-planes", "qt_opt",
 )  # fmt: skip
 CASES = [
     pytest.param(name, sampled, marks=() if (name, sampled) == ONE else pytest.mark.slow)

@@ -84,9 +84,7 @@ def export_policy(
     if file is not None:
         check_room(path.parent)
     experiment = reopen(directory, recipe, environment)
-    run = load_run(
-        directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="evaluation"
-    )
+    run = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint)
     env, learner = run.env, run.state.learner
     decision = make_decision(run.agent, learner, sampled=sampled)
     metadata = describe(decision, env.spec)

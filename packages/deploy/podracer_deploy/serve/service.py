@@ -84,9 +84,7 @@ def load_model(
     `load_run`.
     """
     policy = experiment.evaluation_policy if policy is None else policy
-    run = load_run(
-        directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="planned"
-    )
+    run = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint)
     acting = Policy(run.agent, run.state.learner, sampled=policy == "sampled")
     name, updates = directory.resolve().name, int(run.state.update)
     model = Model(name, updates, run.agent.name, acting.spec.name, acting, run.pod)

@@ -1,0 +1,1 @@
+"""Environments of suites in JAX, and games whose agents learn one policy."""

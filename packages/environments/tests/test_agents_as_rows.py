@@ -1,0 +1,245 @@
+"""Agents of one environment as rows of the batch."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import SMALL
+from pages import blocks, run_page
+from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
+
+import podracer
+from podracer.agents.impala import Impala
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.evaluate import make_evaluator
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.rollout import count_episodes, zero_episode_stats
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, Trajectory
+from podracer_environments.agents import agents_as_rows
+
+LIMIT = 6
+
+
+@podracer.struct
+class HuntState:
+    health: jax.Array  # i32 [n], 0 for the dead
+    time: jax.Array  # i32
+
+
+@dataclasses.dataclass(frozen=True)
+class Hunt:
+    """Three agents who may rest (0) or hunt (1), paid 3 for the first and 2, 1 for the others.
+
+    Agent i can hunt i + 1 times, and then dies; after six steps the game is over for all.
+    """
+
+    timeout: bool = True
+    spec = EnvironmentSpec("hunt", ArraySpec((5,)), Discrete(2))
+
+    def reset(self, key):
+        state = HuntState(jnp.arange(1, 4), jnp.int32(0))
+        return state, jax.vmap(podracer.restart)(self.observe(state))
+
+    def step(self, key, state, actions):
+        hunts = (actions == 1) & (state.health > 0)
+        health, time = state.health - hunts, state.time + 1
+        state = HuntState(health, time)
+        reward = jnp.where(hunts, jnp.arange(3.0, 0.0, -1.0), 0.0)
+        is_dead, is_late = health == 0, jnp.broadcast_to(time >= LIMIT, (3,))
+        terminal = is_dead if self.timeout else is_dead | is_late
+        timestep = jax.vmap(podracer.transition)(
+            self.observe(state), reward, terminal=terminal, timeout=is_late & self.timeout
+        )
+        return state, timestep
+
+    def observe(self, state):
+        agent, time = jnp.eye(3), jnp.full((3, 1), state.time / LIMIT)
+        return jnp.concatenate([agent, state.health[:, None].astype(jnp.float32), time], axis=1)
+
+
+def play(env, actions):
+    """Timesteps `[T+1, 3]` of one game with actions `[T, 3]`."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    state, timestep = jax.vmap(env.reset)(keys)
+    timesteps = [timestep]
+    for action in actions:
+        state, timestep = jax.vmap(env.step)(keys, state, jnp.asarray(action))
+        timesteps.append(timestep)
+    return jax.device_get(jax.tree.map(lambda *x: jnp.stack(x), *timesteps))
+
+
+def test_the_dead_are_cut_until_the_game_begins_again():
+    timesteps = play(agents_as_rows(Hunt(), 3), [[1, 0, 1]] * 8)
+    # Agent 0 dies in step 1, agent 2 in step 3; agent 1 rests until the limit in step 6.
+    assert timesteps.reward.T.tolist() == [
+        [0, 3, 0, 0, 0, 0, 0, 0, 3],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0, 0, 0, 1],
+    ]
+    assert timesteps.discount.T.tolist() == [
+        [1, 0, 1, 1, 1, 1, 1, 1, 0],
+        [1] * 9,
+        [1, 1, 1, 0, 1, 1, 1, 1, 1],
+    ]
+    assert timesteps.last.T.astype(int).tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 0, 1],
+        [0, 0, 0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1, 0, 0],
+    ]
+    assert timesteps.first.T.astype(int).tolist() == [
+        [1, 0, 1, 1, 1, 1, 1, 1, 0],
+        [1, 0, 0, 0, 0, 0, 0, 1, 0],
+        [1, 0, 0, 0, 1, 1, 1, 1, 0],
+    ]
+
+
+def test_a_game_that_ends_with_terminals_restarts_in_the_same_step():
+    timesteps = play(agents_as_rows(Hunt(), 3), [[1, 1, 1]] * 4)
+    assert timesteps.discount[3].tolist() == [1, 1, 0]
+    assert timesteps.reward[3].tolist() == [0, 0, 1]
+    assert timesteps.first[3].all()
+    assert not timesteps.last[3].any()
+    assert timesteps.observation[3, :, 3].tolist() == [1, 2, 3]
+
+
+def test_episodes_and_valid_steps_are_those_of_the_living():
+    timesteps = play(agents_as_rows(Hunt(), 3), [[1, 0, 1]] * 14)
+    steps = jax.tree.map(lambda x: jnp.asarray(x[:-1]), timesteps)
+    final = jax.tree.map(lambda x: jnp.asarray(x[-1]), timesteps)
+    trajectory = Trajectory(Step(steps, (), ()), final, (), ())
+    stats = count_episodes(zero_episode_stats(3), trajectory)
+    assert stats.count.tolist() == [2, 2, 2]
+    assert stats.total_return.tolist() == [6, 0, 6]
+    assert stats.total_length.tolist() == [2, 12, 6]
+    assert trajectory.valid().sum(axis=0).tolist() == [2, 12, 6]
+
+
+def test_rewards_are_shared_as_their_mean():
+    timesteps = play(agents_as_rows(Hunt(), 3, share_rewards=True), [[1, 0, 1]] * 3)
+    assert timesteps.reward[1].tolist() == pytest.approx([4 / 3] * 3)
+    assert timesteps.reward[2].tolist() == pytest.approx([0, 1 / 3, 1 / 3])  # the dead get nothing
+
+
+def test_an_evaluation_plays_games_to_their_end_and_returns_are_of_teams():
+    env = agents_as_rows(Hunt(), 3)
+    timesteps = play(env.for_evaluation(), [[1, 0, 1]] * 7)
+    assert (timesteps.reward == timesteps.reward[:, :1]).all()
+    assert timesteps.reward.sum(axis=0).tolist() == pytest.approx([2.0] * 3)
+    assert timesteps.last.sum(axis=0).tolist() == [1, 1, 1]
+    agent = Impala(network=SMALL).build(env.spec)
+    params = agent.actor_params(agent.init(jax.random.key(0), 6))
+    played = make_evaluator(agent, env, 6, policy="sampled")(params, jax.random.key(1))
+    games = played.returns.reshape(2, 3)
+    assert (games == games[:, :1]).all()
+    with pytest.raises(podracer.ConfigError, match=r"hunt: the 4 rows .* take a multiple of 3 env"):
+        make_evaluator(agent, env, 4)(params, jax.random.key(1))
+
+
+@pytest.mark.parametrize("timeout", [True, False])
+def test_both_drivers_compute_the_same(timeout):
+    env = agents_as_rows(Hunt(timeout), 3)
+    agent = Impala(network=SMALL)
+    sizes = {"num_envs": 12, "rollout_length": 8}
+    anakin, _ = train_anakin(*anakin_setup(agent, env, **sizes), 5)
+    parts = sebulba_setup(agent, DeviceEnvironments(env), policy_lag=0, **sizes)
+    sebulba, _ = train_sebulba(*parts, num_updates=5)
+    for a, b in zip(*map(jax.tree.leaves, (anakin.learner, sebulba.learner)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert podracer.check_environment(env).usable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "driver", [AnakinConfig(), SebulbaConfig(policy_lag=0, threads_per_actor=1)]
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(driver, tmp_path):
+    sizes = {"num_envs": 24, "rollout_length": 8, "updates_per_chunk": 1}
+    experiment = podracer.Experiment(
+        recipe="hunt",
+        environment=agents_as_rows(Hunt(), 3),
+        agent=Impala(network=SMALL),
+        driver=dataclasses.replace(driver, **sizes),
+        frames=1_920,
+        evaluations=0,
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(experiment, run_dir=whole, devices=1)
+    podracer.train(experiment, run_dir=cut, devices=1, frames=576)
+    podracer.train(experiment, run_dir=cut, devices=1, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+
+
+def test_what_is_no_number_of_agents_is_refused():
+    with pytest.raises(podracer.ConfigError, match="num_agents must be 1, 2, 3 and so on, not 0"):
+        agents_as_rows(Hunt(), 0)
+
+
+def test_rewards_of_agents_that_are_vectors_are_refused():
+    class Objectives(Hunt):
+        def step(self, key, state, actions):
+            state, timesteps = super().step(key, state, actions)
+            return state, dataclasses.replace(timesteps, reward=jnp.zeros((3, 2)))
+
+    with pytest.raises(podracer.ConfigError, match=r"float32\[3\], one for .*dot\(weights, rew"):
+        podracer.check_environment(agents_as_rows(Objectives(), 3))
+
+
+PAGE = Path(__file__).parents[1] / "README.md"
+
+
+def test_rows_of_a_team_play_one_game():
+    page = {}
+    exec(blocks(PAGE)[0].code.partition("\n\npodracer.train(")[0], page)  # the game of the page
+    env = agents_as_rows(page["Meeting"](), 2)
+    podracer.check_environment(env)
+    rows = jax.random.split(jax.random.key(0), 6)
+    state, timestep = jax.vmap(env.reset)(rows)
+    actions = jnp.asarray([0, 1, 2, 2, 1, 0])
+    ends = 0
+    for t in range(30):
+        positions = timestep.observation[:, :7].argmax(-1)
+        keys = jax.random.split(jax.random.key(t), 6)
+        state, timestep = jax.vmap(env.step)(keys, state, actions)
+        games = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), timestep)
+        for signal in (games.reward, games.discount, games.first, games.last):
+            assert (signal[:, 0] == signal[:, 1]).all()
+        places, teammates = jnp.split(games.observation, 2, axis=-1)
+        assert (places == teammates[:, ::-1]).all()
+        moved = timestep.observation[:, :7].argmax(-1)
+        assert ((moved == jnp.clip(positions + actions - 1, 0, 6)) | timestep.first).all()
+        ends += int(timestep.first.sum())
+    assert ends
+    with pytest.raises(podracer.ConfigError, match="5 rows of a batch cannot be shared by games"):
+        jax.vmap(env.reset)(rows[:5])
+
+
+@pytest.mark.slow
+def test_the_python_of_the_page_runs_and_its_recipe_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = run_page(PAGE, monkeypatch)
+    result = podracer.train(page.meeting_ppo(), evaluations=1, devices=1)
+    assert result.evaluation.returns.mean() >= 0.9
+
+
+@pytest.mark.slow
+def test_a_team_learns_the_optimum(tmp_path):
+    """Everybody hunts until death: 3 + 4 + 3, of which a team's return is the mean."""
+    result = podracer.train(
+        podracer.Experiment(
+            recipe="hunt",
+            environment=agents_as_rows(Hunt(), 3),
+            agent=podracer.PPO(learning_rate=3e-3),
+            driver=podracer.AnakinConfig(num_envs=48, rollout_length=16, updates_per_chunk=10),
+            frames=60_000,
+            evaluation_episodes=12,
+        ),
+        run_dir=tmp_path / "run",
+        devices=1,
+        progress=False,
+    )
+    assert result.evaluation.returns.tolist() == pytest.approx([10 / 3] * 12)
