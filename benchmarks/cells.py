@@ -31,7 +31,7 @@ LATER_FIELDS = (
     ("return_distribution", None), ("weight_decay", 0.0), ("spectral_norm", False),
     ("pooled_size", 0), ("munchausen", to_json(Munchausen())), ("pool", True),
     ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0), ("recurrence", to_json(Recurrence())),
-    ("storage", "device"), ("num_epochs", 1), ("num_minibatches", 1),
+    ("num_epochs", 1), ("num_minibatches", 1),
     ("average_hosts", None), ("average_every", 16), ("spherical", False), ("adam_momentum", 0.9),
     ("batch_norm", False), ("policy_period", 1), ("squashed_scale", False),
     ("critic_network", None), ("scaled_return_max", None), ("memory_layers", 2),

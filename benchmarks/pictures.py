@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments
 from podracer.scores.runs import RunRecords
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +47,21 @@ SIZES = {  # what the x axes of growth count
     "pods": "learners in one program",
     "replay": "timesteps that the replay holds",
 }
+
+# Stages from the bottom up: key, label, color. Warm colors are for waiting.
+ACTOR_STAGES = (
+    ("actor_time_environment", "steps environments", "#3f8fdb"),
+    ("actor_time_inference", "chooses actions", "#2ca58d"),
+    ("actor_time_transfer", "sends trajectories", "#a99be6"),
+    ("actor_time_parameters", "waits for parameters", "#f5bf57"),
+    ("actor_time_queue", "waits for the learner", "#e8746d"),
+)
+LEARNER_STAGES = (
+    ("learner_time_learn", "learns", "#3f8fdb"),
+    ("learner_time_report", "reports and saves", "#8fa3b8"),
+    ("learner_time_collect", "waits for trajectories", "#e8746d"),
+)
+BINS = 150  # in one chart at most
 
 
 class Contest(NamedTuple):
@@ -311,6 +325,36 @@ def print_starts() -> None:
         figures = (row["compiled"], row["compiled_cpu"], row["trace"], row["compile"])
         texts = " | ".join(f"{value:.1f}" for value in figures)
         print(f"| `{name}` | {texts} | {row['instructions']:,.0f} |")
+
+
+def _metrics(run: RunRecords, keys: Sequence[str]) -> np.ndarray:
+    """Return metrics as f64 `[records, keys]`; missing and non-finite values are 0."""
+    rows = [[record.get(key) for key in keys] for record in run.records]
+    return np.nan_to_num(np.array(rows, float).reshape(-1, len(keys)), posinf=0, neginf=0)
+
+
+def segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
+    """Split a run into contiguous stretches of bins: start `[n]`, end `[n]`, seconds `[n, keys]`.
+
+    A record describes the time before its evaluation, as long as the learner's stages in it took.
+    """
+    seconds = _metrics(run, keys)
+    lengths = _metrics(run, [key for key, *_ in LEARNER_STAGES]).sum(axis=1)
+    end = _metrics(run, ["seconds"])[:, 0] - _metrics(run, ["time_evaluate"])[:, 0]
+    recorded = seconds.any(axis=1) & (end > 0)
+    if not recorded.any():
+        return []
+    end, seconds, lengths = end[recorded], seconds[recorded], lengths[recorded]
+    previous_end = np.concatenate([[0.0], end[:-1]])
+    start = np.maximum(previous_end, end - np.where(lengths > 0, lengths, np.inf))
+    width = end[-1] / (BINS - 0.5)  # the last record is within the last bin
+    gap = start - previous_end > width
+    start = np.where(gap, start, previous_end)
+    first = np.flatnonzero(gap | (np.diff(np.floor(end / width), prepend=-1) != 0))
+    last = np.append(first[1:], len(end)) - 1
+    bins = start[first], end[last], np.add.reduceat(seconds, first)
+    cuts = np.flatnonzero(gap[first])
+    return list(zip(*(np.split(column, cuts[cuts > 0]) for column in bins), strict=True))
 
 
 def draw_waits(target: Path) -> None:

@@ -1,7 +1,6 @@
 """The pages that are made from the code: `python docs/tables.py` writes them again.
 
-`which-recipe.md` asks the agents what they can be built for, `environments.md` the catalog,
-`settings.md` every recipe. `tests/project/test_tables.py` fails where a page is not current.
+`environments.md` asks the catalog, `settings.md` every recipe. `tests/project/test_tables.py` fails where a page is not current.
 """
 
 import dataclasses
@@ -11,11 +10,9 @@ import typing
 from pathlib import Path
 
 from podracer import envs, recipes
-from podracer.agents import AGENTS
 from podracer.cli.flags import Group, fields_of, group_of, names_of_command
 from podracer.cli.values import format_schedule
-from podracer.envs.catalog import ACTIONS, ADAPTERS, ENVIRONMENTS, OBSERVATIONS, spaces_of
-from podracer.recipes.fitting import can_build, fitting
+from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
 from podracer.schedules import Linear
 
 DOCS = Path(__file__).parent
@@ -41,67 +38,6 @@ def code(names):
     return ", ".join(f"`{name}`" for name in names)
 
 
-def which_recipe():
-    rows = [
-        [code([name]), code(observations(kind())), code(actions(kind()))]
-        for name, kind in sorted((kind.__name__, kind) for kind in AGENTS.values())
-    ]
-    text = f"""{MADE}# Which recipe for my task
-
-Look at what your environment shows and which actions it takes:
-
-```bash
-podracer list recipes --observation image --action continuous
-podracer list environments --observation vector --action continuous
-podracer check MODULE:NAME                              # the faults of your own environment
-```
-
-| word | observations |
-|---|---|
-| `vector` | an array of numbers |
-| `image` | an array `[H, W, C]` |
-| `index` | the number of a state |
-| `dict` | several arrays |
-
-Actions are `discrete` (one of several), `multidiscrete` (several of them at once) or `continuous` (numbers in bounds).
-
-Take a recipe in an environment of this kind and name yours with `--environment`, or in a [recipe of your
-own](add-an-agent.md#on-the-command-line). The lists below have one recipe for each algorithm or variant, first those that
-need no flag but this one. `--torso cnn` gives an agent convolutions. Its settings are those of its own task: see
-[settings](settings.md), and begin with the learning rate in a [sweep](tutorials/06-sweep.md).
-
-Where several fit, ask what a frame costs. A2C, PPO, IMPALA and PQN learn from fresh rollouts, so they suit many cheap
-environments. DQN, SAC and TD3 learn from a replay: fewer frames, more computation for each. MuZero and AlphaZero
-plan, which is the most computation for a frame. R2D2 and `--memory lstm` are for tasks that hide something.
-[Results](results.md) has the scores of most.
-
-"""
-    for observation in OBSERVATIONS:
-        for action in ACTIONS:
-            fits = fitting(recipes.RECIPES, observation, action)
-            own = [fit.name for fit in fits if not fit.elsewhere]
-            text += f"## {observation}, {action}\n\n"
-            text += f"In such an environment: {code(own) or 'none'}.\n\n"
-            for torso in (None, "cnn"):
-                names = [x.name for x in fits if x.elsewhere and x.torso == torso]
-                flags = "--environment NAME" + (f" --torso {torso}" if torso else "")
-                text += f"With `{flags}`: {code(names)}.\n\n" if names else ""
-    text += "## Agents\n\nWhat each agent can be built for, with its default settings:\n\n"
-    text += table(["agent", "observations", "actions"], rows)
-    return text + (
-        "\nDisco needs the file of a rule, "
-        "and LPG\nneeds `lifetimes:NAME`, so they can be built for no task alone.\n"
-    )
-
-
-def observations(agent):
-    return [x for x in OBSERVATIONS if any(can_build(agent, x, action) for action in ACTIONS)]
-
-
-def actions(agent):
-    return [x for x in ACTIONS if any(can_build(agent, kind, x) for kind in OBSERVATIONS)]
-
-
 def environments():
     suite = [json.loads(line) for line in SUITE.read_text().splitlines()]
     scored = sorted({row["environment"] for row in suite if row["library"] == "podracer"})
@@ -114,13 +50,10 @@ def environments():
         def of_prefix(environment, prefix=prefix, is_family=adapter is not None):
             return environment.startswith(prefix) if is_family else environment == prefix
 
-        spaces = spaces_of(name)
         extra = adapter.extra if adapter else ""
         rows.append(
             [
                 code([name]),
-                ", ".join(spaces.observation),
-                ", ".join(spaces.action),
                 "host" if adapter and adapter.on_host else "device",
                 f"`{extra}`" if extra else "",
                 MEGABYTES[extra] if extra else "",
@@ -128,7 +61,7 @@ def environments():
                 code(x.removeprefix(prefix) or x for x in scored if of_prefix(x)),
             ]
         )
-    head = ["name", "observations", "actions", "runs on", "extra", "MB", "recipes", "scored"]
+    head = ["name", "runs on", "extra", "MB", "recipes", "scored"]
     kinds = table(head, rows)
     texts = table(
         ["name", "what it is"],
@@ -140,9 +73,8 @@ def environments():
     )
     return f"""{MADE}# Environments
 
-`podracer list environments` shows the names and what is installed on your machine, with `--observation` and `--action`
-only those of a kind ([words](which-recipe.md)). `podracer.make(NAME)` returns one, and
-`podracer train RECIPE --environment NAME` trains in it.
+`podracer list environments` shows the names and what is installed on your machine. `podracer.make(NAME)` returns one,
+and `podracer train RECIPE --environment NAME` trains in it.
 
 Environments of the device are written in JAX and step inside the compiled program, thousands side by side. Environments
 of the host are stepped by processes or native threads, under [Sebulba](sebulba.md). `MB` is the size of the wheels that the extra
@@ -261,7 +193,7 @@ def changes(values, path=()):
             yield f"{'.'.join((*path, name))}={value}"
 
 
-PAGES = {"which-recipe": which_recipe, "environments": environments, "settings": settings}
+PAGES = {"environments": environments, "settings": settings}
 
 
 def main():

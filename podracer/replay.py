@@ -1,4 +1,4 @@
-"""Replay buffer on the device, or its observations in host memory.
+"""Replay buffer on the device.
 
 Every environment has a ring buffer of its newest timesteps. Leaves are `[B, C, ...]`, environments
 first, because that is the sharded axis: each device samples from its own environments. A sample is
@@ -12,21 +12,15 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
-from podracer.devices.host_memory import (
-    HostMemory,
-    from_stored,
-    read_windows,
-    to_stored,
-    write_slices,
-)
 from podracer.devices.reductions import global_max
+from podracer.devices.tiles import from_stored, to_stored
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct, unchecked
@@ -58,9 +52,6 @@ class Replay:
     """Exponent alpha of the priorities, in [0, 1]: 0 samples uniformly, 1 in proportion."""
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
-    storage: Literal["device", "host"] = "device"
-    """Memory that holds the observations: the device's, or the host's (pinned where there is an
-    accelerator), from which only samples go to the device."""
 
 
 @unchecked
@@ -77,7 +68,7 @@ class Priorities:
 class ReplayState:
     """Contents of a replay buffer. Leaves lead with B, the number of environments."""
 
-    steps: Step  # [B, C, ...]; of a stack only the newest frame; observations may be `HostMemory`
+    steps: Step  # [B, C, ...]; of a stack only the newest frame
     frame_source: PyTree  # u8 [B, C] for each stack of frames, else (): CONTINUED, COPIED or BLANK
     last_stack: PyTree  # [B, ..., K] for each stack of frames, the newest one, else ()
     carry: Carry  # [B, C / stride, ...], the agent's recurrent state at each start
@@ -142,9 +133,7 @@ class Buffer:
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         steps = jax.tree.map(zeros(num_envs, ring_size), step)
-        on_host = self.config.storage == "host"
-        stored = jax.tree.map(partial(to_stored, on_host=on_host), steps.timestep.observation)
-        steps = _with_observation(steps, HostMemory(stored) if on_host else stored)
+        steps = _with_observation(steps, jax.tree.map(to_stored, steps.timestep.observation))
         return ReplayState(
             steps=steps,
             frame_source=self._map_stacks(
@@ -183,12 +172,7 @@ class Buffer:
 
         start = position // self.stride
         rings = state.steps.timestep.observation
-        if isinstance(rings, HostMemory):
-            write_frames = partial(write_slices, position=position)
-            rings = jax.tree.map(write_frames, rings, HostMemory(frames))
-        else:
-            stored = jax.tree.map(partial(to_stored, on_host=False), frames)
-            rings = jax.tree.map(write, rings, stored)
+        rings = jax.tree.map(write, rings, jax.tree.map(to_stored, frames))
         without_frames = (_with_observation(x, ()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
@@ -357,17 +341,9 @@ class Buffer:
         self, state: ReplayState, rows: Int[Array, "N"], times: Int[Array, "L N"]
     ) -> PyTree:
         """Return the observations `[L, N, ...]` of consecutive times, with whole stacks."""
-        source, history = state.steps.timestep.observation, self._history
-        on_host, length = isinstance(source, HostMemory), times.shape[0]
-        if isinstance(source, HostMemory):
-            window = partial(read_windows, rows=rows, starts=times[0] - history)
-            source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
         def read(source: jax.Array, spec: ArraySpec, age: int) -> jax.Array:
-            start = history - age
-            window = slice(start, start + length)
-            stored = source[window] if on_host else _read(source, rows, times - age)
-            return from_stored(stored, spec)
+            return from_stored(_read(source, rows, times - age), spec)
 
         def stack(spec: ArraySpec, reader: Any, frame_source: jax.Array) -> jax.Array:
             frame = reader(0)
@@ -382,6 +358,7 @@ class Buffer:
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 
+        source = state.steps.timestep.observation
         readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
         return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
 

@@ -142,19 +142,6 @@ def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
             assert shown.carry[n, 0] == start
 
 
-@variants("name", ["frames"], ["uneven rollouts"])
-def test_a_replay_in_host_memory_has_the_same_bits(name):
-    spec, length, stride, rollouts = CASES[name]
-    contents = []
-    for storage in ("device", "host"):
-        config = Replay(B * 40, prioritized=True, storage=storage)
-        buffer = Buffer(config, spec, length, stride)
-        _, memory = fill(spec, buffer, rollouts)
-        contents.append((memory, draw(buffer, memory, 3, 512)))
-    for leaves in zip(*map(jax.tree.leaves, contents), strict=True):
-        np.testing.assert_array_equal(*leaves)
-
-
 @variants("name", ["frames"], ["sequences"])
 def test_a_count_that_grows_large_changes_no_sample(name):
     spec, length, stride, rollouts = CASES[name]

@@ -98,7 +98,7 @@ _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
     "DDPG": {"cloning_alpha": None},
     "MLP": {"spherical": False},
-    "Replay": {"data": None},
+    "Replay": {"data": None, "storage": "device"},
     "SAC": {
         "batch_norm": False,
         "batch_norm_targets": False,

@@ -26,7 +26,6 @@ from podracer.agent import Agent, Blueprint, Fused
 from podracer.arguments import named
 from podracer.checks import check_agent, check_environment
 from podracer.devices import kernels
-from podracer.devices.host_memory import keep_on_host
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, Arrival, check_divisible
 from podracer.devices.ordering import in_order
@@ -194,7 +193,6 @@ def chunk(
 ) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
-    blueprint = keep_on_host(blueprint)
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(_update, agent, env=env, config=config, axis=axis))  # is traced once
 
@@ -204,7 +202,6 @@ def chunk(
         state = state.with_shared(kernels.pack(state.learner.shared))
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
-    state = keep_on_host(state)
     shapes = state.learner.shared
     with breakpoints_off():
         metric_shapes = jax.eval_shape(update, state)[1]

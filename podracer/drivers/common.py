@@ -20,7 +20,6 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
-from podracer.devices.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.devices.reductions import Axis, num_shards
@@ -121,14 +120,12 @@ def init_state(
 
     def make(data: PyTree, key: jax.Array) -> TrainState:
         replaying = dataclasses.replace(blueprint, environment=data)
-        return without_host_memory(make_initial_state(replaying, env, config, key))
+        return make_initial_state(replaying, env, config, key)
 
-    program = jax.jit(
-        make, out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(shapes))
-    )
+    program = jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
     # Arrays of an environment are arguments, not to compile them into the program.
     data = None if env is None else place_agent(blueprint.environment, mesh)
-    return zeros_in_host_memory(program(data, key), shapes)
+    return program(data, key)
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:
@@ -145,7 +142,7 @@ def place_agent(agent: Any, mesh: Mesh) -> Any:
 
 
 def _agent_shardings(agent: Any, mesh: Mesh) -> Any:
-    return pin(jax.tree.map(lambda _: NamedSharding(mesh, REPLICATED), agent))
+    return jax.tree.map(lambda _: NamedSharding(mesh, REPLICATED), agent)
 
 
 def with_agent(program: partial[Any], agent: Any, mesh: Mesh) -> partial[Any]:
@@ -186,15 +183,8 @@ def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         state,
-        pin(shardings(mesh, _broadcast(specs, state))),
+        shardings(mesh, _broadcast(specs, state)),
     )
-
-
-def uses_host_memory(blueprint: Blueprint, num_envs: int) -> bool:
-    """Return whether a part of the agent's state is in host memory."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda b, key: b.build().init(key, num_envs), blueprint, key)
-    return bool(host_leaves(state.local))
 
 
 def make_initial_state(

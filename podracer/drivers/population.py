@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from podracer.agent import Blueprint
-from podracer.devices.host_memory import host_leaves
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, make_mesh, shardings
 from podracer.devices.reductions import platform_of
@@ -151,18 +150,10 @@ def abstract_states(
     config: Any,
     exchange: Exchange | None = None,
 ) -> TrainState:
-    """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states.
-
-    Raises `ConfigError` for a replay in host memory.
-    """
+    """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
     keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(make_initial_states, pods, env, mesh, config, exchange)
     states = jax.eval_shape(make_states, stack_agents(blueprint, pods), keys)
-    if host_leaves(states):
-        raise ConfigError(
-            "the pods of a population sample in one program, which reads host memory for one "
-            'learner only: take `agent.replay.storage="device"`, or a tournament.'
-        )
     return driver.with_shardings(states, mesh, PODS)
 
 

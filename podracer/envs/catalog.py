@@ -9,11 +9,9 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
-
-import jax
 
 from podracer.arguments import typed, unknown_argument
 from podracer.environment import Environment, HostEnvironments, auto_reset
@@ -28,21 +26,6 @@ from podracer.envs.worlds import Worlds
 from podracer.errors import ConfigError, install_command
 from podracer.io.entry_points import installed, package_of, summary
 from podracer.names import nearest
-from podracer.types import ACTION_MASK, ArraySpec, Continuous, EnvironmentSpec, MultiDiscrete
-
-OBSERVATIONS = ("vector", "image", "index", "dict")
-ACTIONS = ("discrete", "multidiscrete", "continuous")
-
-
-class Spaces(NamedTuple):
-    """Kinds of observations and of actions that there are under a name, or in one environment.
-
-    An `image` is `[H, W, C]`, an `index` the number of a state, a `dict` several arrays; any other
-    array is a `vector`. An action mask is not counted.
-    """
-
-    observation: tuple[str, ...] = OBSERVATIONS
-    action: tuple[str, ...] = ACTIONS
 
 
 class Builtin(NamedTuple):
@@ -64,9 +47,6 @@ class Adapter(NamedTuple):
     """Packages that it imports, by default the one named like the extra."""
     on_host: bool = False
     """Whether its environments run on the host alone, so that Anakin cannot train in them."""
-    spaces: Spaces = Spaces()
-    spaces_by_name: Mapping[str, Spaces] = {}
-    """Spaces of names that recipes use, where the adapter has several kinds."""
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -114,48 +94,33 @@ ADAPTERS = {
     "worlds": Adapter(
         lambda name, **options: Worlds(tuple(name.split("+")), **options),
         "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
-        spaces=Spaces(("index",), ("discrete",)),
     ),
     "lifetimes": Adapter(
         _lifetimes,
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
-        spaces=Spaces(("dict",)),
     ),
     "gymnax": Adapter(
         _lazy("gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
         "gymnax",
         ("gymnax", "six"),
-        spaces=Spaces(("vector", "image"), ("discrete", "continuous")),
-        spaces_by_name={
-            "Breakout-MinAtar": Spaces(("image",), ("discrete",)),
-            "MemoryChain-bsuite": Spaces(("vector",), ("discrete",)),
-        },
     ),
     "pgx": Adapter(
         _lazy("pgx"),
         "MinAtar and 2048 of pgx, such as pgx:minatar-breakout",
         "pgx",
-        spaces=Spaces(("vector", "image"), ("discrete",)),
     ),
     "gymnasium": Adapter(
         _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         "gymnasium",
         on_host=True,
-        spaces_by_name={
-            "CartPole-v1": Spaces(("vector",), ("discrete",)),
-            **dict.fromkeys(
-                ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5"), Spaces(("vector",), ("continuous",))
-            ),
-        },
     ),
     "envpool": Adapter(
         _lazy("host.envpool"),
         "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
         "envpool",
         on_host=True,
-        spaces=Spaces(("vector", "image", "index"), ("discrete", "continuous")),
     ),
 } | {
     prefix: Adapter(
@@ -164,7 +129,6 @@ ADAPTERS = {
         "atari",
         ("ale_py", "gymnasium"),
         on_host=True,
-        spaces=Spaces(("image",), ("discrete",)),
     )
     for prefix, protocol, description in (
         ("atari", "impala", "under IMPALA's protocol"),
@@ -260,43 +224,6 @@ def runs_on_host(environment: str | Environment | HostEnvironments) -> bool:
         return ADAPTERS[prefix].on_host
     entry = installed("environments").get(prefix)
     return entry is not None and getattr(entry.load(), "on_host", False)
-
-
-def spaces_of(name: str) -> Spaces:
-    """Return the kinds of observations and actions of an environment, or of a prefix with `:NAME`.
-
-    An adapter of another package is not asked: what it declares counts. Raises `ConfigError` for an
-    unknown name.
-    """
-    prefix, _, suffix = name.partition(":")
-    if name in ENVIRONMENTS or prefix not in ADAPTERS:
-        return spaces_of_spec(make(name).spec)
-    if prefix in ("partial", "lifetimes") and suffix != "NAME":
-        inner = spaces_of(suffix.partition(",")[0])
-        return inner._replace(observation=("dict",)) if prefix == "lifetimes" else inner
-    adapter = ADAPTERS[prefix]
-    names = (suffix, suffix.partition(",")[0])
-    return next(
-        (adapter.spaces_by_name[x] for x in names if x in adapter.spaces_by_name), adapter.spaces
-    )
-
-
-def spaces_of_spec(spec: EnvironmentSpec) -> Spaces:
-    """Return the kinds of the observation and of the action of a specification."""
-    observation = spec.observation
-    if isinstance(observation, dict):
-        leaves = [x for key, x in observation.items() if key != ACTION_MASK]
-    else:
-        leaves = jax.tree.leaves(observation, is_leaf=lambda x: isinstance(x, ArraySpec))
-    first = leaves[0]
-    if len(leaves) > 1 or not isinstance(first, ArraySpec):
-        kind = "dict"
-    elif first.num_values is not None:
-        kind = "index"
-    else:
-        kind = "image" if len(first.shape) == 3 else "vector"
-    several = "multidiscrete" if isinstance(spec.action, MultiDiscrete) else "discrete"
-    return Spaces((kind,), ("continuous" if isinstance(spec.action, Continuous) else several,))
 
 
 def imported_module(name: str) -> str | None:

@@ -22,7 +22,6 @@ from podracer.io.reading import naming
 from podracer.io.text import mode_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]([A-Za-z0-9._ -]{0,78}[A-Za-z0-9._-])?")
-_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
 _HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname())[:40]
 SPARE_BYTES = 2**20  # bytes that are free wherever something is to be saved
 
@@ -31,16 +30,13 @@ def run_directory(root: Path, name: str) -> Path:
     """Return the path of the run `name` directly under `root`; create nothing.
 
     A name has 1 to 80 of `A-Z a-z 0-9 . _ -` and spaces between them, and does not start with a
-    dot. Raises `ConfigError` for any other, for one that names a device on some system, and for a
-    path that is a symbolic link or a file.
+    dot. Raises `ConfigError` for any other, and for a path that is a symbolic link or a file.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise ConfigError(
             f"run name {name[:80]!r} is not usable: take 1 to 80 letters, digits, '.', '_' or '-', "
             "and spaces between them, not starting with '.'"
         )
-    if _DEVICE.fullmatch(name):
-        raise ConfigError(f"run name {name!r} is reserved by some systems; choose another")
     root = Path(root).resolve()
     path = root / name
     try:

@@ -68,7 +68,6 @@ class Compiled:
             "bytes_beside": self.bytes_beside,
             "waiting_bytes": sum(self.waiting.values()),
             "compiler_bytes": self.compiler_bytes,
-            "host_bytes": self.program.host_bytes,
             "steps_per_update": self.program.steps,
             "kernels_per_update": kernels.total(),
             "kernels_per_step": round(kernels["rollout"] / self.program.length, 1),
@@ -202,8 +201,8 @@ def _failure(text: str, program: Program, target: Target) -> PodracerError:
     ]
     return ConfigError(
         f"the program of the {program.role} needs {sizes[1]} in the {sizes[2]} of a {target.title}:"
-        " take fewer `driver.num_envs`, a smaller replay if it has one (`agent.replay.capacity`, "
-        "`agent.replay.storage='host'`), or a target with more memory "
+        " take fewer `driver.num_envs`, a smaller replay if it has one (`agent.replay.capacity`), "
+        "or a target with more memory "
         f"({', '.join(larger) or 'none is known'})."
     )
 
@@ -219,7 +218,7 @@ def show(run: CompiledRun) -> str:
     for compiled in run.programs:
         facts, role = compiled.to_json(), compiled.program.role
         call, unit = ("a call", "rows") if role == "actor" else ("an update", "environment steps")
-        memory = {**compiled.memory, "in host memory": facts["host_bytes"]}
+        memory = compiled.memory
         numbers = {
             f"{unit} of {call}": "steps_per_update",
             f"kernels of {call}": "kernels_per_update",

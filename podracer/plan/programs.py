@@ -12,9 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
-from podracer.devices.host_memory import host_leaves
 from podracer.devices.mesh import make_mesh
-from podracer.devices.reductions import platform_of
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import (
@@ -49,13 +47,12 @@ class Program:
     parts: dict[str, int]  # bytes of the large arguments
     waiting: dict[str, int] = dataclasses.field(default_factory=dict)
     """Bytes of arrays that wait beside a call: other batches of trajectories."""
-    host_bytes: int = 0  # bytes of the host's memory
     copies: int = 1  # number of calls that run at once
 
     @cached_property
     def state(self) -> dict[str, int]:
         """Bytes of all arguments by part, without padding."""
-        size = _device_bytes(self.arguments) - self.host_bytes
+        size = _device_bytes(self.arguments)
         return {**self.parts, _OTHERS: size - sum(self.parts.values())}
 
 
@@ -106,8 +103,7 @@ def _on_every_device(
         (agent, state, abstract_request(mesh)),
         steps // mesh.size,
         length,
-        state_parts(state, platform_of(mesh)),
-        host_bytes=_host_bytes(state, platform_of(mesh)),
+        state_parts(state),
     )
 
 
@@ -133,9 +129,8 @@ def _sebulba(
         arguments,
         config.steps_per_update // split.mesh.size,
         1,
-        {**state_parts(state, target.platform), "rollouts": rollouts},
+        {**state_parts(state), "rollouts": rollouts},
         {"rollouts that wait": config.queue_depth * rollouts},
-        _host_bytes(state, target.platform),
     )
     actor = Program(
         "actor",
@@ -152,19 +147,13 @@ def _sebulba(
     return [learner, actor]
 
 
-def state_parts(state: TrainState, platform: str) -> dict[str, int]:
+def state_parts(state: TrainState) -> dict[str, int]:
     """Return the bytes of a training state on one device, by part."""
-    local = _device_bytes(state.learner.local) - _host_bytes(state, platform)
     return {
         "parameters and optimizer": _device_bytes(state.learner.shared),
-        "replay and other state of environments": local,
+        "replay and other state of environments": _device_bytes(state.learner.local),
         "environments": _device_bytes(state.actor),
     }
-
-
-def _host_bytes(state: TrainState, platform: str) -> int:
-    """Return the bytes in host memory; a CPU has no other, so there they are the device's."""
-    return 0 if platform == "cpu" else _device_bytes(host_leaves(state))
 
 
 def _device_bytes(tree: PyTree) -> int:

@@ -165,7 +165,7 @@ def atari_btr(game: str = "pong") -> Experiment:
 
 
 def atari_apex(game: str = "pong") -> Experiment:
-    """Ape-X DQN on an Atari game (`--game NAME`): 14 GiB of replay in the memory of the host.
+    """Ape-X DQN on an Atari game (`--game NAME`): 14 GiB of replay.
 
     As in Horgan et al. 2018, section 4.1 and appendix: dueling double DQN with returns of three
     rewards, an epsilon for each actor, and a learner that samples 0.8 transitions for each new one.
@@ -192,7 +192,6 @@ def atari_apex(game: str = "pong") -> Experiment:
                 updates_per_rollout=8,
                 warmup=50_000,
                 prioritized=True,
-                storage="host",
             ),
             network=TorsoNetwork(CNN(hidden=())),
         ),

@@ -78,7 +78,7 @@ def catch_stacx() -> Experiment:
 
 
 def catch_apex() -> Experiment:
-    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay in host memory.
+    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay.
 
     A small size of `atari_apex`.
     """
@@ -97,7 +97,6 @@ def catch_apex() -> Experiment:
                 batch_size=128,
                 updates_per_rollout=8,
                 prioritized=True,
-                storage="host",
             ),
         ),
         driver=SebulbaConfig(

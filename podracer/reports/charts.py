@@ -1,12 +1,10 @@
-"""Charts: series become plotly figures, which the script of a page draws.
+"""Charts: series become figures in plotly's form, with plotly's own legends and buttons.
 
-A figure is a dictionary in plotly's form. Its traces say in `meta` what the page's controls change:
-the group and the run that they show, and their curves over each x axis. `charts.js` reads it.
+`charts.js` hands them to plotly. A color `--name` is a variable of the page's style.
 """
 
 from __future__ import annotations
 
-import datetime
 import html
 import itertools
 import json
@@ -23,7 +21,7 @@ from podracer.scores.statistics import ENOUGH, bootstrap_interval, running_mean,
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
 POD, WINNER = COLORS[:2]  # all pods of a population, and the best one with its ancestors
-GRAY, TEXT = "#8a919a", "--text"  # a name with dashes is a variable of the page's style
+GRAY, TEXT = "#8a919a", "--text"
 AXES = ("frames", "updates", "seconds")
 _POINTS = 1000  # in a curve at most
 _ALL_POINTS = 50_000  # in a block, about; a page of six million bytes has room for two
@@ -31,6 +29,7 @@ _CURVES = 64  # runs shown in a block at most
 _RAW = 8  # groups at most whose unsmoothed values are shown, too
 _SETTINGS = 10  # under the pointer at most
 _GRID = 200  # points at which the seeds of a group are compared
+_NONE = np.zeros(0)
 
 Groups = dict[str, list[RunRecords]]  # label to its runs
 Curve = tuple[np.ndarray, np.ndarray]  # positions and values of a metric
@@ -50,11 +49,10 @@ class Panel(NamedTuple):
 
 
 class LegendEntry(NamedTuple):
-    """Line of a legend; it switches the traces of its group on and off, and those of each run."""
+    """Line of a legend; a click on it switches the traces of its group on and off."""
 
     label: str
     color: str
-    runs: Sequence[str] = ()
 
 
 def trace(
@@ -63,11 +61,18 @@ def trace(
     """Return a trace of points `[n]`; `text` is plain and appears under the pointer."""
     texts = [text] if isinstance(text, str) else text
     escaped = [html.escape(part).replace("\n", "<br>") for part in texts]
+    shown_text = {"meta": escaped[0]} if isinstance(text, str) else {"text": escaped}
+    hover = f"%{{{next(iter(shown_text))}}}<br>%{{x}}: %{{y}}<extra></extra>"
+    hover_style = {} if "hoverinfo" in style else {"hovertemplate": hover}
+    mode = {} if "type" in style else {"mode": "lines"}
     return {
         "x": x,
         "y": y,
-        "text": escaped[0] if isinstance(text, str) else escaped,
-        "meta": {"group": group},
+        **shown_text,
+        **hover_style,
+        **mode,
+        "legendgroup": group,
+        "showlegend": False,
         **style,
     }
 
@@ -75,41 +80,83 @@ def trace(
 def figure(title: str, traces: Sequence[Trace], x_title: str = "", **layout: Any) -> Figure:
     """Return a figure with a plain title, and with the name of its x axis."""
     lines = textwrap.wrap(title, 46)
-    x_axis = {"title": {"text": html.escape(x_title)}, **layout.pop("xaxis", {})}
-    heading = {"text": "<br>".join(map(html.escape, lines))}
-    margin = {"t": 20 + 17 * len(lines)}
+    x_axis = {"title": {"text": html.escape(x_title)}, "showgrid": False, **layout.pop("xaxis", {})}
+    heading = {"text": "<br>".join(map(html.escape, lines)), "x": 0.01, "y": 1, "yref": "container",
+               "yanchor": "top", "pad": {"t": 4}, "font": {"size": 13, "color": TEXT}}  # fmt: skip
     return {
         "data": list(traces),
-        "layout": {"title": heading, "xaxis": x_axis, "margin": margin, "height": 270, **layout},
+        "layout": {
+            **_layout(),
+            "title": heading,
+            "margin": {"l": 50, "r": 10, "b": 40, "t": 24 + 17 * len(lines)},
+            "height": 270,
+            "barmode": "stack",
+            **layout,
+            "xaxis": _axis() | x_axis,
+            "yaxis": _axis() | layout.get("yaxis", {}),
+        },
     }
 
 
+def _layout() -> dict[str, Any]:
+    font = {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 11}
+    return {
+        "paper_bgcolor": "--page",
+        "plot_bgcolor": "--page",
+        "font": {**font, "color": "--soft"},
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left", "namelength": -1},
+    }
+
+
+def _axis() -> dict[str, Any]:
+    lines = dict.fromkeys(("gridcolor", "zerolinecolor", "linecolor"), "--line")
+    return {**lines, "automargin": True, "nticks": 6, "exponentformat": "B"}
+
+
 def charts(
-    name: str,
-    figures: Sequence[Figure],
-    legend: Sequence[LegendEntry] = (),
-    *,
-    axes: Sequence[str] = (),
-    width: int = 320,
+    name: str, figures: Sequence[Figure], legend: Sequence[LegendEntry] = (), *, width: int = 320
 ) -> str:
     """Return a block of figures as HTML, nothing without figures.
 
-    Figures of `width` pixels or more stand beside each other. `axes` are the x axes that the page
-    offers for their curves. `name` tells the block from others of the page.
+    Figures of `width` pixels or more stand beside each other. `name` tells the block from others of
+    the page.
     """
-    if not figures:
-        return ""
+    content = "".join(_chart(figure, legend) for figure in figures)
+    block = f'<div class="charts" data-name="{html.escape(name)}" style="--least: {width}px">'
+    return f"{block}{content}</div>" if content else ""
+
+
+def _chart(figure: Figure, legend: Sequence[LegendEntry]) -> str:
+    groups = {trace["legendgroup"] for trace in figure["data"] if "legendgroup" in trace}
+    names = [
+        {"x": [None], "y": [None], "mode": "lines", "name": html.escape(entry.label),
+         "legendgroup": entry.label, "line": {"color": entry.color, "width": 3}, "showlegend": True}
+        for entry in legend if entry.label in groups
+    ]  # fmt: skip
+    longest = max((len(entry.label) for entry in legend), default=0)
+    place = {
+        "orientation": "h",
+        "x": 0,
+        "y": 1,
+        "yref": "container",
+        "yanchor": "top",
+        "entrywidth": 6 * longest,
+        "font": {"color": TEXT},
+        "maxheight": 190,
+    }
+    titled = bool(figure["layout"].get("title", {}).get("text"))
+    if titled:  # the legend stands below the title
+        place |= {"yref": "paper", "yanchor": "bottom"}
+    layout = {**figure["layout"], "showlegend": len(names) > 1, "legend": place}
     arrays: dict[str, int] = {}
-    block = _shared(
-        {"axes": axes, "legend": [x._asdict() for x in legend], "figures": figures}, arrays
-    )
-    content = f'{{"arrays":[{",".join(arrays)}],"block":{json.dumps(block)}}}'
+    content = _shared({"data": [*figure["data"], *names], "layout": layout}, arrays)
+    text = f'{{"arrays":[{",".join(arrays)}],{json.dumps(content)[1:]}'
     for character in "&<>":  # none that could end the script
-        content = content.replace(character, f"\\u{ord(character):04x}")
-    return (
-        f'<div class="charts" data-name="{html.escape(name)}" style="--least: {width}px">'
-        f'<script type="application/json">{content}</script></div>'
-    )
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    height = figure["layout"]["height"]
+    script = f'<script type="application/json">{text}</script>'
+    return f'<div class="chart" style="min-height: {height}px">{script}</div>'
 
 
 def _shared(value: Any, arrays: dict[str, int]) -> Any:
@@ -160,9 +207,9 @@ def curves(
     size = num_blocks * num_drawn * (sum(len(x.parts) or 1 for x in panels) + len(axes))
     points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
     texts = {label: _text(settings) for label, settings in differing_settings(members).items()}
-    figures = []
+    traces_by_title: dict[str, list[Trace]] = {}
     for panel in panels:
-        traces = []
+        traces = traces_by_title.setdefault(panel.title, [])
         for label, color in colors.items():
             group = label, color, texts[label], len(shown) <= _RAW
             if panel.parts:
@@ -170,16 +217,74 @@ def curves(
                 continue
             traces += _runs(group, shown[label], panel, axes, points)
             traces += _score(label, color, members[label], panel, axes)
-        if traces:
-            figures.append(figure(panel.title, traces))
-    legend = [
-        LegendEntry(label, colors[label], [run.name for run in runs] if len(runs) > 1 else [])
-        for label, runs in shown.items()
-    ]
-    has_choice = len(legend) > 1 or any(entry.runs for entry in legend)
-    block = charts(name, figures, legend if has_choice else [], axes=axes)
+    drawn_panels = {title: traces for title, traces in traces_by_title.items() if traces}
+    legend = [LegendEntry(label, colors[label]) for label in shown] if len(shown) > 1 else []
+    block = charts(name, [_grid(drawn_panels, axes)] if drawn_panels else [], legend, width=600)
     left_out = f"<small>{num_drawn} of {num_runs} runs are shown.</small>"
     return block + (left_out if block and num_drawn < num_runs else "")
+
+
+def _grid(panels: Mapping[str, Sequence[Trace]], axes: Sequence[str]) -> Figure:
+    """Return panels beside each other as one figure, with buttons for the x axis and for scales."""
+    data, titles, layout = [], [], _layout()
+    numbers = [str(i) if i > 1 else "" for i in range(1, len(panels) + 1)]
+    for number, (title, traces) in zip(numbers, panels.items(), strict=True):
+        place = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+        data += [trace | place for trace in traces]
+        layout |= {f"xaxis{number}": _axis() | {"showgrid": False}, f"yaxis{number}": _axis()}
+        titles.append(
+            {
+                "text": "<br>".join(map(html.escape, textwrap.wrap(title, 46))),
+                "showarrow": False,
+                "xref": f"x{number} domain",
+                "yref": f"y{number} domain",
+                "x": 0,
+                "y": 1,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "align": "left",
+                "font": {"size": 13, "color": TEXT},
+            }
+        )
+    curves = [trace.pop("curves") for trace in data]
+    used = [axis for axis in axes if any(axis in x for x in curves)]
+    buttons = []
+    for axis in used:
+        x, y = zip(*(curve.get(axis, (_NONE, _NONE)) for curve in curves), strict=True)
+        names = {f"xaxis{number}.title.text": axis for number in numbers}
+        buttons.append({"label": axis, "method": "update", "args": [{"x": x, "y": y}, names]})
+    for trace, x, y in zip(data, *buttons[0]["args"][0].values(), strict=True):
+        trace |= {"x": x, "y": y}
+    for number in numbers:
+        layout[f"xaxis{number}"]["title"] = {"text": used[0], "standoff": 4}
+    scales = [
+        {"label": f"log {letter}", "method": "relayout",
+         "args": [{f"{letter}axis{number}.type": "log" for number in numbers}],
+         "args2": [{f"{letter}axis{number}.type": "linear" for number in numbers}]}
+        for letter in "xy"
+    ]  # fmt: skip
+    menu = {
+        "type": "buttons",
+        "direction": "right",
+        "y": 1,
+        "yanchor": "bottom",
+        "pad": {"b": 34},
+        "showactive": False,
+        "bgcolor": "--fill",
+        "bordercolor": "--line",
+    }
+    menus = [
+        menu | {"buttons": buttons, "x": 0, "xanchor": "left"},
+        menu | {"buttons": scales, "x": 1, "xanchor": "right"},
+    ]
+    layout |= {
+        "grid": {"columns": len(panels), "rows": 1, "pattern": "independent", "xgap": 0.15},
+        "annotations": titles,
+        "updatemenus": menus,
+        "height": 250,
+        "margin": {"l": 50, "r": 10, "b": 40, "t": 90},
+    }
+    return {"data": data, "layout": layout}
 
 
 def differing_settings(groups: Groups) -> Settings:
@@ -216,17 +321,18 @@ def _runs(
         if curve and len(runs) == 1:
             raw = {"line": {"color": color, "width": 0.8}, "opacity": 0.3, "hoverinfo": "skip"}
             if has_raw:
-                yield _of_run(label, run, curve, text, smooth=None, **raw, **style)
-            yield _of_run(label, run, curve, text, line={"color": color, "width": 1.8}, **style)
+                yield _of_run(label, run, curve, text, **raw, **style)
+            line = {"color": color, "width": 1.8}
+            yield _of_run(label, run, _smooth(curve), text, line=line, **style)
         elif curve:
             line = {"color": color, "width": 0.8}
-            yield _of_run(label, run, curve, text, line=line, opacity=0.5, **style)
+            yield _of_run(label, run, _smooth(curve), text, line=line, opacity=0.5, **style)
     for run in runs if panel.points else ():
         if dots := _curves_of(run, panel.points, axes, points):
             mode = "lines+markers" if len(runs) > 1 else "markers"
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
             style = {"line": {"color": color, "width": 0.6, "dash": "dot"}, "marker": marker}
-            yield _of_run(label, run, dots, text, smooth=None, mode=mode, **style)
+            yield _of_run(label, run, dots, text, mode=mode, **style)
 
 
 def _parts(
@@ -261,29 +367,15 @@ def _thinned(x: np.ndarray, y: np.ndarray, points: int) -> Curve:
     return x[ends], np.add.reduceat(y, begins) / counts
 
 
+def _smooth(curves_by_axis: Mapping[str, Curve]) -> dict[str, Curve]:
+    return {axis: (x, running_mean(y)) for axis, (x, y) in curves_by_axis.items()}
+
+
 def _of_run(
-    label: str,
-    run: RunRecords,
-    curves_by_axis: Mapping[str, Curve],
-    text: str,
-    *,
-    smooth: str | None = "run",
-    **style: Any,
+    label: str, run: RunRecords, curves_by_axis: Mapping[str, Curve], text: str, **style: Any
 ) -> Trace:
-    meta = {"group": label, "run": run.name, "curves": curves_by_axis, "smooth": smooth}
-    if (start := _start(run)) is not None:
-        meta["start"] = start
     description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
-    return {**trace([], [], text=description), "meta": meta, **style}
-
-
-def _start(run: RunRecords) -> float | None:
-    """Return when a run began, in milliseconds since 1970."""
-    try:
-        start = datetime.datetime.fromisoformat(str((run.whole or run).config.get("started")))
-    except ValueError:
-        return None
-    return 1000 * start.timestamp()
+    return {**trace([], [], label, text=description, **style), "curves": curves_by_axis}
 
 
 def _score(
@@ -318,8 +410,8 @@ def _score(
         ("ended", {"line": {"color": color, "width": 2.4, "dash": "dash"}}),
     ):
         if any(len(x) for x, _ in parts[part].values()):
-            meta = {"group": label, "curves": parts[part], "smooth": "score"}
-            yield {**trace([], [], text=label), "meta": meta, "name": part, **style}
+            named = trace([], [], label, text=label, name=part, **style)
+            yield {**named, "curves": parts[part]}
 
 
 # --- other figures --------------------------------------------------------------------------------

@@ -107,23 +107,10 @@ thead th { color: var(--soft); font-weight: 400; vertical-align: bottom }
 tr > th:first-child { white-space: nowrap }
 td.differs { background: var(--mark); padding-left: .5rem }
 .charts { margin: .5rem 0 1.5rem }
-.toolbar, .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; font-size: .85rem;
-  align-items: center; margin: .5rem 0; color: var(--soft) }
-.charts ~ .charts > .toolbar { display: none }
-.legend { list-style: none; padding: 0; max-height: 11rem; overflow-y: auto; color: var(--text) }
-.legend ul { list-style: none; padding-left: 1.5rem }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px;
-  margin: 0 .4em 0 .1em }
-input, select, button { font: inherit; accent-color: #3f8fdb; vertical-align: middle }
-.toolbar [type="range"] { width: 7rem }
-.legend button { margin-left: .4rem }
-.panels { display: grid; gap: 1rem;
+.charts { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, var(--least)), 1fr)) }
-.panel { min-width: 0; border-radius: 6px; overflow: hidden }
-.modebar { opacity: 0; top: 17px !important }
-.panel:hover .modebar, .panel:focus-within .modebar { opacity: 1 }
-@media (hover: none) { .modebar { opacity: .5 } }
-.panel:focus-visible, .modebar-btn:focus-visible { outline: 2px solid #3f8fdb }
+.chart { min-width: 0 }
+@media (hover: hover) { .modebar { opacity: 0 } .chart:hover .modebar { opacity: 1 } }
 aside { border: 1px solid var(--error); border-radius: 8px; padding: 1rem 1.2rem; margin: 1.5rem 0 }
 aside h2 { color: var(--error) }
 summary { cursor: pointer; color: var(--soft) }

@@ -123,8 +123,7 @@ def caption(groups: Groups) -> str:
         )
     if several:
         sentences.append(
-            f"Thin lines are the {nouns}. Scores are over smoothed {nouns}; the slider smooths "
-            "further."
+            f"Thin lines are the {nouns}. All lines are running means over 2 % of a run."
         )
     if any(run.is_evaluated for members in several for run in members):
         sentences.append(f"A dotted line joins the evaluations of one of the {nouns}.")

@@ -60,7 +60,6 @@ def tournament_sections(log: TournamentLog) -> Iterator[tuple[str, str]]:
     yield "scores", section("Scores", pictures.scores(log))
     yield "lineage", section("Lineage", ancestry(log) + pictures.lineage(log))
     yield "hyperparameters", section("Hyperparameters", pictures.hyperparameters(log))
-    yield "pods", section("Pods", pictures.pods_in_time(log))
     yield "failures", section("Failures", failures(log))
 
 

@@ -1,4 +1,4 @@
-"""Figures of a tournament: scores, lineage, hyperparameters, and the pods over time.
+"""Figures of a tournament: scores, lineage and hyperparameters.
 
 All pods have one color, so the figures read the same with four pods and with sixty-four. Only the
 winner, which is the best entry, and its ancestors stand out.
@@ -34,15 +34,8 @@ from podracer.reports.tournament_log import (
     recipe_of,
     varying_hyperparameters,
 )
-from podracer.tournament.events import Entry, Stopped
+from podracer.tournament.events import Entry
 
-OUTCOMES = {
-    "reported": "#3f8fdb",
-    "failed": "#e15759",
-    "running": "#2ca58d",
-    "interrupted": GRAY,
-    "quarantined": "#a06cd5",
-}
 # Low to high, each to be seen on a light and on a dark page.
 _SCALE = [[i / 3, x] for i, x in enumerate(("#5b4b9e", "#2f86b8", "#35b38c", "#aed137"))]
 _UNITS = (("seconds", 1, 180), ("minutes", 60, 10_800), ("hours", 3600, 259_200))
@@ -145,7 +138,7 @@ def _time_unit(seconds: float) -> tuple[str, float]:
     return next(fitting, ("days", 86_400))
 
 
-# --- the lineage and the pods ---------------------------------------------------------------------
+# --- the lineage ----------------------------------------------------------------------------------
 
 
 def lineage(log: TournamentLog) -> str:
@@ -190,48 +183,6 @@ def _curved(links: Sequence[Link]) -> tuple[np.ndarray, np.ndarray]:
         x, y = a.round + (b.round - a.round) * steps + aside, a.pod + (b.pod - a.pod) * ease
         lines.append(list(zip(x.tolist(), y.tolist(), strict=True)))
     return joined(lines)
-
-
-def pods_in_time(log: TournamentLog) -> str:
-    """Draw a bar for each attempt at a round, and a mark where one failed or a pod was stopped."""
-    attempts = log.attempts()
-    if not attempts:
-        return ""
-    name, unit = _time_unit(log.seconds)
-    marks = [(a.pod, a.end, a.outcome, "x") for a in attempts if a.outcome == "failed"]
-    stops = [event for event in log.events if isinstance(event, Stopped)]
-    marks += [(e.pod, log.since(e.time), e.status, "square") for e in stops]
-    traces = []
-    for outcome in dict.fromkeys(attempt.outcome for attempt in attempts):
-        bars = [attempt for attempt in attempts if attempt.outcome == outcome]
-        seconds = [attempt.end - attempt.start for attempt in bars]
-        traces.append(
-            trace(
-                np.array(seconds) / unit,
-                np.array([attempt.pod for attempt in bars]),
-                outcome,
-                text=[
-                    f"pod {a.pod}, {outcome}, {t:.0f} s" for a, t in zip(bars, seconds, strict=True)
-                ],
-                type="bar",
-                orientation="h",
-                base=np.array([attempt.start for attempt in bars]) / unit,
-                width=0.6,
-                textposition="none",
-                hovertemplate="%{text}<extra></extra>",
-                marker={"color": OUTCOMES[outcome], "line": {"color": "--page", "width": 1}},
-            )
-        )
-    for pod, at, outcome, symbol in marks:
-        marker = {"symbol": symbol, "color": OUTCOMES[outcome], "size": 8}
-        place = np.array([at / unit]), np.array([pod])
-        traces.append(
-            trace(*place, outcome, text=f"pod {pod}, {outcome}", mode="markers", marker=marker)
-        )
-    kinds = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
-    names = [LegendEntry(outcome, color) for outcome, color in OUTCOMES.items() if outcome in kinds]
-    layout = {"barmode": "overlay", "xaxis": {"rangemode": "tozero"}, **_rows(log)}
-    return charts("pods", [figure("Pods in time", traces, name, **layout)], names, width=600)
 
 
 def _rounds(log: TournamentLog) -> dict[str, Any]:

@@ -8,17 +8,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from podracer.reports.console import number
 from podracer.scores.runs import acting_text
 from podracer.tournament.events import (
     Entry,
     Event,
-    Failed,
-    Started,
-    Stopped,
-    Submitted,
     TournamentState,
     accepted_entries,
     lineage,
@@ -27,15 +22,6 @@ from podracer.tournament.events import (
 from podracer.tournament.leaderboard import read_events
 
 Link = tuple[Entry, Entry]  # from the first to the second
-
-
-class Attempt(NamedTuple):
-    """Attempt of a pod at a round; times are seconds since the start of the tournament."""
-
-    pod: int
-    start: float
-    end: float
-    outcome: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,30 +70,6 @@ class TournamentLog:
         for entry in self.entries.values():
             by_pod.setdefault(entry.pod, []).append(entry)
         return [link for entries in by_pod.values() for link in itertools.pairwise(entries)]
-
-    def attempts(self) -> list[Attempt]:
-        """Return every attempt at a round; without an end event it ended before the next one."""
-        attempts: list[Attempt] = []
-        running: dict[int, float] = {}
-
-        def end(pod: int, time: float, outcome: str) -> None:
-            if pod in running:
-                attempts.append(Attempt(pod, running.pop(pod), self.since(time), outcome))
-
-        for event in self.events:
-            match event:
-                case Started():
-                    end(event.pod, event.time, "interrupted")
-                    running[event.pod] = self.since(event.time)
-                case Submitted():
-                    end(event.pod, event.time, "reported")
-                case Failed():
-                    end(event.pod, event.time, "failed")
-                case Stopped():
-                    end(event.pod, event.time, "interrupted")
-        for pod in list(running):
-            end(pod, self.events[-1].time, "running")
-        return attempts
 
 
 def read_tournament_log(directory: Path) -> TournamentLog:

@@ -42,8 +42,9 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     settings = over_run(experiment.agent, experiment.num_steps)
     context = _context(settings, experiment.driver.rollout_length)
     blueprint = Blueprint(settings, check_spec(env), context, eqx.filter(env, is_argument))
-    if isinstance(env, ChecksAgent):
-        env.check_agent(blueprint.build(), experiment)
+    checks: Any = env
+    if isinstance(checks, ChecksAgent):
+        checks.check_agent(blueprint.build(), experiment)
     return blueprint, env
 
 

@@ -20,9 +20,8 @@ from podracer.agent import Blueprint, check_policy, policy_params
 from podracer.checks import check_environment, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.devices.host_memory import host_leaves
 from podracer.devices.machine import schedulable_cores
-from podracer.devices.memory import format_bytes, free_bytes, free_host_bytes
+from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import Device, find_devices, make_mesh
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import (
@@ -406,8 +405,8 @@ def _on_device(env: Environment | HostEnvironments) -> Environment:
 def checked_size(state: TrainState, mesh: Mesh) -> int:
     """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
 
-    What it has in the memory of the host counts where that is the device's. There a save reads the
-    arrays themselves, so the next chunk, which may not write into them, makes a copy.
+    On a CPU a save reads the arrays themselves, so the next chunk, which may not write into them,
+    makes a copy.
     """
 
     def size(part: Any) -> int:
@@ -417,15 +416,7 @@ def checked_size(state: TrainState, mesh: Mesh) -> int:
         )
 
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    on_host = 0 if is_cpu else size(host_leaves(state))
-    needed, local = size(state) - on_host, size(state.learner.local) - on_host
-    all_on_host, free_on_host = on_host * len(mesh.local_devices), free_host_bytes()
-    if free_on_host is not None and all_on_host > free_on_host:
-        raise ConfigError(
-            f"the replay needs {format_bytes(all_on_host)} in the memory of this host, but "
-            f"{format_bytes(free_on_host)} are free: take a smaller `agent.replay.capacity` or "
-            "more hosts."
-        )
+    needed, local = size(state), size(state.learner.local)
     free = free_bytes(mesh)
     if free is not None and (1 + is_cpu) * needed > free:
         for_save = "and as much again during a save, " if is_cpu else ""

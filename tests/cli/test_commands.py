@@ -590,11 +590,6 @@ MISTAKES_IN_FILES = [
     ("init", "init needs NAME: write podracer init NAME."),
     ("init my-project", "'my-project' is no name of a package: take letters, digits and under"),
     ("init class", "underscores, such as my_project."),
-    pytest.param(
-        "list recipes --observation pictures",
-        "--observation is vector, image, index or dict, not",
-        marks=pytest.mark.slow,
-    ),
 ]
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),

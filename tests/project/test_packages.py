@@ -18,11 +18,11 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3820,  # the contract: files beside the rooms
+    "": 3790,  # the contract: files beside the rooms
     "agents": 8320,
     "bench": 710,
     "checks": 820,
-    "cli": 3240,
+    "cli": 3200,
     "config": 640,
     "devices": 1730,
     "drivers": 3960,
@@ -30,10 +30,10 @@ BUDGETS = {
     "io": 4440,
     "networks": 1720,
     "ops": 1840,
-    "plan": 1050,
-    "recipes": 1770,
-    "reports": 3510,
-    "run": 3270,
+    "plan": 1030,
+    "recipes": 1660,
+    "reports": 3040,
+    "run": 3250,
     "scores": 690,
     "testing": 70,
     "tournament": 3200,

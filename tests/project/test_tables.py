@@ -17,19 +17,10 @@ tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=pytest.mark.slow if x == "which-recipe" else ()) for x in tables.PAGES],
-)
+@pytest.mark.parametrize("name", tables.PAGES)
 def test_a_page_is_current(name):
-    """The slow one builds every agent for every kind of task; the agents' own tests do, too."""
     page = (ROOT / "docs" / f"{name}.md").read_text()
     assert page == tables.PAGES[name](), "run docs/tables.py"
-
-
-def test_every_recipe_has_a_place_to_be_found():
-    page = (ROOT / "docs" / "which-recipe.md").read_text()
-    assert [x for x in recipes.RECIPES if f"`{x}`" not in page] == []
 
 
 @pytest.mark.parametrize("first", [5, pytest.param(None, marks=pytest.mark.slow)])

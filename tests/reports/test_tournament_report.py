@@ -21,7 +21,6 @@ from podracer.reports import tournament_log
 from podracer.reports.standings import LiveStandings, entry_as_json
 from podracer.reports.tournament import write_tournament_report
 from podracer.reports.tournament_log import (
-    Attempt,
     TournamentLog,
     read_tournament_log,
     varying_hyperparameters,
@@ -167,7 +166,6 @@ def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
         start(board, 0, "p0r0")
     log = read_tournament_log(tmp_path)
     assert log.seconds == 30.0  # ten for each event; nothing passed between the processes
-    assert [(a.start, a.end) for a in log.attempts()] == [(10.0, 20.0), (30.0, 30.0)]
     events = [
         dataclasses.replace(event, time=1e9 + 60.0 * i - (30 * 86_400 if i > 1 else 0))
         for i, event in enumerate(log.events)
@@ -217,7 +215,7 @@ def test_a_page_is_self_contained_and_draws_what_the_log_says(page):
     assert "://" not in page
     assert "default-src 'none'" in page
     assert not re.findall('(?:src|srcset|href)="', page)
-    assert set(blocks(page)) == {"scores", "lineage", "hyperparameters", "pods"}
+    assert set(blocks(page)) == {"scores", "lineage", "hyperparameters"}
     drawn = figures(page)
     _, dots, *_, winners, best = drawn["Score over wall time"]["data"]
     assert dots["y"] == [5, 1, 1234.5, 4]
@@ -230,17 +228,6 @@ def test_a_page_is_self_contained_and_draws_what_the_log_says(page):
     assert entries["marker"]["color"] == [5, 1, 1234.5, 4]
     assert list(zip(entries["x"], entries["y"], strict=True)) == [(0, 0), (0, 1), (1, 1), (1, 0)]
     assert (links["x"].count(None), ancestors["x"].count(None)) == (2, 1)
-
-
-def test_attempts_are_bars_in_time(tournament):
-    assert sorted(read_tournament_log(tournament).attempts()) == [
-        Attempt(0, 10.0, 40.0, "reported"),
-        Attempt(0, 120.0, 130.0, "reported"),
-        Attempt(1, 20.0, 50.0, "reported"),
-        Attempt(1, 90.0, 100.0, "interrupted"),
-        Attempt(1, 100.0, 110.0, "reported"),
-        Attempt(2, 30.0, 60.0, "failed"),
-    ]
 
 
 def test_links_follow_parents_and_pods(tournament):
@@ -261,9 +248,6 @@ def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
         page = page_of(directory)
         log = TournamentLog(events[:count])
         assert f"{len(log.entries)}, {len(log.state.board)} on the board" in page
-        running = any(pod.status == "running" for pod in log.state.pods.values())
-        legend = blocks(page).get("pods", {"legend": []})["legend"]
-        assert ("running" in [x["label"] for x in legend]) == running == (count > 1)
         assert ("<h2>Leaderboard</h2>" in page) == bool(log.entries)
         assert "<h2>Configuration</h2>" in page
 

@@ -25,7 +25,7 @@ MUZERO = ("--num-simulations", 4, "--dynamics-hidden", 8, "--prediction-hidden",
 OTHERS = {
     "stacx": ("train", "catch_stacx", *SMALL),
     "muzero": ("train", "catch_muzero", *SMALL, *REPLAY, *MUZERO, "--reanalyze-fraction", 0.5),
-    "host-replay": ("train", "cartpole_dqn", *SMALL, *REPLAY, "--storage", "host"),
+    "replay": ("train", "cartpole_dqn", *SMALL, *REPLAY),
 }
 STEPS_PER_UPDATE = 16 * 8
 CHUNK = STEPS_PER_UPDATE * 20
@@ -65,7 +65,7 @@ def bits(run):
     return {k.removesuffix(".arrays"): np.asarray(stored_array(x)).tobytes() for k, x in arrays}
 
 
-def compare_with_twin(arguments, signals, directory, twin_flags=()):
+def compare_with_twin(arguments, signals, directory):
     """Whether an interrupted run ends as one that was not, and how many signals fell into a save.
 
     Compared are the bits of the states, and the records."""
@@ -74,7 +74,7 @@ def compare_with_twin(arguments, signals, directory, twin_flags=()):
     process = start(*arguments, "--frames", 10**10, "--run-dir", run)
     mid_save = interrupt(process, run, signals)
     end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
-    for command in (("resume", run, *end), (*arguments, *end, *twin_flags, "--run-dir", twin)):
+    for command in (("resume", run, *end), (*arguments, *end, "--run-dir", twin)):
         code, _, error = finish(start(*command), timeout=1800)
         assert code == 0, error
     return (bits(run), records(run)) == (bits(twin), records(twin)), mid_save
@@ -106,11 +106,9 @@ def test_interrupted_and_resumed_equals_an_uninterrupted_run(signals, tmp_path, 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_agents_killed_and_resumed_equal_an_uninterrupted_run(name, tmp_path, cases):
-    """Metaparameters, searches in a replay, and a replay in the host's memory, whose twin has its
-    own on the device."""
-    twin_flags = ("--storage", "device") if name == "host-replay" else ()
+    """Metaparameters, searches in a replay, and a replay."""
     signals = 3 * (signal.SIGKILL,)
-    equal, mid_save = compare_with_twin(OTHERS[name], signals, tmp_path, twin_flags)
+    equal, mid_save = compare_with_twin(OTHERS[name], signals, tmp_path)
     cases.add(len(signals) * equal, len(signals))
     cases.note(f"{mid_save} during a save")
     assert equal

@@ -511,8 +511,8 @@ def test_a_mean_over_seeds_leaves_out_those_that_diverged():
     panel = charts.Panel("Return", "episode_return")
     block = charts.curves("all", {"all": [sound, other, fault]}, [panel], axes=("updates",))
     traces = figures(block)["Return"]["data"]
-    assert [x["meta"]["run"] for x in traces if "run" in x["meta"]] == ["a", "b", "c"]
-    (mean,) = [x["meta"]["curves"]["updates"][1] for x in traces if x.get("name") == "score"]
+    assert [x["meta"] for x in traces if "name" not in x] == ["a", "b", "c"]
+    (mean,) = [x["curves"]["updates"][1] for x in traces if x.get("name") == "score"]
     assert set(mean) == {2}
 
 

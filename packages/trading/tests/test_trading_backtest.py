@@ -167,8 +167,8 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
     periods, kinds = ("Back-test", "Validation"), ("equity", "holdings")
     assert list(blocks(page)) == [f"{period} {kind}" for period in periods for kind in kinds]
     result = backtest(run).backtest
-    equity = blocks(page)["Back-test equity"]["figures"][0]["data"]
-    drawn = {trace["text"]: trace["y"] for trace in equity}
+    equity = blocks(page)["Back-test equity"][0]["data"]
+    drawn = {x["meta"]: x["y"] for x in equity if not x["showlegend"]}
     assert drawn["policy"] == pytest.approx(result.curves["policy"], rel=1e-5)
     assert "2010-08-12" in page  # the end of the validation period
     assert "slippage" in page

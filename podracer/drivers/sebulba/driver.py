@@ -15,7 +15,7 @@ from podracer.agent import Blueprint, check_policy
 from podracer.checks import check_agent
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA
-from podracer.drivers.common import Progress, Request, TrainState, updates_of_run, uses_host_memory
+from podracer.drivers.common import Progress, Request, TrainState, updates_of_run
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
@@ -46,12 +46,6 @@ def check(
     batch_size = rows_per_learner // config.updates_per_batch
     check_agent(blueprint, num_envs=batch_size, num_devices=split.mesh.shape[DATA])
     check_policy(blueprint.build(), "take `driver=podracer.AnakinConfig()`")
-    if config.updates_per_batch > 1 and uses_host_memory(blueprint, batch_size):
-        raise ConfigError(
-            f"updates_per_batch is {config.updates_per_batch}, but a replay in host memory takes "
-            "whole rollouts: take `driver.updates_per_batch=1`, or "
-            '`agent.replay.storage="device"`.'
-        )
     _check_memory(env, config, split)
 
 

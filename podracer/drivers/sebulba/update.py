@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent, Blueprint
-from podracer.devices.host_memory import keep_on_host
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED
 from podracer.devices.ordering import in_order
 from podracer.drivers.common import (
@@ -57,7 +56,7 @@ def update_of_learner(
     request: jax.Array,
 ) -> tuple[TrainState, Params, Metrics]:
     """Learn from the rows of all actors on one learner, in one update or in several parts."""
-    agent = keep_on_host(blueprint).build()
+    agent = blueprint.build()
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
     learn = partial(_learn, agent, axis)
     if num_parts == 1:  # without a scan, which would copy a replay
