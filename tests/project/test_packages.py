@@ -18,24 +18,24 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3790,  # the contract: files beside the rooms
-    "agents": 8320,
+    "": 3170,  # the contract: files beside the rooms
+    "agents": 6970,
     "bench": 710,
     "checks": 820,
-    "cli": 3200,
-    "config": 640,
-    "devices": 1730,
-    "drivers": 3960,
-    "envs": 4630,
-    "io": 4440,
-    "networks": 1720,
+    "cli": 3150,
+    "config": 650,
+    "devices": 1580,
+    "drivers": 3930,
+    "envs": 4400,
+    "io": 4470,
+    "networks": 1330,
     "ops": 1840,
     "plan": 1030,
-    "recipes": 1660,
+    "recipes": 1540,
     "reports": 3040,
-    "run": 3250,
+    "run": 3100,
     "scores": 690,
-    "testing": 70,
+    "testing": 720,
     "tournament": 3200,
 }
 GOAL = 40_000  # in sum; then 37,000
