@@ -143,8 +143,10 @@ def _decode(fields: Mapping[str, Any]) -> Event:
             "use the version that wrote it."
         )
     _refuse_dropped(fields)
-    gone = ("event", "opponents", "training", "matches")  # the last three are empty
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in gone}
+    dropped = ("event", "opponents", "training", "matches")  # the last three are empty
+    values = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in dropped
+    }
     return EVENTS[fields["event"]](**values)
 
 

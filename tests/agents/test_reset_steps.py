@@ -112,7 +112,7 @@ def test_a_replay_with_steps_that_only_reset_teaches_the_same(name, length):
     check_reset_steps_of_replay(
         settings,
         length,
-        env=WALK,
+        env=env,
         data=blueprint(settings, env.spec).context.data,
         fields=partial(fields_for, name),
         # A loss of R2D2 is a sum over a sequence, whose length is another for each twin.

@@ -581,7 +581,6 @@ MISTAKES_IN_FILES = [
     ("resume http://example.com/run", "no address of a store that can hold a run: take s3://, gs"),
     ("resume s3://bucket", "s3://bucket needs a directory to go on in: add --run-dir DIR."),
     ("resume s3:bucket/run", "s3:bucket/run holds no run"),
-    ("record nowhere --out x.npz", "nowhere holds no run"),
     ("plan catch --target h1000", "There is no target 'h1000': did you mean h100"),
     ("sweep catch --select Best", "--select cannot be 'Best': choose one of None, generational"),
     ("sweep catch --vary learning_rate=a,b", "--vary 'learning_rate=a,b' cannot be read"),

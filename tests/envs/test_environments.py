@@ -521,7 +521,6 @@ def test_hidden_components_are_all_that_is_missing() -> None:
         ("partial:pendulum,hide=2-1", "from the lower index on, but it has 2-1"),
         ("partial:pendulum,hide=0-2", "some of the components 0 to 2 of pendulum, not all"),
         ("partial:catch,hide=0", "the observations of catch are not vectors"),
-        ("partial:model:pendulum,hide=0", "the observations of pendulum are not vectors"),
     ],
 )
 def test_what_cannot_be_hidden(name: str, message: str) -> None:

@@ -440,7 +440,7 @@ def test_damage_in_the_store_is_found(num_trials, run, address, tmp_path, cases)
 def test_damage_of_a_manifest_names_the_checkpoint(run, address, tmp_path):
     with Run(run, address) as it:
         it.save(1, 2)
-    (tmp_path / "store" / "checkpoints" / f"{2:012d}" / "manifest.json").write_text('{"files')
+    (stored(tmp_path / "store", f"checkpoints/{2:012d}") / "manifest.json").write_text('{"files')
     reports = []
     restore(address, tmp_path / "other", report=reports.append)
     assert f"checkpoint skipped: checkpoints/{2:012d}: Unterminated string" in reports[0]

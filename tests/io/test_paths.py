@@ -47,7 +47,6 @@ COMMANDS = (
     "sweep catch_a2c --run-dir PATH",
     "tournament catch --run-dir PATH",
     "resume run --run-dir PATH",
-    "match PATH PATH",
     "play run --out PATH.gif",
     "report run --out PATH.html",
 )

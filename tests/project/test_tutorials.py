@@ -17,8 +17,8 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# (\w+\.\w+)\n")
 
 
-def test_there_are_ten_tutorials():
-    assert len(TUTORIALS) == 10
+def test_there_are_nine_tutorials():
+    assert len(TUTORIALS) == 9
 
 
 @pytest.mark.slow

@@ -671,7 +671,7 @@ def test_one_setting_of_a_recipe_is_changed_by_name():
 
 
 @pytest.mark.figure(16)
-@pytest.mark.parametrize("name", ["..", "a b ", "x" * 81, ".hidden", "a\nb", "CON", "a\x00b"])
+@pytest.mark.parametrize("name", ["..", "a b ", "x" * 81, ".hidden", "a\nb", "a\x00b"])
 def test_hostile_run_names_are_refused(tmp_path, name):
     with pytest.raises(ConfigError):
         podracer.train(EXPERIMENT, run_dir=f"{tmp_path}/{name}")
