@@ -218,8 +218,9 @@ def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
         return action
     low, high = _bounds(space, action)
     scaled = low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
-    # Rounding may miss the upper bound by a step, on either side.
-    return jnp.where(action >= 1.0, high, jnp.clip(scaled, low, high))
+    # Rounding may miss the upper bound by a step; so what is to be there is put beyond it. The clip
+    # comes last, or two programs would round the sum otherwise.
+    return jnp.clip(jnp.where(action >= 1.0, jnp.inf, scaled), low, high)
 
 
 def from_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
