@@ -36,7 +36,7 @@ BUDGETS = {
     "run": 3100,
     "scores": 690,
     "testing": 720,
-    "tournament": 3200,
+    "tournament": 3210,
 }
 GOAL = 40_000  # in sum; then 37,000
 
