@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -36,7 +35,6 @@ from podracer.devices.startup import (
 )
 from podracer.errors import ConfigError, StorageError
 from podracer.io.checkpoint import Checkpointer
-from podracer.io.steps import step_directories
 from podracer.run.errors import classify_error
 
 RUN = (
@@ -124,24 +122,6 @@ def test_processes_reach_a_limit_of_seconds_together(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
-    run, plain = tmp_path / "run", tmp_path / "plain"
-    sebulba = (
-        "train", "catch", "--arch", "sebulba", "--num-envs", 16, "--rollout-length", 9,
-        "--updates-per-chunk", 10, "--hidden", 16, "--devices", 2, "--policy-lag", 0,
-        "--evaluations", 2, "--frames", 16 * 9 * 40,
-    )  # fmt: skip
-    average = ("--average-hosts", "ring", "--average-every", 4)
-    end(hosts((*sebulba, *average, "--run-dir", run)), 0)
-    end(hosts((*sebulba, "--run-dir", plain)), 0)
-    assert [r["updates"] for r in records(run)] == [10, 20, 30, 40]
-    assert records(run)[0]["loss"] != records(plain)[0]["loss"]
-    code, _, error = finish(start("resume", run, "--frames", 16 * 9 * 60, "--devices", 1))
-    assert code == 0, error
-    assert records(run)[-1]["updates"] == 60
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", ["catch_a2c", "cartpole_ppo", "sebulba"])
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (2, 3)])
@@ -215,40 +195,6 @@ def test_a_run_resumes_exactly_after_the_loss_of_a_process(lost, number, tmp_pat
     twin = tmp_path / "twin"
     end(hosts((*RUN, *frames, "--run-dir", twin)), 0)
     assert fingerprint(run) == fingerprint(twin)
-
-
-def trim(run, every):
-    """Leave no step that is newer than the last one after which all hosts had met."""
-    steps = step_directories(run / "checkpoints")  # without the draft that a loss leaves
-    while int(steps[-1].name) % every:
-        shutil.rmtree(steps.pop())
-
-
-@pytest.mark.slow
-@pytest.mark.figure(19)
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("lost", [0, 1])
-def test_hosts_that_average_resume_after_a_loss_between_two_averages(lost, tmp_path):
-    """From the mean of all, so exactly where they had just met, and else in one way only."""
-    whole, run, copy, twin = (tmp_path / name for name in ("whole", "run", "copy", "twin"))
-    arguments = (
-        "train", "catch", "--arch", "sebulba", "--num-envs", 16, "--rollout-length", 8,
-        "--updates-per-chunk", 1, "--hidden", 16, "--devices", 2, "--policy-lag", 0,
-        "--evaluations", 0, "--average-hosts", "all", "--average-every", 3,
-    )  # fmt: skip
-    processes = hosts((*arguments, "--save-seconds", 0, "--frames", 10**9, "--run-dir", run))
-    lose(processes, run, lost, signal.SIGKILL, lines=7)  # so that three steps are kept
-    updates = records(run)[-1]["updates"] + 10
-    for other in (whole, copy):
-        shutil.copytree(run, other)
-    trim(whole, 3)
-    frames = ("--frames", STEPS * updates)
-    end(hosts((*arguments, *frames, "--run-dir", twin)), 0)
-    for other in (whole, run, copy):
-        end(hosts(("resume", other, *frames)), 0)
-        assert [record["updates"] for record in records(other)] == list(range(1, updates + 1))
-    assert fingerprint(whole) == fingerprint(twin)
-    assert fingerprint(run) == fingerprint(copy)
 
 
 @pytest.mark.figure(19)

@@ -1,4 +1,4 @@
-"""A table, a report, the live page and the last lines say the same of runs, and no more than that.
+"""A table, a report and the last lines say the same of runs, and no more than that.
 
 What they should say is computed here once more, from how the files were made.
 """
