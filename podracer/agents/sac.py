@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -113,7 +112,7 @@ class Method:
         )
         state = self.step(state, Parts(None, grads))
         actor_grads, actor_metrics = global_grad(
-            partial(self.actor_loss, axis=axis),
+            self.actor_loss,
             state.params.actor,
             state,
             transition,
@@ -151,11 +150,10 @@ class Method:
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-        axis: str | None = None,
     ) -> tuple[Mean, Metrics]:
         """Sum the losses of policy and temperature, see `loss_of_policy`."""
         policy = self.policy(actor, transition.timestep.observation)
-        return self.loss_of_policy(policy, actor, state, transition, key, axis)
+        return self.loss_of_policy(policy, actor, state, transition, key)
 
     def loss_of_policy(
         self,
@@ -164,7 +162,6 @@ class Method:
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-        axis: str | None = None,
     ) -> tuple[Mean, Metrics]:
         """Sum the losses of a batch's policy and of the temperature, equations 9 and 18."""
         obs, mask = transition.timestep.observation, transition.mask

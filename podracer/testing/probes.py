@@ -37,23 +37,17 @@ def check_probe(
     updates: int = 200,
     *,
     values: Callable[[Agent, LearnerState, TimeStep, Any, Any], Any],
-    environment: str = "",
-    observe: Callable[[Agent, jax.Array], Any] | None = None,
     fused: bool = False,
 ) -> None:
     """Assert that an agent learns the known values and the known actions, and acts on them.
 
     `values(agent, learner, timestep, carry, extras)` says what the agent takes its best action in
-    each environment to be worth. `observe(agent, observations)` makes of the probe's what the agent
-    is shown in another `environment` than the probe itself.
+    each environment to be worth.
     """
-    agent, learner, episode_return = train(
-        settings, environment or f"probe:{probe}", updates, fused=fused
-    )
+    agent, learner, episode_return = train(settings, f"probe:{probe}", updates, fused=fused)
     solution = PROBES[probe]
     observation: Any = jnp.array([observation for observation, _ in solution.values])
     count = len(observation)
-    observation = observation if observe is None else observe(agent, observation)
     ones = jnp.ones(count)
     timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)

@@ -31,22 +31,17 @@ def check_reset_steps(
     *,
     env: Any = WALK,
     data: Any = None,
-    shows_state: bool = False,
     of_all_steps: tuple[str, ...] = (),
 ) -> None:
     """Assert that steps that only reset change no metric, no moment and no update of a rollout.
 
-    Episodes have this length. `data` is the content of the settings' file. With `shows_state` the
-    agent plans in the environment, whose state it sees. A loss that divides by all steps on purpose
-    gives in `of_all_steps` parts of the names of metrics that may change, as updates do then.
+    Episodes have this length. `data` is the content of the settings' file. A loss that
+    divides by all steps on purpose gives in `of_all_steps` parts of the names of metrics that may
+    change, as updates do then.
     """
     agent = Blueprint(settings, env.spec, Context(8, data)).build()
 
-    def learned(timesteps: list[TimeStep]) -> tuple[LearnerState, dict[str, float]]:
-        timesteps = _with_state(timesteps) if shows_state else timesteps
-        return _learn(agent, timesteps)
-
-    (state, expected), *twin_results = map(learned, twins(length))
+    (state, expected), *twin_results = map(partial(_learn, agent), twins(length))
     for twin, metrics in twin_results:
         names = [x for x in metrics if not any(part in x for part in of_all_steps)]
         _close_metrics({x: metrics[x] for x in names}, {x: expected[x] for x in names})
@@ -176,16 +171,6 @@ def trajectory_of(agent: Agent, params: Any, timesteps: list[TimeStep]) -> Traje
         steps.append(Step(step, action, extras))
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *steps)
     return Trajectory(stacked, timesteps[-1], start, carry)
-
-
-def _with_state(timesteps: list[TimeStep]) -> list[TimeStep]:
-    """Show a state as well, one for all timesteps."""
-    keys = jax.random.split(jax.random.key(7), COLUMNS)
-    state = jax.vmap(WALK.reset)(keys)[0]
-    return [
-        dataclasses.replace(step, observation={"observation": step.observation, "state": state})
-        for step in timesteps
-    ]
 
 
 def every_sample(num_steps: int, scale: float, buffer: Buffer, state: Any, *_: Any) -> Sample:

@@ -205,7 +205,7 @@ class _Method(Method):
             heads, policy_params = apply(policy_params, obs, mask, axis)
             outputs = heads["action"]
         policy = self.describe(outputs)
-        loss, metrics = self.loss_of_policy(policy, actor, state, transition, key, axis)
+        loss, metrics = self.loss_of_policy(policy, actor, state, transition, key)
         return loss, (metrics, actor._replace(policy=policy_params))
 
 
