@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from harness import Contender, anakin, compare, here, make, parse, parser
+from harness import Contender, anakin, compare, for_driver, here, make, parse, parser
 
 from podracer import recipes
 from podracer.agents.ppo import PPO
@@ -37,7 +37,7 @@ def measure(environment: str, options: argparse.Namespace) -> None:
     steps = config.steps_per_update * config.updates_per_chunk
 
     def part(name: str, act: bool) -> Contender:
-        return here(name, *acting(agent, env, config, act=act), steps)
+        return here(name, *acting(for_driver(agent, config), env, config, act=act), steps)
 
     contenders = [
         anakin("full step", agent, env, config),

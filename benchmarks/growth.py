@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from harness import Contender, anakin, append, here, make, parse, parser
+from harness import Contender, anakin, append, for_driver, here, make, parse, parser
 from population import one_program
 from replay import SAMPLES, VECTOR, ours
 
@@ -62,7 +62,7 @@ def with_pods(size: int) -> Contender:
     settings = dataclasses.replace(agent.settings, network=TorsoNetwork(MLP((16,))))
     agent = dataclasses.replace(agent, settings=settings)
     config = dataclasses.replace(driver, num_envs=1, rollout_length=8, updates_per_chunk=50)
-    return one_program(agent, env, config, [Pod(seed) for seed in range(size)])
+    return one_program(for_driver(agent, config), env, config, [Pod(seed) for seed in range(size)])
 
 
 def with_replay(prioritized: bool) -> Callable[[int], Contender]:

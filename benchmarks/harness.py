@@ -12,7 +12,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,14 @@ def here(
     return Contender(name, steps * calls, prepared.compile_seconds, prepared.lap, about)
 
 
+def for_driver(agent: Blueprint, config: AnakinConfig) -> Blueprint:
+    """The agent for rollouts of the driver's length."""
+    return replace(agent, context=replace(agent.context, rollout_length=config.rollout_length))
+
+
 def anakin(name: str, agent: Any, env: Any, config: AnakinConfig, devices: int = 1) -> Contender:
     """A whole run on some of the devices; a repetition is one chunk."""
+    agent = for_driver(agent, config)
     program, state = training(agent, env, config, make_mesh(find_devices(devices)))
     steps = config.steps_per_update * config.updates_per_chunk
     return here(name, program, state, steps, devices=devices)

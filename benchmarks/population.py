@@ -22,7 +22,7 @@ import jax
 from harness import Contender, append, compare, here, parse, parser
 
 from podracer import recipes
-from podracer.agent import Blueprint
+from podracer.agent import Blueprint, Context
 from podracer.bench.anakin import Timing
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
@@ -121,7 +121,7 @@ def main() -> None:
         experiment = recipes.find(recipe)
         env = make(experiment.environment)
         settings = dataclasses.replace(experiment.agent, network=TorsoNetwork(MLP((hidden,))))
-        agent = Blueprint(settings, env.spec)
+        agent = Blueprint(settings, env.spec, Context(length))
         config = AnakinConfig(envs, length, updates)
         for count in options.pods:
             pods = [Pod(seed) for seed in range(count)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,19 +33,29 @@ PONG = ("atari:pong", SHALLOW, SebulbaConfig(64, 20))
 ONE = SebulbaConfig(64, 20, threads_per_actor=1, env_threads=1)
 
 
-def setting(environment: str, torso: Any, config: SebulbaConfig) -> bench.Setup:
+def setting(options: Any, environment: str, torso: Any, config: SebulbaConfig) -> bench.Setup:
+    if options.quick:
+        torso = TINY if isinstance(torso, CNN) else torso
+        config = dataclasses.replace(config, num_envs=8, rollout_length=4)
     agent = Impala(network=TorsoNetwork(torso))
     return bench.make_setup(agent, envs.make(environment), config, find_devices(1))
 
 
-def parts(options: Any) -> None:
-    tiny = [("atari:pong", TINY, config) for config in (PONG[2], ONE)]
-    for environment, torso, config in (CONTROL, WORKERS, *tiny, PONG):
+def present(*cases: Any) -> Iterator[Any]:
+    """Yield the cases whose packages are installed."""
+    for case in cases:
         try:
-            what = setting(environment, torso, config)
+            envs.make(case[0])
         except ConfigError as error:
             print(f"left out: {error}")
-            continue
+        else:
+            yield case
+
+
+def parts(options: Any) -> None:
+    tiny = [("atari:pong", TINY, config) for config in (PONG[2], ONE)]
+    for environment, torso, config in present(CONTROL, WORKERS, *tiny, PONG):
+        what = setting(options, environment, torso, config)
         figures = bench.compare(what, options.seconds, options.repetitions)
         about = {"benchmark": "Sebulba's parts", "environment": environment, "torso": str(torso)}
         append(options.out, {**about, **figures})
@@ -59,7 +70,7 @@ def parts(options: Any) -> None:
 
 def series(title: str, choices: list[tuple[Any, ...]], options: Any) -> None:
     """Training and acting at several settings, which take turns."""
-    made = [(label, setting(*what)) for label, *what in choices]
+    made = [(label, setting(options, *what)) for label, *what in choices]
     turns = []
     for _ in range(options.repetitions):
         turn = []
@@ -97,7 +108,7 @@ def batch(options: Any) -> None:
 
 
 def threads(options: Any) -> None:
-    for environment, torso, config in (CONTROL, PONG):
+    for environment, torso, config in present(CONTROL, PONG):
         choices = [
             (
                 f"{n} actor thread(s)",
@@ -111,7 +122,7 @@ def threads(options: Any) -> None:
 
 
 def lag(options: Any) -> None:
-    for environment, torso, config in (CONTROL, PONG):
+    for environment, torso, config in present(CONTROL, PONG):
         choices = [
             (f"lag {n}", environment, torso, dataclasses.replace(config, policy_lag=n))
             for n in (0, 1, None)

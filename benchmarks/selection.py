@@ -23,7 +23,7 @@ from harness import Quick
 
 import podracer
 from podracer import recipes
-from podracer.agent import Blueprint
+from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import Request, request_array
@@ -74,7 +74,7 @@ def cost(turns: int, chunks: int) -> None:
     """Print CPU seconds of a chunk, without a selection and with one before each chunk."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     env = make("catch")
-    agent = Blueprint(A2C(network=TorsoNetwork(MLP((16,)))), env.spec)
+    agent = Blueprint(A2C(network=TorsoNetwork(MLP((16,)))), env.spec, Context(8))
     config = AnakinConfig(num_envs=4, rollout_length=8, updates_per_chunk=10)
     for count in (64, 1024):
         pods = tuple(Pod(seed) for seed in range(count))

@@ -159,13 +159,13 @@ def make(name: str, **options: Any) -> Any:
             raise ConfigError(f"{name}: {error}{remedy or '.'}") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
+    if hint := package_of(name):
+        raise ConfigError(hint)
     if (full_name := full_name_of(name)) != name:
         options_text = "".join(f",{setting}" for setting in settings)
         raise ConfigError(
             f"There is no environment {name!r}: of Gymnasium it is {full_name}{options_text}."
         )
-    if hint := package_of(name):
-        raise ConfigError(hint)
     valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS), *installed("environments")]
     page = (
         "`podracer list environments` shows the names; one of your own goes into a recipe, "

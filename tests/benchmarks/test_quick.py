@@ -59,8 +59,10 @@ def test_a_command_runs_in_small(command, tmp_path):
         text=True,
         check=False,
     )
-    needed = re.search(r"(?:needs the package|No module named) '?(\w+)", done.stderr)
-    if done.returncode and needed and importlib.util.find_spec(needed[1]) is None:
-        pytest.skip(f"needs the package {needed[1]}")
+    needs = r"(?:needs the package|No module named|is in) '?(\w+(?:-\w+)?)"
+    needed = re.search(needs, done.stderr)
+    package = needed and needed[1].replace("-", "_")
+    if done.returncode and package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs the package {package}")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout

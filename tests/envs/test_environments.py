@@ -367,6 +367,7 @@ def test_the_memory_probe_needs_memory() -> None:
         ("zzz", ("`podracer list environments` shows the names",)),
         ("ALE/Pong-v5", ("write atari:pong instead",)),
         ("CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
+        ("xminigrid:Mini-v0", ("xminigrid:Mini-v0 is in podracer-environments: `pip install -e",)),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:
