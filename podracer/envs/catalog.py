@@ -116,12 +116,6 @@ ADAPTERS = {
         "gymnasium",
         on_host=True,
     ),
-    "envpool": Adapter(
-        _lazy("host.envpool"),
-        "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
-        "envpool",
-        on_host=True,
-    ),
 } | {
     prefix: Adapter(
         _lazy("host.atari", protocol),

@@ -33,6 +33,7 @@ PACKAGES = {
         "brax",
         "craftax",
         "craftax_ppo",
+        "envpool",
         "jaxtari",
         "jaxtari_ppo",
         "jumanji",

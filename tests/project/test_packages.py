@@ -26,7 +26,7 @@ BUDGETS = {
     "config": 650,
     "devices": 1580,
     "drivers": 3930,
-    "envs": 4400,
+    "envs": 4180,
     "io": 4470,
     "networks": 1330,
     "ops": 1840,

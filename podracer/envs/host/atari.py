@@ -300,7 +300,7 @@ def row_seeds(seed: int, indices: np.ndarray, start: int) -> np.ndarray:
 def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
     """Return discrete actions as i32 `[B]`. Raises `EnvironmentFault` for one that does not exist.
 
-    With such an action ale-py would wait forever and EnvPool read beyond its memory.
+    With such an action ale-py would wait forever.
     """
     action = np.asarray(action, np.int32)
     if action.min() < 0 or action.max() >= num_actions:

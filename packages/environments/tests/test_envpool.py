@@ -14,11 +14,12 @@ import pytest
 
 from podracer.environment import HostEnvironments
 from podracer.envs.host.atari import row_seeds
-from podracer.envs.host.envpool import EnvPool, envpool
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.types import ArraySpec, Continuous, Discrete
+from podracer_environments.envpool import EnvPool, envpool
 
 library = pytest.importorskip("envpool")
+registry = pytest.importorskip("envpool.registration").registry
 
 # gymnasium says so of the bounds that EnvPool gives for CartPole.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
@@ -130,8 +131,7 @@ def test_float64_numbers_that_float32_cannot_tell_apart_are_refused(monkeypatch)
         assert len(np.unique(shown)) == 3
     monkeypatch.setattr(library, "make_gymnasium", partial(Clock, 1.7e9, 1.0))
     batch.reset(0, np.arange(2), 0)
-    words = "envpool:CartPole-v1: observation changes from 1700000001.0 to 1700000002.0, which"
-    batch.step(np.zeros(2, np.int32))
+    words = "envpool:CartPole-v1: observation changes from 1700000000.0 to 1700000001.0, which"
     with pytest.raises(EnvironmentFault, match=words):
         batch.step(np.zeros(2, np.int32))
 
@@ -247,13 +247,17 @@ REFUSED = [
 
 @pytest.mark.parametrize(("task", "options", "words"), REFUSED)
 def test_what_cannot_be_is_refused(task: str, options: dict[str, Any], words: str) -> None:
+    if task == "BinPack-v2" and task not in registry.specs:
+        pytest.skip("a later EnvPool has this task")
     with pytest.raises(ConfigError, match=words):
         envpool(task, **options)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ConfigError, match=r"needs the package envpool: pip install envpool\."):
+    with pytest.raises(
+        ConfigError, match=r"needs the package envpool.*: pip install -e .*\[envpool\]"
+    ):
         envpool("Pong-v5")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
 from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import import_suite
 
 IMPALA_OPTIONS = {
     "noop_max": 30,  # EnvPool draws from 1
@@ -57,6 +57,9 @@ def envpool(task: str, **options: Any) -> EnvPool:
     atari = _is_atari(task)
     options = IMPALA_OPTIONS | options if atari else options
     return EnvPool(task, tuple(sorted(options.items())), atari, atari)
+
+
+envpool.on_host = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +112,7 @@ class EnvPoolBatch:
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Begin new episodes, `[B, ...]`, in a new pool: EnvPool takes no seeds later."""
         self.close()
-        self._pool = _library().make_gymnasium(
+        self._pool = import_suite("envpool", self._spec.name).make_gymnasium(
             self._envpool.task,
             num_envs=self._num_envs,
             num_threads=self._num_threads,
@@ -168,23 +171,12 @@ def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
     return EnvironmentSpec(f"envpool:{task}", observation, _action(task, spec.action_space))
 
 
-def _library(module: str = "envpool") -> Any:
-    """Import EnvPool, or one of its modules, without its types."""
-    return importlib.import_module(module)
-
-
 def _is_atari(task: str) -> bool:
     """Return whether a task is of Atari.
 
     Raises `ConfigError` where EnvPool is not installed and for an unknown task.
     """
-    try:
-        _library()
-        registry = _library("envpool.registration").registry
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"envpool:{task} needs the package {error.name}: pip install envpool."
-        ) from error
+    registry = import_suite("envpool.registration", f"envpool:{task}").registry
     check_known(task, registry.specs, "EnvPool has no task")
     return registry.specs[task][0] == "envpool.atari"
 
@@ -192,7 +184,7 @@ def _is_atari(task: str) -> bool:
 def _make_spec(task: str, **options: Any) -> Any:
     errors = (AssertionError, ImportError, RuntimeError, TypeError, ValueError)
     with refusing(f"EnvPool cannot make {task!r}", *errors):
-        return _library().make_spec(task, **options)
+        return import_suite("envpool", f"envpool:{task}").make_spec(task, **options)
 
 
 def _action(task: str, space: Any) -> Discrete | Continuous:
