@@ -28,7 +28,6 @@ def run(
     mirror: str | None = None,
     recipe: str | None = None,
     track: Trackers = (),
-    debug: bool = False,
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
     for_platform: Callable[[str], Experiment] | None = None,
@@ -67,8 +66,7 @@ def run(
         checkpoint=checkpoint,
         mirror=mirror,
         sinks=trackers(track),
-        progress=not debug,  # whose table a debugger would break
-        debug=debug,
+        progress=True,
     )
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:

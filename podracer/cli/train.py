@@ -40,10 +40,6 @@ class TrainOptions:
     """Checkpoint of --weights to take: the newest, that of the best evaluation, or by its number
     of updates."""
     track: Trackers = ()
-    debug: bool = False
-    """Whether to run operation by operation on one device: breakpoint() and print() work in the
-    agent and the environment, and the first NaN is an error at its line. It is a thousand times
-    slower, so take few environments."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -64,7 +60,6 @@ def train(arguments: Sequence[str]) -> int:
         recipe=own_recipe(recipe, arguments),
         mirror=options.mirror,
         track=options.track,
-        debug=options.debug,
         for_platform=for_platform,
     )
 

@@ -37,8 +37,6 @@ from podracer.drivers.common import (
     TrainState,
     abstract_request,
     apply_unless_fault,
-    breakpoints_off,
-    eagerly,
     learn_key,
     place_agent,
     reduce_metrics,
@@ -155,14 +153,6 @@ def lower_chunk(
     return lambda: partial(check_program_memory(lowered.compile(), mesh), blueprint)
 
 
-def eager_chunk(
-    blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
-) -> Callable[[], Program]:
-    """Return what `lower_chunk` does, for one device and without any compilation: to debug."""
-    program = eagerly(lambda blueprint, *args: chunk(blueprint, env, config, None, *args))
-    return lambda: partial(program, place_agent(blueprint, mesh))
-
-
 def make_chunk(
     env: Environment, mesh: Mesh, config: AnakinConfig, out_shardings: Any = None
 ) -> jax.stages.Wrapped:
@@ -194,7 +184,7 @@ def chunk(
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
-    update = jax.jit(partial(_update, agent, env=env, config=config, axis=axis))  # is traced once
+    update = jax.jit(partial(update_once, agent, env=env, config=config, axis=axis))  # traced once
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, (frames, sums) = loop
@@ -203,8 +193,7 @@ def chunk(
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
     shapes = state.learner.shared
-    with breakpoints_off():
-        metric_shapes = jax.eval_shape(update, state)[1]
+    metric_shapes = jax.eval_shape(update, state)[1]
     num_metrics = sum(math.prod(x.shape) for x in jax.tree.leaves(metric_shapes))
     zeros = jnp.int32(0), jnp.zeros(num_metrics)
     loop = state.with_shared(kernels.pack(state.learner.shared)), zeros
@@ -217,10 +206,18 @@ def chunk(
     return dataclasses.replace(state, actor=actor), metrics
 
 
-def _update(
-    agent: Agent, state: TrainState, *, env: Environment, config: AnakinConfig, axis: str | None
+def update_once(
+    agent: Agent,
+    state: TrainState,
+    *,
+    env: Environment,
+    config: AnakinConfig,
+    axis: str | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Roll out, learn, and apply the update: one shard."""
+    """Roll out, learn, and apply the update: one shard.
+
+    Under `jax.disable_jit()` it is ordinary Python, which a debugger can step through.
+    """
     act_keys, step_keys = _rollout_keys(state, config.rollout_length, axis)
 
     def play(params: Params) -> tuple[Trajectory, ActorState]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
-import functools
 import itertools
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol, Self
 
@@ -220,32 +217,6 @@ def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
         tree,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-
-
-def eagerly(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a program of one device that runs operation by operation, as Python does.
-
-    So `breakpoint` and `print` work in the agent and in the environment. Values are no tracers,
-    except for the rows that `vmap` maps over. The first value that is not a number raises
-    `FloatingPointError` at its operation.
-    """
-
-    @functools.wraps(program)
-    def run(*args: Any) -> Any:
-        with jax.disable_jit(), jax.debug_nans(True), jax.transfer_guard("allow"):
-            return program(*args)
-
-    return run
-
-
-@contextlib.contextmanager
-def breakpoints_off() -> Iterator[None]:
-    """Make `breakpoint` do nothing: what is only traced has no values to look at."""
-    hook, sys.breakpointhook = sys.breakpointhook, lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        sys.breakpointhook = hook
 
 
 def abstract_request(mesh: Mesh) -> jax.ShapeDtypeStruct:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,12 +19,11 @@ from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.text import remember_secrets
 from podracer.schedules import over_run
 
-T = TypeVar("T")
-_LOG = logging.getLogger("podracer")
 # The values that programs need, of the settings under which they fail.
 _JAX_SETTINGS = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
+    "jax_disable_jit": False,  # docs/debugging.md shows how to run a single update without it
 }
 
 
@@ -54,26 +50,6 @@ def is_argument(leaf: Any) -> bool:
     So recorded or historical data are not compiled into them.
     """
     return eqx.is_array(leaf) or eqx.is_inexact_array_like(leaf)
-
-
-def debugs_without_jit(train: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that takes JAX_DISABLE_JIT for `debug=True`; all else is compiled."""
-
-    @functools.wraps(train)
-    def debugging(*args: Any, **kwargs: Any) -> T:
-        values = jax.config.values
-        if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            return train(*args, **kwargs)
-        _LOG.warning("JAX_DISABLE_JIT is set, so this run is as with `debug=True`, very slow.")
-        is_global = values["jax_disable_jit"]  # not of this thread alone
-        jax.config.update("jax_disable_jit", False)
-        try:
-            with jax.disable_jit(False):
-                return train(*args, **{**kwargs, "debug": True})
-        finally:
-            jax.config.update("jax_disable_jit", is_global)
-
-    return debugging
 
 
 def _check_jax_settings() -> None:

@@ -28,8 +28,6 @@ from podracer.drivers.common import (
     Progress,
     TrainState,
     abstract_state,
-    breakpoints_off,
-    eagerly,
     init_state,
 )
 from podracer.drivers.selection import Selection
@@ -144,35 +142,22 @@ class RunSetup:
         return devices if processes == 1 else f"{devices} in {processes} processes"
 
 
-def make_run_setup(
-    experiment: Experiment, saved_devices: int = 0, *, debug: bool = False
-) -> RunSetup:
+def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     """Choose devices and check everything, before any compile. Raises `ConfigError`.
 
     An experiment that names no number of devices gets the number that the run was saved with; if
-    that is 0, or more than this machine has, all devices. To `debug`, programs run eagerly on one
-    device, and nothing counts as stalled.
+    that is 0, or more than this machine has, all devices.
     """
     check_not_in_worker()
     blueprint, env = build(experiment)
     check_script(env)
-    if debug and (experiment.pods or experiment.devices > 1):
-        raise ConfigError(
-            "operations run one by one on one device for one agent: debug a single run with "
-            "`devices=1`."
-        )
-    devices = _find_devices(1 if debug else experiment.devices, saved_devices)
+    devices = _find_devices(experiment.devices, saved_devices)
     if experiment.pods:
         program = _population(experiment, blueprint, env, devices)
     elif isinstance(experiment.driver, anakin.AnakinConfig):
-        program = _anakin(experiment, blueprint, env, devices, debug)
+        program = _anakin(experiment, blueprint, env, devices)
     else:
-        program = _sebulba(experiment, blueprint, env, devices, debug)
-    if debug:
-        program = program._replace(
-            init=eagerly(program.init),
-            lower_evaluation=breakpoints_off()(program.lower_evaluation),
-        )
+        program = _sebulba(experiment, blueprint, env, devices)
     compiled = CompileInThread(program.lower)
     compiled_evaluation = CompileInThread(program.lower_evaluation)
 
@@ -189,7 +174,7 @@ def make_run_setup(
         num_pods=len(experiment.pods),
         budget=Budget(experiment),
         save_seconds=experiment.save_seconds,
-        stall_seconds=math.inf if debug else experiment.stall_seconds,
+        stall_seconds=experiment.stall_seconds,
         abstract_state=program.abstract_state,
         state_bytes=checked_size(program.abstract_state, program.mesh),
         init=program.init,
@@ -201,9 +186,7 @@ def make_run_setup(
     )
 
 
-def _anakin(
-    experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any, debug: bool
-) -> Program:
+def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
     config, env = experiment.run_driver, _on_device(env)
     assert isinstance(config, anakin.AnakinConfig)
     anakin.check(blueprint, env, config, len(devices))
@@ -216,19 +199,15 @@ def _anakin(
         split=None,
         abstract_state=abstract,
         init=lambda: init_state(*parts, jax.random.key(experiment.seed)),
-        lower=partial(anakin.eager_chunk if debug else anakin.lower_chunk, *parts, abstract),
+        lower=partial(anakin.lower_chunk, *parts, abstract),
         drive=partial(anakin.anakin, *parts),
         **_evaluator(experiment, blueprint, env),
     )
 
 
-def _sebulba(
-    experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any, debug: bool
-) -> Program:
+def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
     config = experiment.run_driver
     assert isinstance(config, sebulba.SebulbaConfig)
-    if debug:
-        config = dataclasses.replace(config, env_timeout_seconds=1e6)
     checked_spec(env)
     host = to_host_environments(env)
     config = sebulba.with_threads(config, host)
@@ -246,16 +225,14 @@ def _sebulba(
             blueprint, saved_env, split.mesh, config, jax.random.key(experiment.seed)
         ),
         lower=partial(
-            sebulba.eager_update if debug else sebulba.lower_update,
+            sebulba.lower_update,
             blueprint,
             host.spec,
             split,
             config,
             abstract,
         ),
-        drive=partial(
-            sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed, eager=debug
-        ),
+        drive=partial(sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed),
         **_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )

@@ -21,7 +21,7 @@ from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
 from podracer.devices.mesh import any_process, find_devices, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
-from podracer.drivers.common import Progress, Request, TrainState, breakpoints_off
+from podracer.drivers.common import Progress, Request, TrainState
 from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer
@@ -36,7 +36,6 @@ from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
 from podracer.io.text import redact
-from podracer.run.blueprint import debugs_without_jit
 from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.control import Control, Controller, check_control
 from podracer.run.errors import StallError, classify_error, tag_component
@@ -66,7 +65,6 @@ _NO_EVALUATION = (
 
 
 @typed
-@debugs_without_jit
 @peers.leaves_on_error()
 @compilation_cache()
 def train(
@@ -82,7 +80,6 @@ def train(
     callbacks: Sequence[Callback] = (),
     control: Control | None = None,
     progress: bool | None = None,
-    debug: bool = False,
     size: recipes.Size | None = None,
     **overrides: Any,
 ) -> Result:
@@ -117,10 +114,6 @@ def train(
     environment, see `Control`: nothing is compiled again, the records and checkpoints have them,
     and a resumed run goes on with them.
 
-    To `debug`, the operations of `act`, `learn` and the environment run one by one on one device:
-    `breakpoint` and `print` work there, and the first value that is not a number raises
-    `FloatingPointError` at its line. It is a thousand times slower: take few environments.
-
     Raises `ConfigError` before anything is compiled if the run is impossible; later
     `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
     reason in `crash.json`.
@@ -146,8 +139,7 @@ def train(
         num_saved = saved_devices(run_dir)
         name = recipe_name(run_dir) or experiment.recipe  # a run keeps its name
         experiment = dataclasses.replace(experiment, recipe=name)
-    with breakpoints_off() if debug else contextlib.nullcontext():
-        setup = make_run_setup(experiment, num_saved, debug=debug)
+    setup = make_run_setup(experiment, num_saved)
     config = run_metadata(experiment, setup)
     is_main = jax.process_index() == 0
     for sentence in run_warnings(experiment, setup.blueprint) if is_main else ():

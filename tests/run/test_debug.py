@@ -1,21 +1,21 @@
-"""Debugging: a run whose operations are made one by one."""
+"""Debugging: single updates whose operations are made one by one, as `docs/debugging.md` shows."""
 
 import dataclasses
 import inspect
 import sys
 import traceback
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from variants import variants
 
 import podracer
 from podracer.agent import DEFAULT_CONTEXT
+from podracer.devices.mesh import find_devices, make_mesh
+from podracer.drivers.anakin import update_once
+from podracer.drivers.common import init_state
 from podracer.networks import MLP, TorsoNetwork
-
-SMALL: dict[str, Any] = {"num_envs": 1, "rollout_length": 2, "updates_per_chunk": 1}
+from podracer.run.blueprint import build
 
 
 @podracer.struct
@@ -37,21 +37,18 @@ class Watched(podracer.A2C):
         return dataclasses.replace(agent, learn=learn)
 
 
-def train(run_dir, driver, positive=1.0, debug=True, **settings):
-    network = TorsoNetwork(MLP((2,)))
-    return podracer.train(
-        podracer.Experiment(
-            environment="catch",
-            agent=Watched(network=network, positive=positive),
-            driver=driver,
-            frames=4,
-            evaluations=0,
-        ),
-        run_dir=run_dir,
-        debug=debug,
-        progress=False,
-        **settings,
-    )
+def debug(num_updates, positive=1.0):
+    """Return the number of updates of the state after some that ran operation by operation."""
+    config = podracer.AnakinConfig(num_envs=1, rollout_length=2)
+    agent = Watched(network=TorsoNetwork(MLP((2,))), positive=positive)
+    experiment = podracer.Experiment(environment="catch", agent=agent, driver=config, frames=2)
+    blueprint, env = build(experiment)
+    agent = blueprint.build()
+    state = init_state(blueprint, env, make_mesh(find_devices(1)), config, jax.random.key(0))
+    with jax.disable_jit(), jax.debug_nans(True):
+        for _ in range(num_updates):
+            state, _ = update_once(agent, state, env=env, config=config)
+    return int(state.update)
 
 
 @pytest.fixture
@@ -67,28 +64,20 @@ def rewards(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "driver",
-    [podracer.AnakinConfig(**SMALL), podracer.SebulbaConfig(**SMALL, threads_per_actor=1)],
-)
-def test_breakpoints_see_values_and_only_values(tmp_path, rewards, driver):
-    result = train(tmp_path / "run", driver)
-    assert result.metrics["frames"] >= 4
-    assert len(rewards) == result.metrics["updates"]
+def test_breakpoints_see_values_and_only_values(rewards):
+    assert debug(2) == len(rewards) == 2
     assert all(reward.tolist() == [[0.0], [0.0]] for reward in rewards)  # tracers have no list
 
 
-@variants("how", ["debug"], ["JAX_DISABLE_JIT"])
-def test_the_first_nan_is_an_error_at_its_line(how, tmp_path, rewards):
-    is_debug = how == "debug"
-    with pytest.raises(FloatingPointError, match="nan") as error, jax.disable_jit(not is_debug):
-        train(tmp_path / "run", podracer.AnakinConfig(**SMALL), positive=-1.0, debug=is_debug)
+def test_the_first_nan_is_an_error_at_its_line(rewards):
+    with pytest.raises(FloatingPointError, match="nan") as error:
+        debug(1, positive=-1.0)
     lines = [frame.line for frame in traceback.extract_tb(error.value.__traceback__)]
     assert "logarithm = jnp.log(self.positive + 0 * reward)" in lines
     (reward,) = rewards
     assert reward.tolist() == [[0.0], [0.0]]  # a value, at the breakpoint of the only update
 
 
-def test_a_run_on_several_devices_is_refused(tmp_path):
-    with pytest.raises(podracer.ConfigError, match="`devices=1`"):
-        train(tmp_path / "run", podracer.AnakinConfig(**SMALL), devices=2)
+def test_a_run_without_compilation_is_refused(tmp_path):
+    with pytest.raises(podracer.ConfigError, match="jax_disable_jit"), jax.disable_jit():
+        podracer.train("catch", run_dir=tmp_path / "run")

@@ -281,7 +281,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     returns = {10: 1.0, 20: 4.0, 30: 4.0, 40: 2.0, 60: 5.0, 80: math.nan, 85: 9.0}
     evaluated = {}
 
-    def scripted_setup(experiment, saved_devices=0, *, debug=False):
+    def scripted_setup(experiment, saved_devices=0):
         def evaluate(state):
             update = int(state.update)
             evaluated[update] = fingerprint(state)
@@ -320,7 +320,7 @@ def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monke
     def save(self, updates, state, metadata):
         saves.append((updates, metadata["best"]["updates"]))
 
-    def scripted_setup(experiment, saved_devices=0, *, debug=False):
+    def scripted_setup(experiment, saved_devices=0):
         def evaluate(state):
             return Evaluation(np.ones(3), np.ones(3, int), np.array(0), np.array(3))
 

@@ -13,5 +13,4 @@ from podracer.drivers.sebulba.config import split_devices as split_devices
 from podracer.drivers.sebulba.config import with_threads as with_threads
 from podracer.drivers.sebulba.driver import check as check
 from podracer.drivers.sebulba.driver import sebulba as sebulba
-from podracer.drivers.sebulba.learner import eager_update as eager_update
 from podracer.drivers.sebulba.learner import lower_update as lower_update

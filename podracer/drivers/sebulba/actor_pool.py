@@ -17,7 +17,7 @@ import numpy as np
 from podracer.agent import Agent
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import SHARDED, on_one_device, shardings
-from podracer.drivers.common import TrainState, eagerly, reset_episode_totals
+from podracer.drivers.common import TrainState, reset_episode_totals
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.intake import make_actor_programs, zero_inputs
@@ -209,11 +209,9 @@ def make_actor_pool(
     seed: int,
     supervisor: Supervisor,
     stack: contextlib.ExitStack,
-    eager: bool = False,
 ) -> ActorPool:
     """Return the actors of this host, their programs compiled; `ActorPool.start` starts them.
 
-    If `eager` their programs run operation by operation.
     `stack` closes the environments as long as no threads own them.
     """
     # A copy: the first update donates the state away.
@@ -221,8 +219,6 @@ def make_actor_pool(
     params = on_one_device(copy(state.learner))
     on_device = lives_on_device(env)
     programs = make_actor_programs(agent, len(split.learners), on_device)
-    if eager:
-        programs = ActorPrograms(eagerly(programs.infer), eagerly(programs.finish))
     make_buffer = partial(
         empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
     )

@@ -79,7 +79,6 @@ def sebulba(
     boundary: Callable[[int], bool] = lambda updates: False,
     change: Callable[[], Blueprint | None] = lambda: None,
     compile: Callable[[], UpdateProgram] | None = None,
-    eager: bool = False,
 ) -> Generator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done, as `anakin` does.
 
@@ -88,9 +87,8 @@ def sebulba(
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
     `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
     update later). Before each update it asks `change`, as `anakin` does. `compile` returns the
-    update's program where a caller has begun to compile it; else it is compiled here. If `eager`,
-    actors act operation by operation. Close the iterator to stop: when that returns, its threads
-    and processes have ended.
+    update's program where a caller has begun to compile it; else it is compiled here. Close the
+    iterator to stop: when that returns, its threads and processes have ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
@@ -107,7 +105,6 @@ def sebulba(
             seed=seed,
             supervisor=supervisor,
             stack=stack,
-            eager=eager,
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         learner = Learner(split, actors, program, request, env.spec, state.learner.shared)

@@ -22,7 +22,6 @@ from podracer.drivers.common import (
     TrainState,
     abstract_agent,
     abstract_request,
-    eagerly,
     place_agent,
     request_array,
     to_progress,
@@ -37,7 +36,6 @@ from podracer.drivers.sebulba.update import (
     abstract_on_mesh,
     make_update,
     on_mesh,
-    update_of_learner,
 )
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
@@ -93,18 +91,6 @@ def lower_update(
     update, arguments, _ = abstract_update(blueprint, spec, split, config, state)
     agent, lowered = place_agent(blueprint, split.mesh), update.lower(*arguments)
     return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
-
-
-def eager_update(
-    blueprint: Blueprint,
-    spec: EnvironmentSpec,
-    split: DeviceSplit,
-    config: SebulbaConfig,
-    state: TrainState,
-) -> Callable[[], UpdateProgram]:
-    """Return what `lower_update` does, for one device and without any compilation: to debug."""
-    update = partial(update_of_learner, config.updates_per_batch, None)
-    return lambda: partial(eagerly(update), place_agent(blueprint, split.mesh))
 
 
 class Learner:
