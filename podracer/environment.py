@@ -188,15 +188,18 @@ class LivesOnDevice(Protocol):
 
 @runtime_checkable
 class ExistsOnce(Protocol):
-    """A factory of a simulator that cannot be open twice: its one batch trains and evaluates.
+    """A factory of a simulator that cannot be open twice in a process.
 
-    One thread steps all environments. An evaluation plays in the first of them between two
-    rollouts, with the state set aside, if the batch is `Resumable`; without that, evaluations are
-    left out. `make` is called again only after `close`.
+    One thread steps all environments, and a run evaluates nothing: `podracer eval` does afterwards.
     """
 
     shared: bool
     """Whether it is so."""
+
+
+def exists_once(env: Any) -> bool:
+    """Return whether a factory may have one open batch only."""
+    return isinstance(env, ExistsOnce) and env.shared
 
 
 @runtime_checkable
@@ -263,11 +266,10 @@ def evaluation_environment(environment: Any) -> Any:
     return environment
 
 
-def call_environment(caller: str, function: Callable[[], T], advice: str = "") -> T:
+def call_environment(caller: str, function: Callable[[], T]) -> T:
     """Return `function()`, a call into host environments, for a thread named `caller`.
 
     Every exception becomes an `EnvironmentFault`, except the library's own errors and Ctrl-C.
-    `advice` follows its text.
     """
     try:
         return function()
@@ -275,7 +277,7 @@ def call_environment(caller: str, function: Callable[[], T], advice: str = "") -
         raise
     except BaseException as error:  # `sys.exit(0)` in an environment must not count as success
         raise EnvironmentFault(
-            f"{caller}: the environment raised {type(error).__name__}: {error}{advice}"
+            f"{caller}: the environment raised {type(error).__name__}: {error}"
         ) from error
 
 

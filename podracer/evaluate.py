@@ -26,7 +26,6 @@ from podracer.environment import (
     log_first_faults,
 )
 from podracer.envs.host.dlpack import on_host
-from podracer.envs.host.shared import IF_ONE, OneBatch
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
@@ -327,11 +326,10 @@ def _host_evaluator(
 ) -> ProgramEvaluator:
     act = jax.jit(partial(rule.act, agent))
     logged = set[str]()  # kinds of faults, over all evaluations of a run
-    rows = env.num_envs if isinstance(env, OneBatch) else episodes
 
     def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
-        returns, lengths = np.zeros(rows, np.float64), np.zeros(rows, np.int32)
-        is_over, actions = np.arange(rows) >= episodes, np.zeros(rows, np.uint32)
+        returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int32)
+        is_over, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
         broken = np.int32(0)
         steps = host_steps(agent, env, act, params, run_key, update, is_over, logged)
         with contextlib.closing(steps):
@@ -347,8 +345,7 @@ def _host_evaluator(
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
         returns = returns.astype(np.float32)
-        played = Episodes(returns, lengths, is_over, actions, np.zeros(rows, bool))
-        played = jax.tree.map(lambda x: x[:episodes], played)
+        played = Episodes(returns, lengths, is_over, actions, np.zeros(episodes, bool))
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
@@ -356,13 +353,15 @@ def _host_evaluator(
         params: Params, run_key: jax.Array, update: int | jax.Array = 0
     ) -> tuple[Any, ...]:
         params, key, _ = _acting_inputs(params, run_key, update)
-        zeros: Any = np.zeros(rows, np.float32)
-        false: Any = np.zeros(rows, bool)
+        zeros: Any = np.zeros(episodes, np.float32)
+        false: Any = np.zeros(episodes, bool)
         spec = evaluation_environment(env).spec
-        observation = jax.tree.map(lambda x: np.zeros((rows, *x.shape), x.dtype), spec.observation)
+        observation = jax.tree.map(
+            lambda x: np.zeros((episodes, *x.shape), x.dtype), spec.observation
+        )
         timestep = TimeStep(observation, zeros, zeros, false, false)
-        indices = np.arange(rows, dtype=np.uint32)
-        return params, agent.carry(rows), timestep, key, indices, np.uint32(1)
+        indices = np.arange(episodes, dtype=np.uint32)
+        return params, agent.carry(episodes), timestep, key, indices, np.uint32(1)
 
     return ProgramEvaluator(act, arguments, evaluate)
 
@@ -397,7 +396,7 @@ def host_steps(
     params, key, seed = _acting_inputs(params, run_key, update)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
     make = partial(environments.make, num_envs, num_cores())
-    with contextlib.closing(_call(make, "" if isinstance(env, OneBatch) else IF_ONE)) as batch:
+    with contextlib.closing(_call(make)) as batch:
         timestep = _call(partial(batch.reset, int(seed), indices, 0))
         for t in itertools.count(1):
             if isinstance(batch, DescribesFaults):
@@ -411,12 +410,11 @@ def host_steps(
             yield previous_last, action, timestep
 
 
-def _call(function: Callable[[], T], advice: str = "") -> T:
+def _call(function: Callable[[], T]) -> T:
     """Call into the environments; a fault's message says that it was in an evaluation."""
     try:
-        return call_environment(_PLACE, function, advice)
+        return call_environment(_PLACE, function)
     except EnvironmentFault as error:
-        is_of_training = hasattr(error, "component")  # see `OneBatch.check`
-        if not (is_of_training or str(error).startswith(_PLACE)):  # they raised it themselves
+        if not str(error).startswith(_PLACE):  # they raised it themselves
             error.args = (f"{_PLACE}: {error}",)
         raise

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
@@ -126,16 +127,6 @@ class Batch:
             last=self.is_over,
         )
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return the state of all worlds; `step` makes new tensors, so that these stay."""
-        names = ("row", "state", "time", "episode", "is_over", "is_terminal")
-        return {name: getattr(self, name) for name in names}
-
-    def restore(self, seed: int, indices: np.ndarray, start: int, state: dict[str, Any]) -> None:
-        """Go on from a snapshot, from which alone all that follows is computed."""
-        for name, value in state.items():
-            setattr(self, name, torch.as_tensor(value, device=self.task.device))
-
     def close(self) -> None:
         pass
 
@@ -150,21 +141,22 @@ def uniform(row: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tenso
 
 
 def main(environment: Any = None, **overrides: Any) -> float:
-    """Train on a simulator of 4,096 worlds; return the mean return of the last evaluation."""
+    """Train on a simulator of 4,096 worlds; return the mean return of an evaluation afterwards."""
     experiment = podracer.Experiment(
         recipe="torch_ppo",
         environment=environment or CartPoles("cuda" if torch.cuda.is_available() else "cpu"),
         agent=podracer.PPO(learning_rate=3e-3),
         driver=podracer.SebulbaConfig(num_envs=4096, rollout_length=16, updates_per_chunk=5),
         frames=2_000_000,
-        evaluation_episodes=128,
+        evaluations=0,  # training has the simulator
     )
     result = podracer.train(experiment, **overrides)
     stages = {k: v for k, v in result.metrics.items() if k.startswith("actor_time_")}
     for name, seconds in stages.items():
         print(f"{name:24} {seconds:6.2f} s {seconds / sum(stages.values()):6.1%}")
-    assert result.evaluation is not None
-    return float(result.evaluation.returns.mean())
+    agent, state = podracer.load(result.run_dir, recipe=experiment)
+    evaluate = podracer.make_evaluator(agent, experiment.environment, 128)
+    return float(evaluate(agent.actor_params(state), jax.random.key(0)).returns.mean())
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class ManagerBased:
 
 
 class Robots:
-    """Batch whose rows are the worlds of an environment; evaluations are left out."""
+    """Batch whose rows are the worlds of an environment."""
 
     def __init__(self, simulator: Any, group: str) -> None:
         self.simulator, self.group, self.is_closed = simulator, group, False

@@ -16,12 +16,11 @@ from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions, wrong_scales
 from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import NO_RESTART, TimestepValidator
-from podracer.environment import AutoReset, HostEnvironments, Resumable, auto_reset, is_of_gymnasium
+from podracer.environment import AutoReset, HostEnvironments, auto_reset, is_of_gymnasium
 from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
-from podracer.envs.host.shared import exists_once
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.schema import leaves_by_path
 from podracer.types import EnvironmentSpec, TimeStep
@@ -31,11 +30,6 @@ REPEATED_STEPS = 50
 NOT_REPEATED = (
     "two batches with one seed and the same actions differ from step {step} on: the randomness of "
     "a row must depend on `seed`, its index and `start` alone."
-)
-NOT_RESTORED = (
-    "with the same actions, the steps after `restore` differ from the steps after `snapshot`, from "
-    "step {step} on, so evaluations would change training: a snapshot must hold everything, in "
-    "memory that later steps leave alone."
 )
 ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # they play at once
 
@@ -116,21 +110,16 @@ def _play(environment: Any, spec: EnvironmentSpec, num_envs: int) -> Environment
             seconds += own_seconds
         if not isinstance(environment, DeviceEnvironments):  # those are pure functions
             repeated = [x for x, _ in _timesteps(environment, spec, num_envs, REPEATED_STEPS)]
-        differences = {
-            NOT_REPEATED: _first_difference(timesteps, repeated),
-            NOT_RESTORED: _difference_after_restore(environment, spec, num_envs),
-        }
+        difference = _first_difference(timesteps, repeated)
     except PodracerError as error:
         return EnvironmentReport(spec.name, spec, (Finding("error", str(error)),))
     except Exception as error:
         text = f"{spec.name} raised {describe_error(error)}"
         return EnvironmentReport(spec.name, spec, (Finding("error", text),))
     errors = [Finding("error", f"{text}.") for text in validator.first_faults.values()]
-    warnings = [
-        Finding("warning", text.format(step=step))
-        for text, step in differences.items()
-        if step is not None
-    ]
+    warnings = []
+    if difference is not None:
+        warnings.append(Finding("warning", NOT_REPEATED.format(step=difference)))
     stacked: Any = jax.tree.map(lambda *x: np.stack(x), *timesteps)
     arrays = leaves_by_path(stacked.observation)
     for path, leaf in leaves_by_path(spec.observation).items():
@@ -164,33 +153,6 @@ def _timesteps(
             end = end if step else time.monotonic() + SECONDS
             if time.monotonic() > end:
                 return
-
-
-def _difference_after_restore(environment: Any, spec: EnvironmentSpec, num_envs: int) -> int | None:
-    """Return the first step after `restore` that differs from the one after `snapshot`, if any.
-
-    It plays in simulators that exist once, whose state evaluations set aside.
-    """
-    if not exists_once(environment):
-        return None
-    indices = np.arange(num_envs, dtype=np.uint32)
-    with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
-
-        def play(timestep: TimeStep) -> Iterator[TimeStep]:
-            generator = np.random.default_rng(0)
-            for _ in range(REPEATED_STEPS):
-                action = random_actions(generator, spec, timestep.observation, num_envs)
-                timestep = jax.tree.map(np.array, batch.step(action))
-                yield timestep
-
-        if not isinstance(batch, Resumable):
-            return None
-        *_, timestep = play(batch.reset(1, indices, 0))
-        state = batch.snapshot()
-        expected = list(play(timestep))
-        batch.reset(2, indices, 0)
-        batch.restore(1, indices, REPEATED_STEPS, state)
-        return _first_difference(expected, list(play(timestep)))
 
 
 def _first_difference(timesteps: list[TimeStep], repeated: list[TimeStep]) -> int | None:

@@ -35,10 +35,10 @@ from podracer.environment import (
     Environment,
     HostEnvironments,
     evaluation_environment,
+    exists_once,
 )
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker, check_script
-from podracer.envs.host.shared import OneBatch, exists_once
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.io.signals import COMPILER
@@ -94,7 +94,7 @@ class Program(NamedTuple):
     init: Callable[[], TrainState]
     lower: Callable[[], Callable[[], Any]]
     drive: Callable[..., Iterator[Progress]]
-    evaluate: Callable[[TrainState], Evaluation | None]
+    evaluate: Callable[[TrainState], Evaluation]
     lower_evaluation: Callable[[TrainState], Callable[[], object]]
     continues_episodes: Callable[[TrainState], bool] = lambda state: True
 
@@ -118,7 +118,7 @@ class RunSetup:
     start_compile: CompileInThread[Any]  # compiles the program that `drive` waits for
     drive: Drive
     start_evaluation: CompileInThread[object]  # compiles what `evaluate` waits for, for a state
-    evaluate: Callable[[TrainState], Evaluation | None]  # None where there can be none
+    evaluate: Callable[[TrainState], Evaluation]
     continues_episodes: Callable[[TrainState], bool]
 
     @property
@@ -161,7 +161,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     compiled = CompileInThread(program.lower)
     compiled_evaluation = CompileInThread(program.lower_evaluation)
 
-    def evaluate(state: TrainState) -> Evaluation | None:
+    def evaluate(state: TrainState) -> Evaluation:
         compiled_evaluation(state).result()
         return program.evaluate(state)
 
@@ -213,8 +213,11 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
     config = sebulba.with_threads(config, host)
     split = sebulba.split_devices(devices, config)
     sebulba.check(blueprint, host, config, split)
-    if exists_once(host):
-        host = env = _one_batch(experiment, host, split.num_envs)
+    if exists_once(host) and experiment.evaluations:
+        raise ConfigError(
+            f"{host.spec.name} exists once, and training has it: take `evaluations=0`, and "
+            "`podracer eval` afterwards."
+        )
     saved_env = checkpointed_environment(experiment, env)
     abstract = abstract_state(blueprint, saved_env, split.mesh, config)
     return Program(
@@ -236,16 +239,6 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
         **_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )
-
-
-def _one_batch(experiment: Experiment, env: HostEnvironments, num_envs: int) -> OneBatch:
-    if experiment.evaluations and experiment.evaluation_episodes > num_envs:
-        raise ConfigError(
-            f"{env.spec.name} exists once, so evaluations play in the {num_envs} environments of "
-            f"training: take at most {num_envs} `evaluation_episodes`, not "
-            f"{experiment.evaluation_episodes}."
-        )
-    return OneBatch(env, num_envs)
 
 
 def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
@@ -325,13 +318,8 @@ def _evaluator(
         update = 0 if experiment.fixed_evaluation else state.update
         return policy_params(agent, state.learner), state.key, update
 
-    def evaluate(state: TrainState) -> Evaluation | None:
-        if isinstance(env, OneBatch) and not env.can_be_lent:
-            return None
-        return play(*arguments(state))
-
     return {
-        "evaluate": evaluate,
+        "evaluate": lambda state: play(*arguments(state)),
         "lower_evaluation": lambda state: play.lower(*arguments(state)),
     }
 

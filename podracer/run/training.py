@@ -58,10 +58,6 @@ from podracer.run.warm_start import Begin, Weights, describe_begin, recorded_beg
 from podracer.run.warnings import run_warnings
 
 _LOG = logging.getLogger("podracer")
-_NO_EVALUATION = (
-    "evaluations are left out: the simulator exists once and has no `snapshot` and `restore`, with "
-    "which training's state could be set aside. Its returns in training are in the log."
-)
 
 
 @typed
@@ -382,7 +378,7 @@ class Run:
 
     def _evaluate(
         self, progress: Progress, state: TrainState, record: dict[str, Any], times: Stopwatch
-    ) -> Evaluation | None:
+    ) -> Evaluation:
         """Evaluate a state; add the evaluation and its seconds to the record."""
         self.budget.begin(self.totals)
         with tag_component("evaluator"):
@@ -391,10 +387,7 @@ class Run:
                 program.result()
                 times.add("time_compile")
             evaluation = self.setup.evaluate(state)
-        if evaluation is None:
-            self.recorder.warn("evaluation", _NO_EVALUATION)
-        else:
-            self.recorder.add_evaluation(evaluation, record, progress)
+        self.recorder.add_evaluation(evaluation, record, progress)
         times.add("time_evaluate")
         self.recorder.add_seconds(record, times)
         return evaluation

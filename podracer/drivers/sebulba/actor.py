@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from podracer.environment import (
     Resumable,
     call_environment,
 )
-from podracer.envs.host.shared import SharedBatch
 from podracer.rollout import ActorState, Purpose, purpose_key
 from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
 
@@ -96,12 +94,9 @@ class Actor:
         self.rollouts = rollouts
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
-        self._turn = env if isinstance(env, SharedBatch) else contextlib.nullcontext()
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
         is_stored = context.start.timestep is not None
-        self._is_saved = isinstance(env, Resumable) and (
-            is_stored or not (on_device or isinstance(env, SharedBatch))
-        )
+        self._is_saved = isinstance(env, Resumable) and (is_stored or not on_device)
         num_envs = len(context.indices)
         on_host = HostIntake(spec, num_envs)
         self._intake = DeviceIntake(spec, num_envs, context.device) if on_device else on_host
@@ -126,32 +121,29 @@ class Actor:
             timer.start("parameters")
             parameters = self._next_parameters(parameters, rollout)
             versions = np.empty(self._config.rollout_length, np.int64)
-            with self._turn:
-                for t in range(self._config.rollout_length):
-                    timer.start("inference")
-                    self.parameters.check_open()  # a rollout may take minutes
-                    if t and self._config.refresh_params == "step":
-                        parameters = self.parameters.get_newest() or parameters
-                    versions[t] = parameters.version
-                    self._buffer, device_action = infer(
-                        parameters.params, self._buffer, self._keys, *inputs
-                    )
-                    action = self._intake.action(device_action)  # waits for the device
-                    timer.start("environment")
-                    inputs = self._call_environment(lambda action=action: self._env.step(action))
-                timer.start("transfer")
-                self._start, shards, *faults_on_device = finish(self._buffer, self._start, *inputs)
-                placed = zip(shards, self.context.learners, strict=True)
-                shards = [jax.device_put(shard, device) for shard, device in placed]
-                # The final timestep may lie in memory that the environments' next step overwrites.
-                jax.block_until_ready(shards)
-                self._intake.count(*faults_on_device)
-                self.num_rollouts += 1
-                if isinstance(self._env, SharedBatch):  # others may step it before the next rollout
-                    inputs = self._intake.keep(inputs)
+            for t in range(self._config.rollout_length):
+                timer.start("inference")
+                self.parameters.check_open()  # a rollout may take minutes
+                if t and self._config.refresh_params == "step":
+                    parameters = self.parameters.get_newest() or parameters
+                versions[t] = parameters.version
+                self._buffer, device_action = infer(
+                    parameters.params, self._buffer, self._keys, *inputs
+                )
+                action = self._intake.action(device_action)  # waits for the device
                 timer.start("environment")
-                name = self.context.name
-                env_state, faults, first_faults = call_environment(name, self._snapshot_and_faults)
+                inputs = self._call_environment(lambda action=action: self._env.step(action))
+            timer.start("transfer")
+            self._start, shards, *faults_on_device = finish(self._buffer, self._start, *inputs)
+            placed = zip(shards, self.context.learners, strict=True)
+            shards = [jax.device_put(shard, device) for shard, device in placed]
+            # The final timestep may lie in memory that the environments' next step overwrites.
+            jax.block_until_ready(shards)
+            self._intake.count(*faults_on_device)
+            self.num_rollouts += 1
+            timer.start("environment")
+            name = self.context.name
+            env_state, faults, first_faults = call_environment(name, self._snapshot_and_faults)
             timer.start("queue")
             seconds = timer.collect()
             self.rollouts.put(

@@ -32,7 +32,6 @@ from podracer.drivers.sebulba.trajectory import (
 )
 from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
 from podracer.envs.host.dlpack import lives_on_device
-from podracer.envs.host.shared import IF_ONE, OneBatch
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -229,12 +228,9 @@ def make_actor_pool(
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     keys = row_keys(run_key, contexts[0].indices)
     compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
-    if isinstance(env, OneBatch):
-        env.check = supervisor.check
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
-        advice = IF_ONE if actors else ""
-        batch = make_environments(env, split, config, context.name, supervisor, advice)
+        batch = make_environments(env, split, config, context.name, supervisor)
         stack.callback(batch.close)
         parts = (programs, buffer, run_key, config, queue, on_device)
         actors.append(Actor(batch, env.spec, context, *parts))
@@ -315,14 +311,13 @@ def make_environments(
     config: SebulbaConfig,
     name: str,
     supervisor: Supervisor,
-    advice: str = "",
 ) -> HostEnvironment:
     """Make the environments of one actor. A failure also ends the run, as a fault of `name`."""
     if isinstance(env, HasDeadlines):
         env = env.with_deadline(config.env_timeout_seconds)
     make = partial(env.make, split.num_envs, native_threads(config, split))
     try:
-        return call_environment(name, make, advice)
+        return call_environment(name, make)
     except Exception as error:
         supervisor.fail(name, error)
         raise

@@ -14,8 +14,7 @@ from jaxtyping import UInt32
 
 from podracer.arguments import named
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
-from podracer.environment import HostEnvironments
-from podracer.envs.host.shared import exists_once
+from podracer.environment import HostEnvironments, exists_once
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 

@@ -56,10 +56,6 @@ class HostIntake:
         """Return the inputs of the programs for a new timestep."""
         return pack_timestep(self.validator.validate(timestep))
 
-    def keep(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return inputs that later steps of the environments do not overwrite."""
-        return jax.tree.map(np.copy, inputs)
-
     def action(self, action: jax.Array) -> Any:
         """Return actions for the environments, once the program that chose them has ended."""
         return np.asarray(action)
@@ -102,9 +98,6 @@ class DeviceIntake:
         if {leaf.device for leaf in jax.tree.leaves(timestep)} != {self._device}:
             timestep = jax.device_put(timestep, self._device)
         return (timestep,)
-
-    def keep(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return jax.block_until_ready(copy_tree(inputs))
 
     def action(self, action: jax.Array) -> Any:
         jax.block_until_ready(action)  # the timestep's memory was read until then

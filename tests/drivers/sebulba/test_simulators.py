@@ -16,7 +16,7 @@ import pytest
 from agents import SMALL
 from child import call, finish, records, start, wait_for_lines
 from hosts import CounterBatch, Counters
-from runs import actor_threads, sebulba_setup, train_sebulba
+from runs import sebulba_setup, train_sebulba
 from variants import variants
 
 import podracer
@@ -25,7 +25,6 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.intake import DeviceIntake
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.envs.host.shared import OneBatch, SharedBatch
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
@@ -364,8 +363,7 @@ def once(**config):
         agent=Impala(network=SMALL),
         driver=SebulbaConfig(**driver),
         frames=800,
-        evaluations=4,
-        evaluation_episodes=6,
+        evaluations=0,
     )
 
 
@@ -377,80 +375,21 @@ def counted():
 
 
 @variants("lag", [0], [1])
-def test_an_evaluation_in_the_batch_of_training_changes_nothing(lag, counted, tmp_path):
-    """Returns are those of a batch of its own, and training goes on as if there had been none."""
+def test_one_simulator_trains_and_is_evaluated_afterwards(lag, counted, tmp_path):
+    """What is learned is the same as in environments of the host."""
     experiment = once(policy_lag=lag)
     result = podracer.train(experiment, run_dir=tmp_path / "a", progress=False, devices=1)
     assert counted.most == 1
-    alone = podracer.train(
-        experiment, evaluations=0, run_dir=tmp_path / "b", progress=False, devices=1
-    )
-    assert equal_trees(result.state, alone.state)
     on_host = dataclasses.replace(experiment, environment=DeviceEnvironments(make("catch")))
     on_host = podracer.train(
         on_host, driver={"threads_per_actor": 1}, run_dir=tmp_path / "c", progress=False, devices=1
     )
     assert equal_trees(result.state, on_host.state)
-    assert np.array_equal(result.evaluation.returns, on_host.evaluation.returns)
-    assert result.evaluation.returns.shape == (6,)
-
-
-@pytest.mark.parametrize("words", ["the environment raised ValueError", "did not answer for"])
-def test_a_fault_of_training_ends_an_evaluation_that_waits_for_it(words, tmp_path, monkeypatch):
-    """Nobody plays in the simulator any more."""
-    places, make_batch = [], OneBatch.make
-    is_lent, is_over = threading.Event(), threading.Event()
-
-    def lend(*args):
-        batch = make_batch(*args)
-        if not isinstance(batch, SharedBatch):
-            is_lent.set()
-        return batch
-
-    def at(place, batch):
-        if batch is not None and batch.closed and place != "close":
-            places.append(place)
-        if place == "step" and threading.current_thread() is not threading.main_thread():
-            batch.calls = getattr(batch, "calls", 0) + 1
-            if batch.calls == 15:  # in the third rollout, as two updates have twenty frames
-                assert is_lent.wait(60)
-                is_over.wait(30 if "answer" in words else 0.2)
-                raise ValueError
-
-    @dataclasses.dataclass(frozen=True)
-    class Factory(Counters):
-        shared = True
-
-    experiment = dataclasses.replace(
-        once(num_envs=4, updates_per_chunk=1), environment=Factory(at=at), frames=160
-    )
-    monkeypatch.setattr(OneBatch, "make", lend)
-    overrides = {"evaluations": 8, "evaluation_episodes": 4, "devices": 1}
-    overrides["driver"] = {"env_timeout_seconds": 0.5 if "answer" in words else 60.0}
-    with pytest.raises(EnvironmentFault, match=f"^actor 0: .*{words}"):
-        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, **overrides)
-    is_over.set()
-    for thread in threading.enumerate():
-        if thread.name in actor_threads():
-            thread.join(30)
-    assert places == []
-
-
-def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp_path, caplog):
-    @dataclasses.dataclass(frozen=True)
-    class Unsaved(OnDevice):
-        def make(self, num_envs, num_threads):
-            batch = super().make(num_envs, num_threads)
-            return types.SimpleNamespace(reset=batch.reset, step=batch.step, close=batch.close)
-
-    experiment = dataclasses.replace(
-        once(), environment=Unsaved(DeviceEnvironments(make("catch")), shared=True)
-    )
-    result = podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
+    agent, state = podracer.load(tmp_path / "a", recipe=experiment)
+    evaluate = podracer.make_evaluator(agent, experiment.environment, 6)
+    returns = evaluate(agent.actor_params(state), jax.random.key(0)).returns
+    assert returns.shape == (6,)
     assert counted.most == 1
-    assert result.evaluation is None
-    assert result.exit_code == 0
-    assert caplog.text.count("evaluations are left out: the simulator exists once") == 1
 
 
 @pytest.mark.parametrize(
@@ -458,102 +397,13 @@ def test_without_snapshots_evaluations_are_left_out_with_a_sentence(counted, tmp
     [
         ({"driver": {"threads_per_actor": 2}}, "one thread steps all of its environments"),
         ({"driver": {"actors": 2}}, "one thread steps all of its environments"),
-        ({"evaluation_episodes": 9}, "take at most 8 `evaluation_episodes`, not 9"),
+        ({"evaluations": 1}, "take `evaluations=0`, and `podracer eval` afterwards"),
     ],
 )
 def test_what_needs_a_second_simulator_is_refused_before_the_first(overrides, text, counted):
     with pytest.raises(ConfigError, match=text):
         podracer.train(once(), **overrides)
     assert counted.most == 0
-
-
-def test_a_fault_in_an_evaluation_gives_the_turn_back(counted, tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Failing(OnDevice):
-        def make(self, num_envs, num_threads):
-            batch = super().make(num_envs, num_threads)
-            step, resets = batch.step, []
-
-            def reset(*seeds):
-                resets.append(seeds)
-                return OnDeviceBatch.reset(batch, *seeds)
-
-            def fail(action):
-                if len(resets) > 1:
-                    raise ValueError("the arm broke")
-                return step(action)
-
-            batch.reset, batch.step = reset, fail
-            return batch
-
-    experiment = dataclasses.replace(
-        once(), environment=Failing(DeviceEnvironments(make("catch")), shared=True)
-    )
-    with pytest.raises(EnvironmentFault, match=r"in an evaluation: .*the arm broke"):
-        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
-    assert actor_threads() == []
-
-
-@variants("num_threads", [1], [2])
-def test_a_second_simulator_that_fails_is_told_how_to_declare_one(num_threads, counted, tmp_path):
-    """The second is another thread's or an evaluation's."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Undeclared(OnDevice):
-        def make(self, num_envs, num_threads):
-            if OnDeviceBatch.open:
-                raise RuntimeError("a second simulator in this process")
-            return super().make(num_envs, num_threads)
-
-    env = Undeclared(DeviceEnvironments(make("catch")))
-    experiment = dataclasses.replace(once(threads_per_actor=num_threads), environment=env)
-    place = {1: "in an evaluation", 2: "actor 1"}[num_threads]
-    text = f"{place}: .*a second simulator in this process. If only one .* has `shared = True`"
-    with pytest.raises(EnvironmentFault, match=text):
-        podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
-
-
-def test_a_snapshot_that_later_steps_overwrite_is_found_by_a_check(counted):
-    class Overwritten(OnDeviceBatch):
-        def snapshot(self):
-            return self.inner
-
-        def restore(self, seed, indices, start, inner):
-            self.inner = inner
-
-    @dataclasses.dataclass(frozen=True)
-    class Factory(OnDevice):
-        def make(self, num_envs, num_threads):
-            return Overwritten(self.inner.make(num_envs, num_threads), False)
-
-    env = DeviceEnvironments(make("catch"))
-    assert podracer.check_environment(OnDevice(env, shared=True)).findings == ()
-    (finding,) = podracer.check_environment(Factory(env, shared=True)).findings
-    assert "the steps after `restore` differ from the steps after `snapshot`" in finding.text
-    assert podracer.check_environment(Factory(env)).findings == ()  # evaluations have their own
-
-
-def test_states_that_no_checkpoint_holds_are_not_copied(counted, tmp_path):
-    """A snapshot may be any object, and is taken for evaluations alone."""
-    snapshots = []
-
-    class Counting(OnDeviceBatch):
-        def snapshot(self):
-            snapshots.append(super().snapshot())
-            return object()
-
-        def restore(self, seed, indices, start, state):
-            super().restore(seed, indices, start, snapshots[-1])
-
-    @dataclasses.dataclass(frozen=True)
-    class Factory(OnDevice):
-        def make(self, num_envs, num_threads):
-            return Counting(self.inner.make(num_envs, num_threads), False)
-
-    env = Factory(DeviceEnvironments(make("catch")), shared=True)
-    experiment = dataclasses.replace(once(), environment=env)
-    podracer.train(experiment, run_dir=tmp_path / "run", progress=False, devices=1)
-    assert len(snapshots) == 4
 
 
 @pytest.mark.slow
@@ -569,7 +419,6 @@ def test_resumed_runs_begin_new_episodes_and_are_equal(shared, counted, tmp_path
         for x in "ab"
     ]
     assert equal_trees(runs[0].state, runs[1].state)
-    assert np.array_equal(runs[0].evaluation.returns, runs[1].evaluation.returns)
     assert "begin new episodes" in caplog.text
     assert counted.most == 1 if shared else counted.most > 1
 
@@ -598,8 +447,7 @@ def once():
         agent=podracer.PPO(num_minibatches=2),
         driver=podracer.SebulbaConfig(num_envs=8, rollout_length=5, updates_per_chunk=2),
         frames=4_000,
-        evaluations=10,
-        evaluation_episodes=8,
+        evaluations=0,
     )
 """
 
@@ -671,21 +519,6 @@ def test_simulators_in_torch_keep_the_contract_of_a_batch(torch_simulators):
         report = podracer.check_environment(env)
         assert report.usable
         assert not report.findings
-
-
-def test_an_evaluation_in_torch_changes_nothing(torch_simulators, tmp_path):
-    def train(name, evaluations):
-        return podracer.train(
-            dataclasses.replace(once(), environment=torch_simulators.CartPoles()),
-            evaluations=evaluations,
-            run_dir=tmp_path / name,
-            progress=False,
-            devices=1,
-        )
-
-    result = train("a", 4)
-    assert equal_trees(result.state, train("b", 0).state)
-    assert result.evaluation.returns.shape == (6,)
 
 
 @pytest.mark.slow
