@@ -22,14 +22,12 @@ from podracer.cli.train import TrainOptions
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.devices.startup import Hosts
-from podracer.ops.action_values import Munchausen
 from podracer.schedules import over_run
 
 # Fields added after the first measurements, which stay valid where these have no effect.
 LATER_FIELDS = (
     ("layer_norm", False), ("exchange", None), ("residual_blocks", 0),
-    ("return_distribution", None), ("weight_decay", 0.0), ("spectral_norm", False),
-    ("pooled_size", 0), ("munchausen", to_json(Munchausen())), ("pool", True),
+    ("return_distribution", None), ("weight_decay", 0.0), ("pool", True),
     ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0), ("recurrence", to_json(Recurrence())),
     ("num_epochs", 1), ("num_minibatches", 1),
     ("average_hosts", None), ("average_every", 16), ("spherical", False), ("adam_momentum", 0.9),
@@ -180,10 +178,6 @@ _BREAKOUT_CNN_REMARK = (
     "The last evaluations of both agents swing. Over the last five, the three seeds of Rainbow are "
     "at 47.6, 47.5 and 57.5, of DQN at 36.3, 33.1 and 39.6."
 )
-_BTR_REMARK = (
-    "Level with Rainbow, with half of its updates. Over the last five evaluations the three seeds "
-    "are at 43.4, 47.5 and 50.7."
-)
 _INVADERS_CNN_REMARK = (
     "Over the last five evaluations the three seeds of Rainbow are at 121.6, 128.9 and 131.1, of "
     "DQN at 124.5, 125.6 and 120.9."
@@ -214,8 +208,6 @@ def _minatar(game: str) -> list[Cell]:
     rainbow_cnn = f"breakout_rainbow {short}{_RAINBOW_CNN_FLAGS[game]}"
     dense, conv = ("podracer/dqn",), ("podracer/dqn-cnn",)
     dense_dqn = f"{dqn} {DENSE_DQN}"
-    btr = f"breakout_btr {short}"
-    btr_remark = _BTR_REMARK if game == "Breakout" else ""
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers, note),
         Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 10, 76, ("podracer/ppo",)),
@@ -223,7 +215,6 @@ def _minatar(game: str) -> list[Cell]:
         Cell(REPLAY, task, "dqn-cnn", dqn, 10, 120, dense),
         Cell(REPLAY, task, "rainbow", f"{rainbow} {DENSE_RAINBOW}", 5, 40, dense, remark),
         Cell(REPLAY, task, "rainbow-cnn", rainbow_cnn, 10, 150, conv, cnn_remark),
-        Cell(REPLAY, task, "btr", btr, 10, 250, ("podracer/rainbow-cnn",), btr_remark),
         Cell(REPLAY, task, "pqn", pqn, 10, 21, (*dense, *conv)),
     ]
 
@@ -408,11 +399,6 @@ CELLS: tuple[Cell, ...] = (
     ),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",), _TRADING_REMARK),
     Cell("Atari", "pong", "ppo", "pong_ppo", 1, 60),
-    # 10 M frames of the emulator. A step takes 8.9 GFLOP, here at about 50 GFLOP/s on a core.
-    *(
-        Cell("Atari", game, "btr", f"atari_btr --game {game} --frames 2500000", 3, 22_000)
-        for game in ("battle_zone", "double_dunk", "name_this_game", "phoenix", "qbert")
-    ),
 )
 
 

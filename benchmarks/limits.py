@@ -86,8 +86,6 @@ def layers(torso: Torso, shape: tuple[int, ...]) -> list[Layer]:
             image = ((height + 1) // 2, (width + 1) // 2, outputs)
             for _ in range(2 * torso.blocks):
                 add(image, 3, outputs, 1, 1)
-        size = torso.pooled_size
-        image = (size or image[0], size or image[1], image[2])
     image = (1, 1, math.prod(image))
     hidden = torso.hidden if isinstance(torso.hidden, tuple) else (torso.hidden,)
     for width in (*hidden, OUTPUTS):

@@ -1,26 +1,23 @@
-"""DQN and its extensions, each as a setting; many together are Rainbow, and Beyond The Rainbow.
+"""DQN and its extensions, each as a setting; many together are Rainbow.
 
 Sources: DQN: Mnih et al. 2015; double: van Hasselt et al. 2016 (arXiv 1509.06461); dueling: Wang et
 al. 2016 (arXiv 1511.06581); prioritized replay: Schaul et al. 2016 (arXiv 1511.05952); noisy
 networks: Fortunato et al. 2018 (arXiv 1706.10295); distributions: see `ops/action_values.py`;
 Rainbow: Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment: Horgan et al. 2018
-(arXiv 1803.00933); Munchausen: Vieillard et al. 2020 (arXiv 2007.14430); Beyond The Rainbow, BTR:
-Clark et al. 2024 (arXiv 2411.03820).
+(arXiv 1803.00933).
 
 Differences from the papers: Adam instead of Mnih's RMSProp; the norm of the mean loss's gradient is
 clipped at 10, as by Wang et al. and in DQN Zoo's Rainbow, besides Mnih's clipping of TD errors (the
 Huber loss). Each environment and timestep acts with noise of its own, an update has one noise for
-each of its three passes, evaluations have none; their implicit quantiles are evenly spaced.
-Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences. Of the n rewards of a
-return Munchausen adds to the first alone. Where it is not `double` the target's own N' quantiles
-choose the next action, or policy, not K others as in IQN. Defaults suit small tasks; the
-recipes `atari_dqn`, whose target network is Dopamine's, `atari_rainbow` and `atari_btr` have the
-papers' sizes.
+each of its three passes, evaluations have none. Priorities of C51 are cross-entropies, as in DQN
+Zoo, not KL divergences. Defaults suit small tasks; the recipes `atari_dqn`, whose target network is
+Dopamine's, and `atari_rainbow` have the papers' sizes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,11 +30,10 @@ from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
-from podracer.agents.common.value_based import Draws
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
-from podracer.ops.action_values import ActionValue, Atoms, ImplicitQuantiles, Mean, Munchausen
+from podracer.ops.action_values import ActionValue, Atoms, Mean
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
@@ -64,8 +60,7 @@ class DQN(QLearningSettings):
 
     learning_rate: Schedule = bounded(2.5e-4)
     double: bool = static(default=True)
-    """Double Q-learning: the online network selects the next action, not the target network; with
-    Munchausen targets, the policy is the online network's."""
+    """Double Q-learning: the online network selects the next action, not the target network."""
     dueling: bool = static(default=False)
     """Dueling network: separate streams for the state's value and the actions' advantages."""
     stream_hidden: tuple[int, ...] = static(default=(), low=1)
@@ -75,43 +70,46 @@ class DQN(QLearningSettings):
     noise_scale: float = static(default=0.5, low=0.0)
     """Initial scale sigma_0 of the noise, over the square root of a layer's inputs, at least 0."""
     value: ActionValue = static(default=Mean())
-    """Kind of action value: its mean, a categorical distribution (C51), quantiles (QR-DQN) or
-    implicit quantiles (IQN)."""
-    munchausen: Munchausen = static(default=Munchausen())
-    """Munchausen targets: a soft policy, and a reward for its log-probabilities."""
+    """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        network = value_based.build_q_network(
-            self.network,
-            spec,
-            self.value.size,
-            dueling=self.dueling,
-            noisy=self.noisy,
-            noise_scale=self.noise_scale,
-            hidden=self.stream_hidden,
-            cosines=self.value.cosines if isinstance(self.value, ImplicitQuantiles) else 0,
-        )
-        optimizer = build_optimizer(self)
-        agent = _DQN(
-            self,
-            off_policy.require_feed_forward(network),
-            Buffer(self.replay, spec, self.n_step + 1),
-            TargetNetworkOptimizer(optimizer, self.target_update_period),
-        )
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=agent.carry,
-            actor_params=value_based.actor_params(self.epsilon),
-        )
+        return build(self, Method, spec)
+
+
+def build(settings: DQN, method: Callable[..., Method], spec: EnvironmentSpec) -> Agent:
+    """Return an agent with the functions `init`, `act` and `learn` of a method."""
+    network = value_based.build_q_network(
+        settings.network,
+        spec,
+        settings.value.size,
+        dueling=settings.dueling,
+        noisy=settings.noisy,
+        noise_scale=settings.noise_scale,
+        hidden=settings.stream_hidden,
+    )
+    optimizer = build_optimizer(settings)
+    agent = method(
+        settings,
+        off_policy.require_feed_forward(network),
+        Buffer(settings.replay, spec, settings.n_step + 1),
+        TargetNetworkOptimizer(optimizer, settings.target_update_period),
+    )
+    return Agent(
+        spec=spec,
+        init=agent.init,
+        act=agent.act,
+        learn=agent.learn,
+        carry=agent.carry,
+        actor_params=value_based.actor_params(settings.epsilon),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class _DQN:
+class Method:
+    """Functions of an agent, to subclass where its targets or its loss differ."""
+
     settings: DQN
     network: Network
     buffer: Buffer
@@ -134,8 +132,8 @@ class _DQN:
         explore: bool,
     ) -> tuple[jax.Array, PyTree, DQNCarry]:
         settings = self.settings
-        draws = value_based.draws_of_acting(settings.value, settings.noisy, keys, explore)
-        q = settings.value.mean(self.outputs(params.params, timestep, draws))
+        noise = value_based.noise_of_acting(settings.noisy, keys, explore)
+        q = settings.value.mean(self.outputs(params.params, timestep, noise))
         mask = action_mask(timestep.observation)
         epsilon = jnp.zeros(())
         if explore:
@@ -154,16 +152,14 @@ class _DQN:
         """Return the mean loss of TD errors, metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)
-        prediction_draws, *target_draws = value_based.draws_of_learning(
-            value, settings.noisy, key, len(transition.action)
-        )
-        outputs = self.outputs(params, transition.timestep, prediction_draws)
+        noises = value_based.noises_of_learning(settings.noisy, key)
+        outputs = self.outputs(params, transition.timestep, noises[0])
         prediction = value_based.gather_action(outputs, transition.action)
         returns, bootstrap = jax.lax.stop_gradient(
-            self.targets(params, target_params, transition, outputs, *target_draws)
+            self.targets(params, target_params, transition, noises)
         )
         losses, priorities = value.loss(
-            prediction, bootstrap, returns, transition.bootstrap_discount, prediction_draws.taus
+            prediction, bootstrap, returns, transition.bootstrap_discount
         )
         loss = means.mean_of(transition.weight * losses, transition.mask)
         metrics = {"loss": loss, "q": means.mean_of(value.mean(prediction), transition.mask)}
@@ -174,42 +170,25 @@ class _DQN:
         params: Params,
         target_params: Params,
         transition: off_policy.Transition,
-        outputs: jax.Array,
-        target_draws: Draws,
-        selection_draws: Draws,
+        noises: value_based.Noises,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the returns `[N]`, and the outputs `[N, Z]` of the values behind them.
-
-        `outputs`, `[N, A, Z]`, are the online network's at the transitions' first timesteps.
-        """
+        """Return the returns `[N]`, and the outputs `[N, Z]` of the values behind them."""
         settings, value = self.settings, self.settings.value
-        timestep, next_timestep = transition.timestep, transition.next_timestep
-        target_outputs = selector = self.outputs(target_params, next_timestep, target_draws)
+        next_timestep = transition.next_timestep
+        target_outputs = selector = self.outputs(target_params, next_timestep, noises[1])
         if settings.double:  # the online network selects the action that the target network values
-            selector = self.outputs(params, next_timestep, selection_draws)
+            selector = self.outputs(params, next_timestep, noises[2])
         next_q = mask_logits(next_timestep.observation, value.mean(selector))
-        if not settings.munchausen.temperature:
-            next_action = jnp.argmax(next_q, axis=-1)
-            bootstrap = value_based.gather_action(target_outputs, next_action)
-            return transition.n_step_return, bootstrap
-        # Munchausen: the next policy is soft, and log-probabilities of actions are rewards.
-        if not settings.double:
-            outputs = self.outputs(target_params, timestep, selection_draws)
-        q = mask_logits(timestep.observation, value.mean(outputs))
-        next_policy, entropy = settings.munchausen.policy(next_q)
-        returns = transition.n_step_return + settings.munchausen.bonus(q, transition.action)
-        returns += transition.bootstrap_discount * entropy
-        return returns, value.mix(target_outputs, next_policy)
+        bootstrap = value_based.gather_action(target_outputs, jnp.argmax(next_q, axis=-1))
+        return transition.n_step_return, bootstrap
 
-    def outputs(self, params: Params, timestep: TimeStep, draws: Draws) -> jax.Array:
+    def outputs(self, params: Params, timestep: TimeStep, noise: jax.Array | None) -> jax.Array:
         """Return the network's outputs `[N, A, Z]` for timesteps `[N, ...]`."""
-        random = {"noise": draws.noise, "taus": draws.taus}
-        inputs = (timestep.observation, timestep.first)
-        (observation, first), random = jax.tree.map(lambda x: x[None], (inputs, random))
-        arguments = {name: x for name, x in random.items() if x is not None}
+        inputs = (timestep.observation, timestep.first, noise)
+        observation, first, noise = jax.tree.map(lambda x: x[None], inputs)
+        arguments = {} if noise is None else {"noise": noise}
         heads, _ = self.network.apply(params, (), observation, first, **arguments)
-        size = self.settings.value.size if draws.taus is None else draws.taus.shape[-1]
-        return value_based.q_outputs(heads, size)[0]
+        return value_based.q_outputs(heads, self.settings.value.size)[0]
 
 
 def rainbow(**settings: Any) -> DQN:
@@ -234,18 +213,3 @@ def rainbow(**settings: Any) -> DQN:
         "network": TorsoNetwork(MLP(hidden=(128,))),
     }
     return DQN(**{**extensions, **settings})
-
-
-def btr(**settings: Any) -> DQN:
-    """Return Rainbow with what Beyond The Rainbow adds; `settings` override the fields.
-
-    Network, learning rate and target network suit small tasks; `atari_btr` has the paper's.
-    """
-    additions = {
-        "double": False,
-        "value": ImplicitQuantiles(policy_samples=8),
-        "munchausen": Munchausen(temperature=0.03),
-        "optimizer": Optimizer(epsilon=0.005 / 256),
-        "replay": Replay(prioritized=True, priority_exponent=0.2, importance_exponent=0.2),
-    }
-    return rainbow(**{**additions, **settings})

@@ -97,8 +97,10 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
     "DDPG": {"cloning_alpha": None},
+    "DQN": {"munchausen": {"kind": "Munchausen", "temperature": 0.0, "weight": 0.9, "clip": -1.0}},
     "MLP": {"spherical": False},
     "Replay": {"data": None, "storage": "device"},
+    "ResNet": {"pooled_size": 0, "spectral_norm": False},
     "SAC": {
         "batch_norm": False,
         "batch_norm_targets": False,

@@ -14,12 +14,10 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from podracer.networks.network import Head
 from podracer.ops.convolution import convolution
 from podracer.ops.dense import affine, dense
-from podracer.ops.spectral import spectral_norm
 
 
 def cast(x: jax.Array, dtype: str = "float32") -> jax.Array:
@@ -164,15 +162,13 @@ class Convolution(eqx.Module):
     """Convolution `x [B, H, W, C] -> [B, H', W', C']`, square kernels.
 
     Initial weights are orthogonal, scaled by sqrt 2 as in CleanRL (DQN and IMPALA had their
-    framework's), biases 0; padding is "same" or none. A `spectral` one multiplies by its weights
-    divided by their spectral norm.
+    framework's), biases 0; padding is "same" or none.
     """
 
     weight: jax.Array
     bias: jax.Array
     stride: int = eqx.field(static=True)
     same: bool = eqx.field(static=True)
-    spectral: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -181,18 +177,16 @@ class Convolution(eqx.Module):
         size: int,
         stride: int,
         same: bool,
-        spectral: bool = False,
         *,
         key: jax.Array,
     ):
         self.weight = orthogonal(key, (size, size, inputs, outputs), math.sqrt(2))
         self.bias = jnp.zeros(outputs)
-        self.stride, self.same, self.spectral = stride, same, spectral
+        self.stride, self.same = stride, same
 
     def __call__(self, x: jax.Array) -> jax.Array:
         padding = self.weight.shape[0] // 2 if self.same else 0
-        weight = self.weight / spectral_norm(self.weight) if self.spectral else self.weight
-        y: jax.Array = convolution(x, weight.astype(x.dtype), self.stride, padding)
+        y: jax.Array = convolution(x, self.weight.astype(x.dtype), self.stride, padding)
         return (y + self.bias.reshape(1, 1, 1, -1)).astype(x.dtype)
 
 
@@ -267,22 +261,3 @@ def normalize(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     x -= jnp.mean(x, axis=-1, keepdims=True)
     x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     return (x * scale.reshape(shape) + shift.reshape(shape)).astype(dtype)
-
-
-class QuantileEmbedding(eqx.Module):
-    """Layer that makes features `[N, n]` depend on K probabilities tau `[N, K]`: `[N K, n]`.
-
-    Features are multiplied by a layer of ReLUs over `cos(pi i tau)` for i = 0, 1, ... Source:
-    Dabney et al. 2018b, equation 4 (arXiv 1806.06923).
-    """
-
-    layer: Linear
-
-    def __init__(self, cosines: int, features: int, *, key: jax.Array):
-        self.layer = Linear(cosines, features, math.sqrt(2), key=key)
-
-    def __call__(self, x: jax.Array, taus: jax.Array) -> jax.Array:
-        frequencies = np.pi * np.arange(self.layer.weight.shape[0], dtype=np.float32)
-        cosines = jnp.cos(taus.reshape(-1, 1) * frequencies.reshape(1, -1))
-        factors = relu(self.layer(cosines.astype(x.dtype)))
-        return jnp.repeat(x, taus.shape[1], axis=0) * factors

@@ -31,9 +31,7 @@ class Network:
       is reset where `first` is set.
 
     With noisy heads `apply` also takes `noise`: a key for each item `[T, B]`, one key for all
-    `[1, 1]`, or None for no noise. With heads of implicit quantiles it also takes `taus`, f32
-    `[T, B, K]`: a head of n outputs has n at each of K probabilities, `[T, B, n K]`, K side by
-    side.
+    `[1, 1]`, or None for no noise.
     """
 
     init: Callable[[jax.Array], Params]
@@ -58,9 +56,6 @@ class Head:
     hidden: tuple[int, ...] = ()
     """Sizes of fully connected layers between the network's features and the output layer, each
     with a ReLU behind it; they are noisy if the head is."""
-    cosines: int = 0
-    """Number of cosines of a probability that multiply the network's features, the same for all
-    heads, whose outputs are quantiles then (Dabney et al. 2018b, arXiv 1806.06923); 0 for none."""
 
 
 @runtime_checkable
@@ -70,7 +65,7 @@ class NetworkBuilder(Protocol):
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
         """Return a network with these heads for observations of a tree of `types.ArraySpec`.
 
-        Raises `ConfigError` for what it cannot build, such as heads with noise or quantiles.
+        Raises `ConfigError` for what it cannot build, such as noisy heads.
         """
         ...
 

@@ -54,12 +54,12 @@ class PlaneNetwork:
     def build(self, observation: PyTree, heads: Mapping[str, Head | Planes]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
 
-        Raises `ConfigError` for heads with noise, implicit quantiles or batch normalization, and
-        where the observation has no images, images of several sizes, or indices of states.
+        Raises `ConfigError` for heads with noise, and where the observation has no images, images
+        of several sizes, or indices of states.
         """
         vectors = [head for head in heads.values() if isinstance(head, Head)]
-        if any(head.noisy or head.cosines for head in vectors):
-            raise ConfigError("a network of planes has no noisy heads or implicit quantiles.")
+        if any(head.noisy for head in vectors):
+            raise ConfigError("a network of planes has no noisy heads.")
         make, skeleton = self._skeleton(observation, heads)
         _, layers = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

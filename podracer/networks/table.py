@@ -31,7 +31,6 @@ class Table:
         for name, words in (
             ("noisy", "noisy heads"),
             ("hidden", "hidden layers"),
-            ("cosines", "implicit quantiles"),
         ):
             if any(getattr(head, name) for head in heads.values()):
                 raise ConfigError(f"Table has no {words}: take a TorsoNetwork.")

@@ -19,7 +19,7 @@ from podracer.arguments import typed
 from podracer.devices.kernels import scan
 from podracer.errors import ConfigError
 from podracer.fields import bounded
-from podracer.networks.layers import HeadLayers, QuantileEmbedding, cast
+from podracer.networks.layers import HeadLayers, cast
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso, unscaled
 from podracer.networks.transformer import Transformer
@@ -100,7 +100,6 @@ class TorsoNetwork:
             observations: PyTree,
             first: jax.Array,
             noise: jax.Array | None = None,
-            taus: jax.Array | None = None,
         ) -> tuple[dict[str, jax.Array], Carry]:
             outputs: dict[str, jax.Array] = {}
             carries = {}
@@ -109,7 +108,7 @@ class TorsoNetwork:
             noises = _noises(noise, [trunk.heads for trunk in combined.values()])
             for name, trunk in combined.items():
                 memory = carry[name] if carry else ()
-                head_outputs, carries[name] = trunk(memory, observations, first, noises, taus)
+                head_outputs, carries[name] = trunk(memory, observations, first, noises)
                 outputs |= head_outputs
             return outputs, (carries if carry else ())
 
@@ -128,11 +127,6 @@ def _noises(
     e = random_normals(keys.reshape(-1), int(ends[-1]))
     parts = jnp.split(jnp.sign(e) * jnp.sqrt(jnp.abs(e)), ends[:-1], axis=-1)
     return dict(zip(heads, parts, strict=True))
-
-
-def _for_quantiles(noise: jax.Array | None, K: int) -> jax.Array | None:
-    """Return the noise of K rows for each row; noise for all rows is left as it is."""
-    return noise if noise is None or noise.shape[0] == 1 else jnp.repeat(noise, K, axis=0)
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
@@ -190,7 +184,6 @@ class _Trunk(eqx.Module):
 
     layers: tuple[Any, ...]
     cell: Any
-    embedding: QuantileEmbedding | None
     heads: dict[str, HeadLayers]
     config: TorsoNetwork = eqx.field(static=True)
 
@@ -211,9 +204,6 @@ class _Trunk(eqx.Module):
         if config.memory != "none":
             self.cell = _make_cell(config, size, cell_key)
             size = config.memory_size
-        cosines = max(head.cosines for head in heads.values())
-        embedding_key = jax.random.fold_in(head_key, len(heads))
-        self.embedding = QuantileEmbedding(cosines, size, key=embedding_key) if cosines else None
         keys = jax.random.split(head_key, len(heads))
         self.heads = {
             name: HeadLayers(size, head, key=k)
@@ -232,7 +222,6 @@ class _Trunk(eqx.Module):
         observation: PyTree,
         first: jax.Array,
         noises: dict[str, jax.Array | None],
-        taus: jax.Array | None,
     ) -> tuple[dict[str, jax.Array], Carry]:
         T, B = first.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
@@ -246,15 +235,7 @@ class _Trunk(eqx.Module):
             features = cast(features.reshape(T, B, -1))
             carry, features = self._remember(carry, features, first)
             features = features.reshape(T * B, -1)
-        K = 1
-        if self.embedding is not None:
-            assert taus is not None
-            K = taus.shape[-1]
-            features = self.embedding(features, taus.reshape(T * B, K))
-            noises = {name: _for_quantiles(noise, K) for name, noise in noises.items()}
         outputs = {name: head(features, noises[name], dtype) for name, head in self.heads.items()}
-        if K > 1:  # from [N K, n] to [N, n K]
-            outputs = {n: x.reshape(T * B, K, -1).swapaxes(1, 2) for n, x in outputs.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
 
     def _remember(

@@ -29,7 +29,7 @@ from podracer.networks.layers import (
     cast,
     relu,
 )
-from podracer.ops.pooling import adaptive_max_pool, max_pool
+from podracer.ops.pooling import max_pool
 from podracer.types import ArraySpec, PyTree
 
 SCANNED_BLOCKS = 3
@@ -89,7 +89,7 @@ class ResNet:
     """Deep residual network of Espeholt et al. 2018 (figure 3).
 
     Each stage has a convolution, a max-pool of stride 2 and residual blocks; one fully connected
-    layer follows. Beyond The Rainbow has twice the channels, spectral norms and a last max-pool.
+    layer follows.
     """
 
     channels: tuple[int, ...] = bounded((16, 32, 32), low=1)
@@ -100,11 +100,6 @@ class ResNet:
     """Size of the fully connected layer; 0 for none."""
     layer_norm: bool = False
     """Normalize the outputs of each layer before its activation or sum."""
-    spectral_norm: bool = False
-    """Divide the weights of each residual block's convolutions by their spectral norm."""
-    pooled_size: int = bounded(0)
-    """Height and width to which a last, adaptive max-pool reduces the image, in pixels; 0 for no
-    such pool."""
     pool: bool = True
     """Halve height and width in each stage; otherwise they stay as they are."""
 
@@ -216,7 +211,7 @@ def make_convolutions(
             key, *keys = jax.random.split(stage, 1 + 2 * config.blocks)
 
             def make(key: jax.Array, outputs: int = outputs) -> Convolution:
-                return Convolution(outputs, outputs, 3, 1, True, config.spectral_norm, key=key)
+                return Convolution(outputs, outputs, 3, 1, True, key=key)
 
             convs = [Convolution(channels, outputs, 3, 1, True, key=key)]
             if config.blocks < SCANNED_BLOCKS:
@@ -227,12 +222,6 @@ def make_convolutions(
             if config.pool:
                 height, width = (height + 1) // 2, (width + 1) // 2
             channels = outputs
-        if config.pooled_size > min(height, width):
-            raise ConfigError(
-                f"pooled_size is {config.pooled_size}, but the last stage leaves an image of "
-                f"{height}x{width}: take at most {min(height, width)}."
-            )
-        height, width = (config.pooled_size or height), (config.pooled_size or width)
     return tuple(layers), (height, width, channels)
 
 
@@ -261,7 +250,7 @@ def apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> 
                 x = _residual_block(x, block)
         else:
             x, _ = jax.lax.scan(lambda x, block: (_residual_block(x, block), None), x, blocks)
-    return adaptive_max_pool(x, config.pooled_size) if config.pooled_size else x
+    return x
 
 
 def _residual_block(x: jax.Array, block: Sequence[Any]) -> jax.Array:

@@ -24,22 +24,6 @@ def max_pool(x: Float[Array, "B H W C"]) -> Float[Array, "B H2 W2 C"]:
     return _pool(_pool(x, 2, x.shape[2]), 1, x.shape[1])
 
 
-def adaptive_max_pool(x: Float[Array, "B H W C"], size: int) -> Float[Array, "B S S C"]:
-    """Return the maxima of `size` x `size` windows that cover an image evenly.
-
-    Window i of n along an axis of m pixels goes from floor(i m / n) to ceil((i + 1) m / n), so that
-    neighbors may overlap. Of equal maxima each takes an equal part of the gradient.
-    """
-    for axis in (2, 1):
-        pixels = x.shape[axis]
-        windows = [
-            jax.lax.slice_in_dim(x, i * pixels // size, -(-(i + 1) * pixels // size), 1, axis)
-            for i in range(size)
-        ]
-        x = jnp.stack([jnp.max(window, axis=axis) for window in windows], axis)
-    return x
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _pool(x: jax.Array, axis: int, size: int) -> jax.Array:
     return _keep(x, axis, size)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.dqn import DQN, btr, rainbow
+from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
@@ -122,45 +122,6 @@ def atari_rainbow(game: str = "pong") -> Experiment:
             stream_hidden=(512,),
             network=TorsoNetwork(CNN(hidden=())),
         ),
-    )
-
-
-def atari_btr(game: str = "pong") -> Experiment:
-    """Beyond The Rainbow on an Atari game (`--game NAME`), under sticky actions: a replay of 7 GiB.
-
-    The settings are those of Clark et al. 2024 and of their code, in steps of four frames: an
-    update for each step of 64 games. Different: four steps and then four updates instead of turns;
-    epsilon falls linearly and stays at 0.01, where theirs falls exponentially and is 0 in the
-    second half; convolutions are initially orthogonal, not uniform; spectral norms are those
-    of 64 steps of power iteration, where theirs follow by one in each pass; priorities are means
-    over the predicted quantiles, theirs sums over the eight; the reward of the log-policy is the
-    target network's, as in Munchausen's paper.
-    """
-    return dataclasses.replace(
-        atari_impala(game),
-        environment=f"atari-sticky:{game},full_action_set=false,noop_max=30",
-        agent=btr(
-            learning_rate=1e-4,
-            discount=0.997,
-            epsilon=Linear(1.0, 0.01, frames=2_000_000),
-            target_update_period=500,
-            stream_hidden=(512,),
-            replay=Replay(
-                capacity=2**20,
-                batch_size=256,
-                updates_per_rollout=4,
-                warmup=200_000,
-                prioritized=True,
-                priority_exponent=0.2,
-                importance_exponent=0.2,
-            ),
-            network=TorsoNetwork(
-                ResNet(channels=(32, 64, 64), hidden=0, spectral_norm=True, pooled_size=6)
-            ),
-        ),
-        driver=SebulbaConfig(num_envs=64, rollout_length=4, updates_per_chunk=200),
-        evaluation_policy="greedy",
-        evaluation_epsilon=0.01,
     )
 
 

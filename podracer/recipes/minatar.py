@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.dqn import DQN, btr, rainbow
+from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
@@ -137,33 +137,6 @@ def breakout_rainbow() -> Experiment:
                 importance_exponent=Linear(0.4, 1.0, frames=1_000_000),
             ),
             network=TorsoNetwork(MINATAR),
-        ),
-    )
-
-
-def breakout_btr() -> Experiment:
-    """Beyond The Rainbow on MinAtar Breakout (needs gymnax): an update for each 64 frames.
-
-    Of the paper are the agent's extensions, eight quantiles of each kind, the replay's ratio, batch
-    and exponents, and the spectral norms. For the small images the network has one stage, of the
-    channels of MinAtar's, learning is faster and the discount that of the other recipes.
-    """
-    torso = ResNet(channels=(16,), blocks=1, hidden=0, spectral_norm=True, pooled_size=3)
-    return dataclasses.replace(
-        breakout_dqn(),
-        agent=btr(
-            learning_rate=5e-4,
-            epsilon=Linear(1.0, 0.01, frames=250_000),
-            target_update_period=250,
-            replay=Replay(
-                capacity=200_000,
-                updates_per_rollout=4,
-                warmup=5_000,
-                prioritized=True,
-                priority_exponent=0.2,
-                importance_exponent=0.2,
-            ),
-            network=TorsoNetwork(torso),
         ),
     )
 

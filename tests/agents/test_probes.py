@@ -21,7 +21,7 @@ from agents import (
 from walk import methods_of
 
 from podracer.agent import Agent
-from podracer.agents.common import actor_critic, value_based
+from podracer.agents.common import actor_critic
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
@@ -43,9 +43,7 @@ def values_of(
     if isinstance(settings, QLambda):
         return extras["q"].max(-1)
     if isinstance(settings, DQN):
-        keys = jax.random.split(jax.random.key(0), len(timestep.first))
-        draws = value_based.draws_of_acting(settings.value, settings.noisy, keys, explore=False)
-        outputs = methods_of(agent).outputs(shared.params, timestep, draws)
+        outputs = methods_of(agent).outputs(shared.params, timestep, None)
         return settings.value.mean(outputs).max(-1)
     if isinstance(settings, MuZero):
         return methods_of(agent).model.value(shared.params, observation)

@@ -87,10 +87,10 @@ def test_groups_are_named_and_the_run_comes_first(monkeypatch):
     titles = re.findall(r"^ ([a-z_.]+ options) *$", page, re.M)
     parts = [
         f"agent{part} options"
-        for part in ("", ".munchausen", ".network", ".network.torso", ".optimizer", ".replay")
+        for part in ("", ".network", ".network.torso", ".optimizer", ".replay")
     ]
     assert titles[0] == "run options"
-    assert sorted(titles[1:7]) == parts
-    assert titles[7:] == ["anakin options", "hosts options"]
+    assert sorted(titles[1:6]) == parts
+    assert titles[6:] == ["anakin options", "hosts options"]
     order = [page.index(f"--{flag} ") for flag in ("frames", "seed", "run-dir", "arch", "devices")]
     assert order == sorted(order)

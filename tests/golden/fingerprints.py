@@ -59,7 +59,6 @@ ANAKIN = {
     "pendulum_recurrent_td3": 12,
     "pendulum_muzero": 10,
     "breakout_cnn_ppo": 2,
-    "breakout_btr": 24,
     "trading_ppo": 4,
     "worlds_a2c": 10,
     "lpg": 4,

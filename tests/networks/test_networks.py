@@ -568,7 +568,6 @@ def test_a_table_needs_an_index_and_plain_heads():
     for head, words in (
         (Head(1, noisy=True), "noisy heads"),
         (Head(1, hidden=(2,)), "hidden layers"),
-        (Head(1, cosines=2), "implicit quantiles"),
     ):
         with pytest.raises(ConfigError, match=f"Table has no {words}"):
             Table().build(INDEX, {"value": head})
@@ -606,7 +605,7 @@ def test_a_network_that_was_built_while_tracing_holds_no_tracers():
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkeypatch):
     """The same weights from the same key, the same outputs and gradients."""
-    torso = ResNet((4, 6), blocks=4, layer_norm=layer_norm, spectral_norm=layer_norm)
+    torso = ResNet((4, 6), blocks=4, layer_norm=layer_norm)
     images = jax.random.normal(jax.random.key(1), (3, 10, 8, 2))
 
     def build():

@@ -13,7 +13,7 @@ from variants import variants
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
 from podracer.networks.layers import NoisyLinear
-from podracer.ops.action_values import Atoms, ImplicitQuantiles, Mean, Quantiles
+from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.random import random_normals
 from podracer.ops.returns import n_step_returns, n_step_targets
@@ -92,27 +92,6 @@ def test_quantiles_learn_as_in_rlax(batch):
 
     loss, _ = value.loss(ours, after, returns, discounts)
     np.testing.assert_allclose(loss, jax.vmap(one)(ours, target), rtol=1e-4)
-
-
-def test_implicit_quantiles_learn_as_in_rlax(batch):
-    """Also with other numbers of quantiles in the target and in what chooses the next action."""
-    draw, returns, discounts = batch
-    value = ImplicitQuantiles(3, 4, 5)
-    ours, after, selector = draw(2, 3), draw(2, 4), draw(2, 5)  # of two actions
-    taus = jnp.asarray(np.random.default_rng(1).uniform(size=(N, 3)), jnp.float32)
-    best = jnp.argmax(value.mean(selector), axis=-1)
-    bootstrap = value.mix(after, jax.nn.one_hot(best, 2))
-
-    def one(ours, taus, returns, discount, selector, after):
-        args = (ours.T, taus, jnp.int32(1), returns, discount, selector.T, after.T)
-        return rlax.quantile_q_learning(*args, huber_param=1.0)
-
-    loss, priority = value.loss(ours[:, 1], bootstrap, returns, discounts, taus)
-    expected = jax.vmap(one)(ours, taus, returns, discounts, selector, after)
-    np.testing.assert_allclose(loss, expected, rtol=1e-4)
-    target = returns[:, None] + discounts[:, None] * bootstrap
-    errors = np.abs(np.asarray(target)[:, None] - np.asarray(ours)[:, 1, :, None])
-    np.testing.assert_allclose(priority, errors.mean((1, 2)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("x", [-300.0, -1.0, 0.0, 0.3, 7.0, 5000.0])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.pooling import adaptive_max_pool, max_pool
+from podracer.ops.pooling import max_pool
 
 
 def plain(x: jax.Array) -> jax.Array:
@@ -41,27 +41,3 @@ def test_under_vmap_and_in_half_precision():
 
     for got, expected in zip(*both(x), strict=True):
         np.testing.assert_array_equal(got.astype(jnp.float32), expected.astype(jnp.float32))
-
-
-@pytest.mark.parametrize(("shape", "size"), [((11, 11, 2), 6), ((5, 7, 1), 3), ((4, 4, 2), 4)])
-def test_adaptive_windows_cover_the_image_evenly(shape, size):
-    """Those of Beyond The Rainbow, by a loop; the gradient goes to the maxima."""
-    x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
-    height, width, channels = shape
-    expected = np.zeros((2, size, size, channels), np.float32)
-    counts = np.zeros_like(x)
-    for n, i, j, c in np.ndindex(*expected.shape):
-        top, left = int(np.floor(i * height / size)), int(np.floor(j * width / size))
-        bottom, right = int(np.ceil((i + 1) * height / size)), int(np.ceil((j + 1) * width / size))
-        window = x[n, top:bottom, left:right, c]
-        expected[n, i, j, c] = window.max()
-        row, column = np.unravel_index(window.argmax(), window.shape)
-        counts[n, top + row, left + column, c] += 1
-    pooled, dx = jax.jit(
-        lambda x: (
-            adaptive_max_pool(x, size),
-            jax.grad(lambda x: jnp.sum(adaptive_max_pool(x, size)))(x),
-        )
-    )(jnp.asarray(x))
-    np.testing.assert_array_equal(pooled, expected)
-    np.testing.assert_allclose(dx, counts)

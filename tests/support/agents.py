@@ -13,7 +13,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
-from podracer.agents.dqn import DQN, btr
+from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
@@ -28,7 +28,7 @@ from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.envs.probes import GAMMA
 from podracer.networks import MLP, ResNet, TorsoNetwork
-from podracer.ops.action_values import Atoms, ImplicitQuantiles, Munchausen, Quantiles
+from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -86,12 +86,6 @@ AGENTS = {
         noisy=True,
         value=Atoms(-2.0, 2.0, 11),
         apex_alpha=7.0,
-    ),
-    "btr": btr(
-        network=SMALL,
-        replay=dataclasses.replace(REPLAY, prioritized=True),
-        stream_hidden=(8,),
-        value=ImplicitQuantiles(3, 4, 5, cosines=6),
     ),
     "r2d2": R2D2(
         network=RECURRENT,
@@ -205,15 +199,6 @@ PROBE_AGENTS = {
     ),
     "qr": DQN(
         **COMMON | {"learning_rate": 0.003}, **EXPLORING, replay=PROBE_REPLAY, value=Quantiles(11)
-    ),
-    "munchausen": DQN(
-        **COMMON, **EXPLORING, replay=PROBE_REPLAY, munchausen=Munchausen(temperature=0.03)
-    ),
-    "btr": btr(
-        **COMMON | {"learning_rate": 0.003},
-        replay=dataclasses.replace(PROBE_REPLAY, prioritized=True),
-        target_update_period=20,
-        stream_hidden=(),
     ),
     "muzero": MuZero(
         **COMMON,

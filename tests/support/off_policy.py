@@ -18,13 +18,13 @@ from walk import (
 )
 
 from podracer.agents.ddpg import DDPG, td3
-from podracer.agents.dqn import DQN, btr
+from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
+from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay, Sample
 from podracer.types import (
     Step,
@@ -49,12 +49,6 @@ OFF_POLICY = {
         noisy=True,
         stream_hidden=(6,),
         epsilon=0.0,
-    ),
-    "btr": btr(
-        network=NETWORK,
-        replay=PRIORITIZED,
-        stream_hidden=(6,),
-        value=ImplicitQuantiles(3, 4, 5, cosines=6),
     ),
     "r2d2": R2D2(
         network=MEMORY,

@@ -62,10 +62,8 @@ class NormalizedMLP:
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> BatchNetwork:
         """Return the network for an observation, a tree of `ArraySpec`."""
-        if any(head.noisy or head.cosines or head.hidden for head in heads.values()):
-            raise ConfigError(
-                "a NormalizedMLP has no noisy heads, implicit quantiles or hidden layers in heads."
-            )
+        if any(head.noisy or head.hidden for head in heads.values()):
+            raise ConfigError("a NormalizedMLP has no noisy heads or hidden layers in heads.")
         leaves = jax.tree.leaves(observation)
         if any(x.num_values is not None for x in leaves):
             raise ConfigError(

@@ -7,14 +7,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from podracer.agents.common.optimizers import CountedState
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.networks import Head, Network, NetworkBuilder
-from podracer.ops.action_values import ActionValue, ImplicitQuantiles
-from podracer.ops.random import random_words, unit
 from podracer.schedules import Schedule, value_at
 from podracer.types import Discrete, EnvironmentSpec, LearnerState, MultiDiscrete, Params
 
@@ -46,15 +43,14 @@ def build_q_network(
     noisy: bool = False,
     noise_scale: float = 0.5,
     hidden: tuple[int, ...] = (),
-    cosines: int = 0,
 ) -> Network:
     """Build a network with `size` outputs Z for each action, in the head `advantage`.
 
     A dueling network has as many for the state alone, in the head `value`. Both heads have `hidden`
-    layers of their own. With `cosines` outputs are implicit quantiles, see `networks.Head`.
+    layers of their own.
     """
     num_actions = require_discrete(spec).num_actions
-    head = partial(Head, noisy=noisy, noise_scale=noise_scale, hidden=hidden, cosines=cosines)
+    head = partial(Head, noisy=noisy, noise_scale=noise_scale, hidden=hidden)
     heads = {"advantage": head(num_actions * size)}
     if dueling:
         heads["value"] = head(size)
@@ -107,51 +103,23 @@ def select_action(values: jax.Array, action: jax.Array) -> jax.Array:
     return gather_action(values[..., None], action)[..., 0]
 
 
-# --- random numbers of the Q-network -------------------------------------------------------------
+# --- noise of the Q-network ----------------------------------------------------------------------
+
+Noises = tuple[jax.Array | None, jax.Array | None, jax.Array | None]  # keys [1] of each pass
 
 
-@struct
-class Draws:
-    """Random numbers of a pass of N timesteps through a Q-network."""
-
-    noise: jax.Array | None = None  # keys [N] of noisy heads, or one for all [1]
-    taus: jax.Array | None = None  # f32 [N, Z], probabilities of implicit quantiles
+def noise_of_acting(noisy: bool, keys: jax.Array, explore: bool) -> jax.Array | None:
+    """Return keys of the noise for timesteps `[B]`, each from its key; None for no noise."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys) if noisy and explore else None
 
 
-def draws_of_acting(value: ActionValue, noisy: bool, keys: jax.Array, explore: bool) -> Draws:
-    """Return the draws for timesteps `[B]`, each from its key.
+def noises_of_learning(noisy: bool, key: jax.Array) -> Noises:
+    """Return the noise for the passes of an update: prediction, target, action selection.
 
-    Without `explore` there is no noise, and probabilities are evenly spaced.
+    It is one for all samples, as in Fortunato et al. 2018, section 3.1.
     """
-    noise = _fold_in(keys, 1) if noisy and explore else None
-    if not isinstance(value, ImplicitQuantiles):
-        return Draws(noise)
-    num = value.policy_samples
-    if explore:
-        return Draws(noise, unit(random_words(_fold_in(keys, 2), num)))
-    taus = jnp.asarray((np.arange(num) + 0.5) / num, jnp.float32)
-    return Draws(noise, jnp.tile(taus.reshape(1, num), (keys.shape[0], 1)))
-
-
-def draws_of_learning(
-    value: ActionValue, noisy: bool, key: jax.Array, num: int
-) -> tuple[Draws, Draws, Draws]:
-    """Return random draws for the passes of an update: prediction, target, action selection.
-
-    Noise is one for all `num` samples, as in Fortunato et al. 2018, section 3.1.
-    """
-    noise = jax.random.split(key, (3, 1)) if noisy else (None, None, None)
-    if not isinstance(value, ImplicitQuantiles):
-        return Draws(noise[0]), Draws(noise[1]), Draws(noise[2])
-    keys = jax.random.split(jax.random.fold_in(key, 3), 3)  # 0 to 2 may be the noise's
-    sizes = (value.samples, value.target_samples, value.policy_samples)
-    taus = [jax.random.uniform(k, (num, n)) for k, n in zip(keys, sizes, strict=True)]
-    return Draws(noise[0], taus[0]), Draws(noise[1], taus[1]), Draws(noise[2], taus[2])
-
-
-def _fold_in(keys: jax.Array, number: int) -> jax.Array:
-    """Derive keys `[B]`, independent of those that choose actions."""
-    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+    keys = jax.random.split(key, (3, 1)) if noisy else (None, None, None)
+    return keys[0], keys[1], keys[2]
 
 
 # --- exploration ---------------------------------------------------------------------------------

@@ -147,9 +147,7 @@ def build_model(
         representation = PlaneNetwork(torso, compute_dtype=dtype)
         latent, state_head = representation.planes(observation), Planes()
         resnet = torso if isinstance(torso, ResNet) else ResNet(layer_norm=torso.layer_norm)
-        no_tower = dataclasses.replace(
-            resnet, channels=(), blocks=dynamics_blocks, pool=False, pooled_size=0
-        )
+        no_tower = dataclasses.replace(resnet, channels=(), blocks=dynamics_blocks, pool=False)
         tower = dataclasses.replace(no_tower, channels=latent.shape[-1:])
         dynamics = PlaneNetwork(tower, dynamics_hidden, dtype)
         prediction = PlaneNetwork(no_tower, prediction_hidden, dtype)
