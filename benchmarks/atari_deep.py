@@ -10,7 +10,7 @@ from podracer.networks import ResNet, TorsoNetwork
 
 
 def ppo() -> Experiment:
-    """PPO at the settings of `atari_ppo`, with the network of `atari_impala_deep`."""
+    """PPO at the settings of `atari_ppo`, with the paper's deep residual network."""
     experiment = recipes.find("atari_ppo")
     agent = dataclasses.replace(experiment.agent, network=TorsoNetwork(ResNet()))
     return dataclasses.replace(experiment, agent=agent)

@@ -257,14 +257,12 @@ def _mujoco(robot: str) -> list[Cell]:
 
 def _newer() -> list[Cell]:
     hidden = f"--environment partial:pendulum,hide=2 {EVALUATION} --frames 24000"
-    fast = f"pendulum_fast_td3 {EVALUATION} --batch-size 2048"  # 32,768 is for accelerators
     r2d2, sac = ("podracer/r2d2",), ("podracer/sac",)
     return [
         Cell(NEWER, "cartpole", "pqn", f"cartpole_pqn {EVALUATION}", 10, 3, ("podracer/ppo",)),
         Cell(NEWER, "memorychain-15", "pqn-gru", f"memorychain_pqn {EVALUATION}", 10, 10, r2d2),
         Cell(NEWER, "pendulum", "qt-opt", f"pendulum_qt_opt {EVALUATION}", 5, 22, sac),
         Cell(NEWER, "pendulum", "muzero", f"pendulum_muzero {EVALUATION}", 5, 12, sac),
-        Cell(NEWER, "pendulum", "fast-td3", fast, 5, 12),
         Cell(NEWER, "partial-pendulum", "sac", f"pendulum_sac {hidden}", 5, 1),
         Cell(NEWER, "partial-pendulum", "sac-lstm", f"pendulum_recurrent_sac {hidden}", 5, 15, sac),
     ]

@@ -55,7 +55,6 @@ GREEDY = {
     "catch_alphazero": "AlphaZero, search, dictionary",
     "atari_ppo": "PPO, Nature network, stacked frames",
     "atari_impala": "IMPALA, convolutions, stacked frames",
-    "atari_impala_deep": "IMPALA, residual network, stacked frames",
     "atari_rainbow": "Rainbow, Nature network, stacked frames",
 }
 SAMPLED = ("cartpole_ppo", "cartpole_rainbow", "pendulum_ppo", "memory_r2d2")

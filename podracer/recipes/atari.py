@@ -9,7 +9,6 @@ from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
-from podracer.agents.pqn import PQN
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import CNN, ResNet, TorsoNetwork
@@ -39,12 +38,6 @@ def atari_impala(game: str = "pong") -> Experiment:
         evaluation_policy="sampled",
         save_seconds=300.0,
     )
-
-
-def atari_impala_deep(game: str = "pong") -> Experiment:
-    """IMPALA on an Atari game (`--game NAME`), with the paper's deep residual network."""
-    agent = Impala(learning_rate=Linear(6e-4, 0.0), network=TorsoNetwork(ResNet()))
-    return dataclasses.replace(atari_impala(game), agent=agent)
 
 
 def pong_impala() -> Experiment:
@@ -86,20 +79,6 @@ def atari_dqn(game: str = "pong") -> Experiment:
         driver=SebulbaConfig(num_envs=16, rollout_length=4, updates_per_chunk=500),
         evaluation_policy="greedy",
         evaluation_epsilon=0.001,  # van Hasselt et al. 2016 (tuned double DQN), and dopamine
-    )
-
-
-def atari_pqn(game: str = "pong") -> Experiment:
-    """PQN on an Atari game (`--game NAME`) with the Nature network, layer-normalized."""
-    return dataclasses.replace(
-        atari_dqn(game),
-        agent=PQN(
-            learning_rate=2.5e-4,
-            epsilon=Linear(1.0, 0.001, frames=5_000_000),
-            num_minibatches=32,
-            network=TorsoNetwork(CNN(layer_norm=True)),
-        ),
-        driver=SebulbaConfig(num_envs=128, rollout_length=32, updates_per_chunk=20),
     )
 
 

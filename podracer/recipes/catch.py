@@ -7,14 +7,12 @@ from typing import Any
 
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
@@ -75,37 +73,6 @@ def catch_stacx() -> Experiment:
     """STACX on Catch: `catch_impala` that tunes itself."""
     agent = Stacx(meta_learning_rate=1e-2, **V_TRACE)
     return dataclasses.replace(catch_impala(), agent=agent)
-
-
-def catch_apex() -> Experiment:
-    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay.
-
-    A small size of `atari_apex`.
-    """
-    return Experiment(
-        environment="catch",
-        agent=DQN(
-            learning_rate=5e-4,
-            epsilon=0.4,
-            apex_alpha=7.0,
-            max_gradient_norm=40.0,
-            target_update_period=100,
-            n_step=3,
-            dueling=True,
-            replay=Replay(
-                capacity=2**16,
-                batch_size=128,
-                updates_per_rollout=8,
-                prioritized=True,
-            ),
-        ),
-        driver=SebulbaConfig(
-            num_envs=32, rollout_length=8, updates_per_chunk=25, threads_per_actor=4
-        ),
-        frames=51_200,
-        evaluations=4,
-        evaluation_episodes=128,
-    )
 
 
 def catch_muzero() -> Experiment:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from podracer.agents.dqn import DQN, rainbow
-from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.config.experiment import Experiment
@@ -138,28 +137,4 @@ def breakout_rainbow() -> Experiment:
             ),
             network=TorsoNetwork(MINATAR),
         ),
-    )
-
-
-def breakout_muzero() -> Experiment:
-    """Gumbel MuZero on MinAtar Breakout (needs gymnax), with a small convolutional model."""
-    return Experiment(
-        environment="gymnax:Breakout-MinAtar",
-        agent=MuZero(
-            network=TorsoNetwork(ResNet(channels=(16,), blocks=1)),
-            dynamics_hidden=(),
-            dynamics_blocks=1,
-            prediction_hidden=(64,),
-            replay=Replay(
-                capacity=100_000,
-                batch_size=64,
-                updates_per_rollout=4,
-                warmup=5_000,
-                prioritized=True,
-            ),
-        ),
-        driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
-        frames=200_000,
-        evaluations=10,
-        evaluation_policy="sampled",  # greedy episodes of this game are one or two
     )

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.ddpg import td3
 from podracer.agents.ppo import PPO
 from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -63,36 +62,3 @@ def halfcheetah_td3() -> Experiment:
     """
     agent = td3(learning_rate=1e-3, random_frames=10_000, replay=REPLAY)
     return dataclasses.replace(halfcheetah_sac(), agent=agent)
-
-
-def halfcheetah_ddpg() -> Experiment:
-    """DDPG on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
-    return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=10_000, replay=REPLAY))
-
-
-@accelerator(driver={"num_envs": 64}, frames=10_000_000)
-def ant_ppo() -> Experiment:
-    """PPO on MuJoCo's Ant (needs the extra `mujoco`), with the settings of HalfCheetah.
-
-    With `--size accelerator` for a host of many cores, and not trained at this size.
-    """
-    return dataclasses.replace(halfcheetah_ppo(), environment="gymnasium:Ant-v5")
-
-
-def ant_sac() -> Experiment:
-    """SAC on MuJoCo's Ant (needs the extra `mujoco`)."""
-    return dataclasses.replace(halfcheetah_sac(), environment="gymnasium:Ant-v5")
-
-
-@accelerator(driver={"num_envs": 64}, frames=10_000_000)
-def humanoid_ppo() -> Experiment:
-    """PPO on MuJoCo's Humanoid (needs the extra `mujoco`), with the settings of HalfCheetah.
-
-    With `--size accelerator` as `ant_ppo`, and not trained at this size.
-    """
-    return dataclasses.replace(halfcheetah_ppo(), environment="gymnasium:Humanoid-v5")
-
-
-def humanoid_sac() -> Experiment:
-    """SAC on MuJoCo's Humanoid (needs the extra `mujoco`)."""
-    return dataclasses.replace(halfcheetah_sac(), environment="gymnasium:Humanoid-v5")

@@ -13,7 +13,6 @@ from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.action_values import Atoms
 from podracer.recipes.sizes import accelerator
 from podracer.replay import Replay
 from podracer.schedules import Linear
@@ -71,32 +70,6 @@ def pendulum_sac() -> Experiment:
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
     return dataclasses.replace(pendulum_sac(), agent=td3(**OFF_POLICY))
-
-
-def pendulum_fast_td3() -> Experiment:
-    """FastTD3 on Pendulum: many environments, large batches, categorical critics, weight decay.
-
-    The noise on target actions is TD3's 0.2, where FastTD3's code has 0.001.
-    """
-    return Experiment(
-        environment="pendulum",
-        agent=td3(
-            learning_rate=1e-3,
-            discount=0.97,
-            target_update_rate=0.1,
-            action_noise_std=0.2,
-            weight_decay=0.1,
-            return_distribution=Atoms(-250.0, 250.0, 101),
-            random_frames=10_240,
-            normalize_observations=True,
-            replay=Replay(
-                capacity=1_048_576, batch_size=32_768, updates_per_rollout=8, warmup=10_240
-            ),
-            network=TorsoNetwork(MLP((128, 64, 32))),
-        ),
-        driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
-        frames=128_000,
-    )
 
 
 # Sequences of 17 timesteps, which begin 10 apart. A velocity takes two observations, so that little

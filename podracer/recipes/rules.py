@@ -26,17 +26,6 @@ def catch_disco() -> Experiment:
     )
 
 
-def cartpole_disco() -> Experiment:
-    """Disco103 on CartPole, as `catch_disco` at a lower rate (needs --update-rule FILE)."""
-    return dataclasses.replace(
-        catch_disco(),
-        environment="cartpole",
-        agent=Disco(learning_rate=1e-3),
-        frames=116_000,
-        target_return=475.0,
-    )
-
-
 def breakout_disco() -> Experiment:
     """Disco103 on MinAtar Breakout (needs gymnax and --update-rule FILE), fully connected."""
     return dataclasses.replace(

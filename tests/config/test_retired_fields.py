@@ -69,3 +69,15 @@ def test_a_class_of_a_package_that_is_not_installed_is_refused_by_its_name(monke
     monkeypatch.setattr("podracer.io.entry_points.installed", lambda kind: {})
     with pytest.raises(ConfigError, match=r"^QTOpt is in podracer-agents: `pip install -e"):
         from_json({"kind": "QTOpt"})
+
+
+def test_runs_of_dqn_open_unless_they_had_what_left_it():
+    hard = {"kind": "Munchausen", "temperature": 0.0, "weight": 0.9, "clip": -1.0}
+    agent = recipes.find("cartpole_dqn").agent
+    earlier = {**to_json(agent), "munchausen": hard}
+    assert from_json(without_retired(earlier)) == agent
+    soft = {**earlier, "munchausen": {**hard, "temperature": 0.03}}
+    with pytest.raises(ConfigError, match=r"munchausen=.*packages/agents"):
+        without_retired(soft)
+    with pytest.raises(ConfigError, match="ImplicitQuantiles"):
+        from_json({**to_json(agent), "value": {"kind": "ImplicitQuantiles", "samples": 8}})
