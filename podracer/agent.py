@@ -176,9 +176,6 @@ class Rule:
     export: Callable[[LearnerState, Mapping[str, Any]], bytes]
     """`(state, origin)`: Return the learned rule as the content of a file; `origin` says where it
     was learned."""
-    draw: Callable[[LearnerState], list[dict[str, Any]]]
-    """`(state)`: Return plotly figures of what the learned rule does, as dictionaries with `data`
-    and `layout`."""
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.errors import ConfigError, PodracerError
+from podracer.errors import ConfigError
 from podracer.io.copies import local_run
 from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
@@ -201,7 +201,6 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: 
         *(content for _, content in learning_sections(groups)),
         section("Settings and score", sweep(groups)),
         section("Lineage", lineages),
-        *(section(_rule_title(run), _update_rule(run)) for run in runs),
         of_packages,
         section("Who waits for whom", utilization_section(runs)),
         section("Where the time went", _stages(runs)),
@@ -319,34 +318,6 @@ def metric_title(key: str) -> str:
         return f"Reward of a step in {key.removeprefix(TASK_REWARD)}"
     words = [_ABBREVIATIONS.get(word, word) for word in key.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
-
-
-def _rule_title(run: RunRecords) -> str:
-    return f"The update rule that {html.escape(run.name)} learned"
-
-
-def _update_rule(run: RunRecords) -> str:
-    """Return a picture of the newest checkpoint's update rule, of a run that learns one.
-
-    A pod of a sweep has none, as its checkpoints are those of the whole.
-    """
-    has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
-    if not has_tasks or run.whole is not None or not (run.path / "checkpoints").is_dir():
-        return ""
-    from podracer.run.loading import load  # imports JAX
-
-    try:
-        agent, state = load(run.path)
-    except PodracerError:  # no valid checkpoint: the report goes without this figure
-        return ""
-    if (rule := agent.rule) is None:
-        return ""
-    figures = []
-    for rule_figure in rule.draw(state):
-        layout = {"height": 340, "colorway": COLORS, **rule_figure["layout"]}
-        title = layout.pop("title")["text"]
-        figures.append(figure(title, rule_figure["data"], **layout))
-    return charts(f"rule {run.name}", figures, width=480)
 
 
 def _stages(runs: Sequence[RunRecords]) -> str:

@@ -373,19 +373,6 @@ def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path
     assert "Thin lines are the pods." in page.text
 
 
-def test_a_pod_has_no_rule_of_the_folder_in_which_the_command_runs(tmp_path, monkeypatch):
-    pods = [{"seed": seed, "hyperparameters": []} for seed in range(2)]
-    path = make_run(tmp_path / "run", records=2, experiment={"seed": 0, "agent": {}, "pods": pods})
-    record = {"updates": 2, "frames": [1000] * 2, "reward_catch": [0.1, 0.2]}
-    (path / "pods.jsonl").write_text(json.dumps(record) + "\n")
-    (path / "checkpoints").mkdir()
-    monkeypatch.chdir(path)
-    loaded = []
-    monkeypatch.setattr("podracer.run.loading.load", lambda *args, **_: loaded.append(args))
-    write_report([path], tmp_path / "report.html")
-    assert not loaded
-
-
 def test_a_pod_that_met_a_fault_is_not_the_best():
     record = {"updates": 9, "episodes": [8, None, 8], "evaluation_return": [-200.0, -100.0, None]}
     returns = returns_of(record, "evaluation_return")

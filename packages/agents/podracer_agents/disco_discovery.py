@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ from podracer.agents.rules.disco.network import (
     StudentParams,
     build_network,
 )
-from podracer.agents.rules.disco.rule import RuleParams, apply_rule, init_memory, remember
+from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
 from podracer.agents.rules.disco.rule_file import RuleSize, encode_rule
 from podracer.agents.rules.disco.student import (
     StudentState,
@@ -46,10 +45,8 @@ from podracer.agents.rules.disco.student import (
 from podracer.agents.rules.disco.values import (
     Values,
     estimate_values,
-    init_moments,
     masked_powers,
 )
-from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
@@ -61,7 +58,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
-from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
+from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 
 
 @struct
@@ -102,42 +99,8 @@ class DiscoDiscovery(MetaSettings):
         students = _Students(self, network, build_optimizer(root_epsilon=1e-8))
         costs = {"target_divergence": self.target_divergence_cost}
         # The published format has no place for the origin.
-        rule = Rule(lambda state, origin: encode_rule(state.shared.rule), self._draw)
+        rule = Rule(lambda state, origin: encode_rule(state.shared.rule))
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
-
-    def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
-        settings = (self.discount, self.trace_lambda)
-        targets = partial(_targets_over_returns, state.shared.rule, *settings)
-        return figures_over_returns(targets, "Policy target: probability of the action taken")
-
-
-def _targets_over_returns(
-    params: RuleParams, discount: float, trace_lambda: float, probability: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return targets for a student with a constant policy and values of 0, see `Targets`.
-
-    Its predictions are uniform, and its lifetime is new. The policy's target is the probability of
-    the action taken.
-    """
-    data, returns = synthetic_episodes(discount)
-    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
-    timesteps, predictions = data.first.shape, jnp.asarray(params.prediction.bias).size
-    outputs = Outputs(
-        policy=jnp.broadcast_to(logits, (*timesteps, 2)),
-        prediction=jnp.zeros((*timesteps, predictions)),
-        action_prediction=jnp.zeros((*timesteps, 2, predictions)),
-        action_value=jnp.zeros((*timesteps, 2, 3)),
-        next_policy=jnp.zeros((*timesteps, 2, 2)),
-    )
-    data = dataclasses.replace(data, behavior=outputs.policy[:-1])
-    support = jnp.asarray([-1.0, 0.0, 1.0])
-    values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
-    powers = masked_powers(values.advantages, data.valid.astype(jnp.float32))
-    moments, _ = init_moments().update([jnp.mean(x) for x in powers])
-    memory = init_memory(jnp.asarray(params.lifetime.hidden).shape[0])
-    targets, _ = apply_rule(params, memory, data, outputs, outputs, values.normalized(moments))
-    policy_target = jax.nn.softmax(targets.policy)[..., 0]
-    return returns, policy_target, jax.nn.softmax(targets.prediction)
 
 
 @dataclasses.dataclass(frozen=True)

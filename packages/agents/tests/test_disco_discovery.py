@@ -342,14 +342,3 @@ def test_resumed_equals_uninterrupted_and_the_rule_trains_others(tmp_path, capsy
     assert result.metrics["gradient_norm"] > 0
     _, after = podracer.load(tmp_path / "student")
     close(after.shared.rule, rule, atol=0)
-
-
-@pytest.mark.slow
-def test_the_rule_is_drawn():
-    agent = blueprint(SMALL, make(WORLDS).spec, T).build()
-    assert agent.rule is not None
-    drawn = agent.rule.draw(agent.init(jax.random.key(0), 2 * ENVS))
-    assert [x["layout"]["xaxis"]["title"]["text"] for x in drawn] == ["return", "return"]
-    policy, shares = (x["data"] for x in drawn)
-    assert all(((x["y"] >= 0) & (x["y"] <= 1)).all() for x in policy)
-    np.testing.assert_allclose(sum(x["y"] for x in shares), 1.0, rtol=1e-4)

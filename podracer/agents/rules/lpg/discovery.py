@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -24,7 +23,6 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.figures import figures_over_returns, synthetic_episodes
 from podracer.agents.rules.lifetimes import (
     Experience,
     lifetime_means,
@@ -77,32 +75,11 @@ class LPG(MetaSettings):
             "prediction_target": self.prediction_target_cost,
         }
         students = _Students(self, network, student_optimizer(self.optimizer))
-        rule = Rule(self._export, self._draw)
+        rule = Rule(self._export)
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
 
     def _export(self, state: LearnerState, origin: Mapping[str, Any]) -> bytes:
         return encode_rule(self.rule, state.shared.rule, origin)
-
-    def _draw(self, state: LearnerState) -> list[dict[str, Any]]:
-        targets = partial(_targets_over_returns, self.rule, state.shared.rule, self.discount)
-        return figures_over_returns(
-            targets, "Policy target: how much likelier the action should become"
-        )
-
-
-def _targets_over_returns(
-    rule: UpdateRule, params: Params, discount: float, probability: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return targets for a student with a constant policy and a uniform prediction, see `Targets`.
-
-    They depend on the rewards, which are random, that follow an action of this probability.
-    """
-    data, returns = synthetic_episodes(discount)
-    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
-    policy = jnp.broadcast_to(logits, (*data.first.shape, 2))
-    outputs = Outputs(policy, jnp.zeros((*data.first.shape, rule.predictions)))
-    targets = rule.apply(params, data, outputs, discount)
-    return returns, targets.policy, targets.prediction
 
 
 @dataclasses.dataclass(frozen=True)
