@@ -20,8 +20,7 @@ import numpy as np
 
 from podracer.envs.common import check_known, narrower, refusing
 from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
-from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
-from podracer.errors import ConfigError, EnvironmentFault
+from podracer.errors import ConfigError
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 from podracer_environments.suites import import_suite
 
@@ -107,7 +106,6 @@ class EnvPoolBatch:
             num_envs, envpool.life_loss_ends_episode, envpool.clip_rewards
         )
         self._pool: Any = None
-        self._large: dict[str, np.ndarray] = {}  # the newest float64 leaves with large numbers
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Begin new episodes, `[B, ...]`, in a new pool: EnvPool takes no seeds later."""
@@ -142,12 +140,6 @@ class EnvPoolBatch:
     def _observation(self, observation: PyTree) -> PyTree:
         if self._atari:
             return np.moveaxis(observation, 1, -1)  # a view, see `AtariBatch`
-        for path, array in jax.tree_util.tree_leaves_with_path(observation):
-            if array.dtype == np.float64 and may_lose_changes(array):
-                name = f"observation{jax.tree_util.keystr(path)}"
-                if text := describe_lost_change(name, self._large.setdefault(name, array), array):
-                    raise EnvironmentFault(f"{self._spec.name}: {text}.")
-                self._large[name] = array
         return jax.tree.map(
             lambda leaf, array: leaf.astype(array.dtype, copy=False),
             observation,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from functools import partial
 from typing import Any
 
 import jax
@@ -105,35 +104,6 @@ def test_a_game_that_is_over_at_its_limit_is_over() -> None:
     assert (limited.last[at], limited.discount[at]) == (True, 0)
     cut = play(envpool("Breakout-v5", max_episode_steps=at - 1), at, [2])
     assert (cut.last[at - 1], cut.discount[at - 1]) == (True, 1)
-
-
-def test_float64_numbers_that_float32_cannot_tell_apart_are_refused(monkeypatch) -> None:
-    """Such as a clock of seconds since 1970."""
-
-    class Clock:
-        def __init__(self, first: float, step: float, *_: Any, **__: Any) -> None:
-            self.time, self.change = np.full((2, 4), first), step
-
-        def reset(self) -> Any:
-            return self.time, {}
-
-        def step(self, action: np.ndarray) -> Any:
-            self.time = self.time + self.change
-            none = np.zeros(2, bool)
-            return self.time, np.zeros(2, np.float32), none, none, {}
-
-    batch: Any = envpool("CartPole-v1").make(2, 1)
-    library = pytest.importorskip("envpool")
-    for first, change in ((1e7, 1.0), (1e9, 1e4)):
-        monkeypatch.setattr(library, "make_gymnasium", partial(Clock, first, change))
-        batch.reset(0, np.arange(2), 0)
-        shown = [batch.step(np.zeros(2, np.int32)).observation for _ in range(3)]
-        assert len(np.unique(shown)) == 3
-    monkeypatch.setattr(library, "make_gymnasium", partial(Clock, 1.7e9, 1.0))
-    batch.reset(0, np.arange(2), 0)
-    words = "envpool:CartPole-v1: observation changes from 1700000000.0 to 1700000001.0, which"
-    with pytest.raises(EnvironmentFault, match=words):
-        batch.step(np.zeros(2, np.int32))
 
 
 def compared(setting: EnvPool, steps: int) -> Any:

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import numpy as np
 
-from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
 from podracer.errors import WEIGHTED_SUM, PodracerError
 from podracer.io.processes import go_on_guarded, kill_tree, request_signal_at_parent_death
 
@@ -221,8 +220,6 @@ class Worker:
             (x, shared.observation[x.name]) for x in observation_leaves(setup.observation)
         ]
         self.reply = OK
-        # The newest values by row, of float64 leaves that have large ones.
-        self.large: dict[str, dict[int, np.ndarray]] = {}
 
     def serve(self, channel: socket.socket) -> None:
         """Reset all rows, then step them at every request, until the parent is gone."""
@@ -311,8 +308,6 @@ class Worker:
         """Write an observation to the shared memory. Raises `Fault` where the space differs."""
         if isinstance(tree, Leaf):
             _write(self.shared.observation[tree.name], row, tree, value)
-            if tree.name in self.large:
-                self.compare_large(tree.name, row, np.array(value))
         elif isinstance(tree, dict):
             if not isinstance(value, Mapping) or value.keys() != tree.keys():
                 raise Fault("malformed", f"observation must be a dict with the keys {list(tree)}")
@@ -324,21 +319,12 @@ class Worker:
             for child, part in zip(tree, value, strict=True):
                 self.write_observation(child, part, row)
 
-    def compare_large(self, name: str, row: int, value: np.ndarray) -> None:
-        """Keep a row's value of a leaf. Raises `Fault` for a change that float32 loses."""
-        previous = self.large[name].get(row, value)
-        if text := describe_lost_change(name, previous, value):
-            raise Fault("out_of_space", text)
-        self.large[name][row] = value
-
     def find_faults(self, start: int, end: int) -> Iterator[Fault]:
         """Iterate over the faults in the numbers of rows `start` to `end`."""
         if not np.isfinite(self.shared.reward[start:end]).all():
             yield Fault("not_finite", "reward is not finite")
         for leaf, array in self.leaves:
             block = array[start:end]
-            if leaf.source == np.float64 and may_lose_changes(block):
-                self.large.setdefault(leaf.name, {})
             if leaf.dtype.kind == "f" and not np.isfinite(block).all():
                 yield Fault("not_finite", f"{leaf.name} is not finite")
             elif leaf.low is not None and not ((block >= leaf.low) & (block <= leaf.high)).all():
