@@ -1,9 +1,9 @@
 """Text that leaves the process: without secrets, and without control characters on a terminal.
 
-Secrets are the values of environment variables and of settings that are named like one, and what
-looks like one. `redact` is the one function that takes them out: of messages, of what commands
-print, and of settings in files that others read. Only files for the user's eyes alone (`mode_of`)
-hold what a run needs to go on.
+Secrets are the values of environment variables and of settings that are named like one, and
+passwords in addresses. `redact` is the one function that takes them out: of messages, of what
+commands print, and of settings in files that others read. Only files for the user's eyes alone
+(`mode_of`) hold what a run needs to go on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, TextIO
 
 REDACTED = "[redacted]"
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Words of a name: whole ones, `auth` in `smtp-auth` and `smtpAuth`, but not in `author`. Those that
 # have other meanings end the name, as `pass_rate` is none.
@@ -50,22 +49,10 @@ _FORMS = (
         r"|(?(option)(?:(?! --)[^,'\"\n\\]|\\++(?!['\"]))+|(?!))"
         r"|(?(closing)[^\s,;&'\"\\\]})]+|['\"]*(?:[^\s,;&'\"\\]|\\++(?!['\"]))+))"
     ),
-    re.compile(  # known forms: private keys, JSON web tokens, GitHub, Hugging Face, ...
-        r"(?P<kept>)(?P<value>"
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
-        r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
-        r"|\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|npm_|pypi-|sk-|xox[abprs]-|AIza)[\w-]{16,}"
-        r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b)"
-    ),
 )
-# Text in a line of code that a traceback quotes, which may be a secret; names and plain words stay.
-_QUOTED_LINE = re.compile(r'^(?P<place>[ |+]*File "(?P<file>.+)", line \d+.*\n)(?P<code>.+)', re.M)
-_LIBRARIES = re.compile(rf"/site-packages/|/lib/python3|^{re.escape(_PACKAGE)}")
-_LITERAL = re.compile(r"(?P<quote>['\"])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)")
 # Names such as a recipe's, versions and lists of numbers.
 _HARMLESS = re.compile(r"[a-z]+(?:_[a-z]+)*(?:_[a-z\d]{2,4})?|[\d.,:+-]+")
 _WORD_OF_TEXT = re.compile(r"[A-Z]?[a-z]+")
-_WORD_IN_CODE = re.compile(r"[A-Za-z_]*[.,:;!?()]*|%[a-z]|\{\w*\}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -75,10 +62,10 @@ SECRETS_OF_SETTINGS: set[str] = set()  # secrets in the settings of this process
 def redact(value: Any, *, stable: bool = False) -> Any:
     """Return a text, or JSON with its names and texts, without secrets.
 
-    Out go what looks like a secret, what is named like one (as the key of a value, the first of a
-    pair, or in a text), values of environment variables, the secrets of settings, see
-    `remember_secrets`, and text in lines of code. With `stable` only the first two, so that the
-    result is the same in every process: for settings, which are compared and shown.
+    Out go passwords in addresses, what is named like a secret (as the key of a value, the first of
+    a pair, or in a text), values of environment variables, and the secrets of settings, see
+    `remember_secrets`. With `stable` only the first two, so that the result is the same in every
+    process: for settings, which are compared and shown.
 
     Values of variables that stay are those that any text may hold: paths, plain words, numbers and
     what has less than 6 characters. If the name of the variable sounds like a secret, they are
@@ -88,7 +75,7 @@ def redact(value: Any, *, stable: bool = False) -> Any:
     secrets: set[str] = set()
     rules = _rules(secrets)
     if not stable:
-        rules = [*_rules_of_values(), *rules, (_QUOTED_LINE, _without_literals)]
+        rules = [*_rules_of_values(), *rules]
     return _without(value, rules, secrets)
 
 
@@ -191,7 +178,7 @@ def _is_named_secret(pair: Sequence[Any]) -> bool:
 
 
 def _rules(secrets: set[str]) -> list[Rule]:
-    """Return rules that replace what looks like a secret, or is named so, and add it to a set."""
+    """Return rules that replace what is named like a secret, and add it to a set."""
     return [(form, partial(_cut, secrets)) for form in _FORMS]
 
 
@@ -220,17 +207,6 @@ def _rules_of_values() -> Iterator[Rule]:
         if _WORD_OF_TEXT.fullmatch(value):  # not within another word, but after an escape, `\n`
             pattern = rf"(?:(?<![A-Za-z])|(?<=\\[nrt])){pattern}(?![A-Za-z])"
         yield re.compile(pattern), REDACTED
-
-
-def _without_literals(match: re.Match[str]) -> str:
-    def cleaned(literal: re.Match[str]) -> str:
-        text = literal["text"]
-        is_plain = all(_WORD_IN_CODE.fullmatch(word) for word in text.split())
-        return literal[0] if is_plain else f"{literal['quote']}{REDACTED}{literal['quote']}"
-
-    if _LIBRARIES.search(match["file"]):
-        return match[0]
-    return match["place"] + _LITERAL.sub(cleaned, match["code"])
 
 
 def _values_of_variables() -> Iterator[str]:

@@ -95,13 +95,6 @@ TEXTS = {
     "list": ("{'token': ['first', 'in-list'], 'n': 1}", "in-list"),
     "escaped": (json.dumps({"reply": json.dumps({"token": "an in-json"})}), "in-json"),
     "unended": ("password='in-quote", "in-quote"),
-    "github": ("remote said ghp_abcdefghijklmnopqrstuvwx0123", "ghp_abcdef"),
-    "hugging face": ("hf_abcdefghijklmnopqrstuvwx is invalid", "hf_abcdef"),
-    "web token": ("jwt eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2lnbmF0dXJl", "eyJ"),
-    "private key": (
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
-        "MIIE",
-    ),
 }
 
 
