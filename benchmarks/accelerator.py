@@ -42,8 +42,8 @@ if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the older name of the 
 import jax
 import records
 from accelerator_cases import Case, Plan, all_cases
+from machine import machine
 
-from podracer.bench.machine import machine
 from podracer.devices.startup import choose_gpu_kernels
 from podracer.errors import ConfigError
 

@@ -25,6 +25,8 @@ import numpy as np
 import population
 import ppo
 import replay
+import sebulba_parts as sebulba
+from anakin_parts import acting
 from harness import Contender, Result, anakin, convolutions, here, make, plain_convolution
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -34,8 +36,6 @@ from podracer.agent import Blueprint
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
-from podracer.bench import sebulba
-from podracer.bench.anakin import acting
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import mctx
+import sebulba_parts as bench
 from harness import anakin, append, compare, elsewhere, here, parse, parser
 
 from podracer import envs
@@ -29,7 +30,6 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
-from podracer.bench import sebulba as bench
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig

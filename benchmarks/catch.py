@@ -205,7 +205,7 @@ def main() -> None:
 
 def chunked(updates: int, devices: int, calls: int) -> Contender:
     """As many updates a repetition, in dispatches of more or fewer of them."""
-    from podracer.bench.anakin import training
+    from anakin_parts import training
 
     agent, env = make("catch", QLambda())
     config = AnakinConfig(BATCH * devices, LENGTH, updates, fused=True)

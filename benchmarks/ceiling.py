@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from anakin_parts import acting
 from harness import Contender, anakin, compare, for_driver, here, make, parse, parser
 
 from podracer import recipes
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
-from podracer.bench.anakin import acting
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.schedules import over_run

@@ -4,7 +4,7 @@
     python benchmarks/compiled.py --recipes catch lpg    these recipes only
     python benchmarks/compiled.py --against FILE         compare kernels with other records
 
-It needs the packages of the extras `compile-tpu` and `compile-cuda`. Records are kept in
+It needs the package `packages/plan` with its extras `tpu` and `cuda`. Records are kept in
 `results/compiled.jsonl`, one for each recipe and target with the commit of the package. What the
 file has of this commit is not compiled again, so an interrupted run goes on. The page is
 `docs/compiled.md`.

@@ -19,10 +19,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import sebulba_parts as sebulba
+from machine import machine
 
 from podracer.agents.ppo import PPO
-from podracer.bench import sebulba
-from podracer.bench.machine import machine
 from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import choose_gpu_kernels

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 import jax
+from anakin_parts import training
 from harness import anakin, append, compare, make, parse, parser
 
 from podracer.agents.a2c import A2C
 from podracer.agents.q_lambda import QLambda
-from podracer.bench.anakin import training
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from anakin_parts import Program, Timing, prepare, training
+from machine import machine
 
 from podracer import envs
 from podracer.agent import Blueprint
-from podracer.bench.anakin import Program, Timing, prepare, training
-from podracer.bench.machine import machine
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import layers

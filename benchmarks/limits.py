@@ -23,10 +23,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from anakin_parts import Timing
 from harness import Contender, Process, Result, alternate, append, here, parse, parser
 from programs import measure_programs
 
-from podracer.bench.anakin import Timing
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
 from podracer.networks.torsos import Torso
 from podracer.ops.convolution import convolution

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from harness import Quick, append
+from machine import machine
 from matplotlib.figure import Figure
 
 import podracer
@@ -39,7 +40,6 @@ from podracer.agents.rules.disco.rule_file import is_disco_rule
 from podracer.agents.rules.lpg import LPGStudent
 from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.rules.lpg.student import lpg_student
-from podracer.bench.machine import machine
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.anakin import AnakinConfig

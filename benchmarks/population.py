@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from anakin_parts import Timing
 from harness import Contender, append, compare, here, parse, parser
 
 from podracer import recipes
 from podracer.agent import Blueprint, Context
-from podracer.bench.anakin import Timing
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import make_chunk as make_single

@@ -16,15 +16,15 @@ import ceiling
 import jax
 import jax.numpy as jnp
 from agents import CARTPOLE, CHUNK, ENVS, PENDULUM, REPLAY, T
+from anakin_parts import Program, training
 from harness import alternate, append, here, make
 
 from podracer import recipes
-from podracer.bench.anakin import Program, training
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.plan.compiled import matrix_flops
-from podracer.plan.hlo import Program as Text
+from podracer_plan.compiled import matrix_flops
+from podracer_plan.hlo import Program as Text
 
 Parts = tuple[str, Any, AnakinConfig]  # environment, agent, driver
 WIDE = TorsoNetwork(MLP((256, 256)))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from podracer.bench.machine import processor
+from machine import processor
 
 SUITE = Path(__file__).parent / "results" / "suite.jsonl"
 ROOT = Path(__file__).parents[1]

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import sebulba_parts as bench
 from harness import append, parse, parser
 
 from podracer import envs
 from podracer.agents.impala import Impala
-from podracer.bench import sebulba as bench
 from podracer.devices.mesh import find_devices
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.errors import ConfigError

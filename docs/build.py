@@ -25,6 +25,8 @@ PAGES = {  # file of the repository -> page of the site
     "packages/deploy/README.md": "packages/deploy.md",
     "packages/environments/README.md": "packages/environments.md",
     "packages/games/README.md": "packages/games.md",
+    "packages/offline/README.md": "packages/offline.md",
+    "packages/plan/README.md": "packages/plan.md",
     "packages/trading/README.md": "packages/trading.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
@@ -54,7 +56,6 @@ coming-from
 troubleshooting
 debugging
 how-to
-plan
 scaling
 reliability
 reports
@@ -65,6 +66,7 @@ packages/deploy
 packages/environments
 packages/games
 packages/offline
+packages/plan
 packages/trading
 deployment
 ```

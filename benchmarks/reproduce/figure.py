@@ -90,7 +90,7 @@ class Axes:
 class Case:
     """Measurement made of commands of `podracer`; `{folder}` in them is the figure's own folder.
 
-    A command whose `--run-dir` exists is resumed.
+    `bench` is `python benchmarks/bench.py`. A command whose `--run-dir` exists is resumed.
     """
 
     name: str  # also of a file

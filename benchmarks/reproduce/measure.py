@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from benchmarks.machine import host
 from benchmarks.reproduce.figure import Case, Figure, Record, Scale, Values
 from benchmarks.reproduce.records import append_record, read_records
-from podracer.bench.machine import host
 from podracer.devices.machine import num_cores
 from podracer.io.jsonl import printed_objects
-from podracer.io.signals import child_process
+from podracer.io.signals import PODRACER, child_process
 
+BENCH = Path(__file__).parents[1] / "bench.py"
 RECORDS = "records.jsonl"
 Show = Callable[[str], None]
 _TAIL = 400  # characters of what a failed command said last
@@ -78,7 +79,9 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
     shown, error = [], ""
     for template in case.commands:
         arguments = _resumed([part.format(folder=folder) for part in template])
-        shown.append(shlex.join(["podracer", *template]))
+        script = ["python", "benchmarks/bench.py"]
+        is_bench = template[0] == "bench"
+        shown.append(shlex.join([*script, *template[1:]] if is_bench else ["podracer", *template]))
         code, lines = run_command(arguments)
         printed += printed_objects(lines)
         if code:
@@ -116,11 +119,15 @@ def _resumed(arguments: list[str]) -> list[str]:
 
 
 def run_command(arguments: list[str]) -> tuple[int, list[str]]:
-    """Run `podracer` with arguments; return its exit code and the lines that it printed.
+    """Run `podracer` or `bench.py`; return its exit code and the lines that it printed.
 
-    If this process is stopped or killed, the command is stopped, which saves a run.
+    If this process is stopped, so is the command. If it is killed, `podracer` stops, which saves a
+    run.
     """
-    with child_process(arguments, stderr=subprocess.STDOUT, errors="replace") as process:
+    program = PODRACER
+    if arguments[0] == "bench":
+        program, arguments = [str(BENCH)], arguments[1:]
+    with child_process(arguments, program, stderr=subprocess.STDOUT, errors="replace") as process:
         output = process.communicate()[0]
     return process.returncode, output.splitlines()
 

@@ -14,7 +14,7 @@ FRAME_SKIP = 4  # papers count frames of the emulator
 
 
 def anakin_rate(printed: list[Values], folder: Path) -> Values:
-    """Read `podracer bench anakin --json`."""
+    """Read `bench.py anakin --json`."""
     training = printed[-1]["training"]
     return {
         "environments": printed[-1]["num_envs"],
@@ -26,7 +26,7 @@ def anakin_rate(printed: list[Values], folder: Path) -> Values:
 
 
 def recipe_rate(printed: list[Values], folder: Path) -> Values:
-    """Read the last line of `podracer bench recipe --json`."""
+    """Read the last line of `bench.py recipe --json`."""
     last = printed[-1]
     return {
         "environments": last["num_envs"],
@@ -47,7 +47,7 @@ def pong_case(name: str, *, threads: int, num_envs: int, length: int) -> Case:
 
 
 def sebulba_rate(printed: list[Values], folder: Path) -> Values:
-    """Read `podracer bench sebulba --json`: steps of single environments per second."""
+    """Read `bench.py sebulba --json`: steps of single environments per second."""
     rates = printed[-1]["steps_per_second"]
     return {
         "device": printed[-1]["device"],

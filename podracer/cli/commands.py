@@ -30,16 +30,10 @@ COMMANDS = {
     "init": Command("init", "init", "NAME", "a package with an agent and an environment of yours"),
     "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
-    "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
-    "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
-    "plan": Command("plan", "plan", "[RECIPE]", "memory, speed and price of a run"),
-    "compile": Command(
-        "plan", "compile_programs", "[RECIPE]", "its programs for a GPU or a TPU pod"
-    ),
+    "tune": Command("tune", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
 }
+LEFT = {"bench": "run `python benchmarks/bench.py` in the clone of podracer"}  # and what is instead
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
-TAKE_ARGUMENTS = (
-    *("train", "sweep", "tournament", "resume", "eval", "list", "bench", "tune", "plan", "compile"),
-)
+TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "eval", "list", "tune")

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 import podracer
-from podracer.cli.commands import COMMANDS, TAKE_ARGUMENTS
+from podracer.cli.commands import COMMANDS, LEFT, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
 from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.paths import in_addresses
@@ -134,6 +134,8 @@ def _run(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
         is_version, names = name == "version", [*COMMANDS, *of_packages]
         hint = "did you mean podracer --version?" if is_version else nearest(name, names)
+        if name in LEFT:
+            hint = f"{LEFT[name]}."
         error = package_of(name) or f"There is no command {name!r}: {hint}"
         print(f"podracer: {error}", file=sys.stderr)
         return 78

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ _LAUNCHERS = (
     ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "slurm", "SLURM_STEP_NODELIST"),
     ("MPI", "PMI_SIZE", "PMI_RANK", None, ""),
 )
-_GPU_FLAGS = {
+GPU_FLAGS = {
     "--xla_gpu_deterministic_ops": "true",
     # The pass joins a softmax with its neighbors. In some programs it takes minutes, or takes a
     # kernel that cannot be built; without it there are as many kernels, or fewer.
@@ -194,10 +193,11 @@ def choose_gpu_kernels() -> None:
     """
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     if any(re.search("cuda|rocm", plugin.name) for plugin in plugins):
-        _add_xla_flags(_GPU_FLAGS)
+        add_xla_flags(GPU_FLAGS)
 
 
-def _add_xla_flags(flags: dict[str, str]) -> None:
+def add_xla_flags(flags: dict[str, str]) -> None:
+    """Add flags to XLA_FLAGS, but those that it has."""
     present = os.environ.get("XLA_FLAGS", "")
     missing = [f"{name}={value}" for name, value in flags.items() if name not in present]
     os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
@@ -305,41 +305,3 @@ def _zstd_decompressor() -> Any:
     with contextlib.suppress(ImportError):
         return importlib.import_module("compression.zstd").ZstdDecompressor()
     return importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
-
-
-def prepare_compilers() -> None:
-    """Let the compilers of accelerators start without a device, before JAX starts its own.
-
-    They print warnings that there is no device, some of which no setting suppresses.
-    """
-    os.environ |= {
-        "TPU_SKIP_MDS_QUERY": "1",  # asks a server of the cloud
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v3-8",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # checks driver and cuDNN
-    }
-    _add_xla_flags(_GPU_FLAGS | {"--xla_gpu_autotune_level": "0"})  # autotuning would run kernels
-    for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
-        os.environ.setdefault(name, "3")
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)
-    with without_stderr():
-        jax.devices()
-
-
-@contextlib.contextmanager
-def without_stderr() -> Iterator[None]:
-    """Discard what libraries write to the standard error stream, past Python."""
-    sys.stderr.flush()
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)

@@ -72,6 +72,7 @@ PACKAGES = {
         "pendulum_sac_data",
         "pendulum_td3_bc",
     ),
+    "plan": ("compile", "plan"),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
 }
 

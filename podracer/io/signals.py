@@ -21,6 +21,7 @@ PREEMPTED = 75
 STALLED = 76
 STOPPED = 130
 THREAD_SECONDS = 5.0  # for threads that go on after the main thread
+PODRACER = ("-m", "podracer.cli.child")
 COMPILER = "podracer-compile"  # a thread of this name ends with its program, which nobody awaits
 
 
@@ -107,7 +108,9 @@ def exit_on_stop() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def child_process(arguments: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def child_process(
+    arguments: Sequence[str], program: Sequence[str] = PODRACER, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
     """Run `podracer` within the context, its output a pipe; at the end ask it to stop, and wait.
 
     So does SIGTERM or SIGHUP, on the main thread, which exits with 75 once the command has saved
@@ -121,7 +124,7 @@ def child_process(arguments: Sequence[str], **options: Any) -> Iterator[subproce
         for process in processes:
             process.terminate()
 
-    command = [sys.executable, "-m", "podracer.cli.child", *arguments]
+    command = [sys.executable, *program, *arguments]
     reader, writer = os.pipe()  # whose end, with this process, stops the command
     with (
         _handled(_preemptions(), stop),

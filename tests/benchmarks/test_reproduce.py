@@ -17,13 +17,13 @@ import pytest
 from charts import blocks
 from child import environment, records, wait_for_lines
 
-from podracer.bench import machine
 from podracer.errors import PodracerError
 from podracer.io.checkpoint import stored_fingerprint
 
 sys.path.append(str(Path(__file__).parents[2]))
 
 
+from benchmarks import machine
 from benchmarks.reproduce import measure
 from benchmarks.reproduce.__main__ import main
 from benchmarks.reproduce.figure import (

@@ -164,18 +164,6 @@ def test_doctor_finds_that_everything_works():
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
 @pytest.mark.slow
-def test_bench_separates_compile_time():
-    code, out, error = call("bench", "anakin", "--repetitions", 1, "--envs-per-device", 8, "--json")
-    assert code == 0, error
-    figures = json.loads(out)
-    for part in ("environment", "environment_and_acting", "training"):
-        assert figures[part]["steps_per_second"] > 0
-        assert figures[part]["compile_seconds"] > 0
-
-
-@pytest.mark.figure(17)
-@pytest.mark.usefixtures("nothing_listens")
-@pytest.mark.slow
 def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     """An environment of the host, from the first flag to the picture of the accounts."""
     run = tmp_path / "run"
@@ -212,18 +200,6 @@ def test_a_lake_that_never_slips_is_solved_from_the_command_line(tmp_path):
     assert code == 0, error
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["evaluation_return"] == 1
-
-
-@pytest.mark.slow
-def test_bench_sebulba_measures_every_part():
-    code, out, error = call(
-        "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads-per-actor", 1,
-        "--seconds", 0.2, "--repetitions", 1, "--json",
-    )  # fmt: skip
-    assert code == 0, error
-    figures = json.loads(out)
-    assert all(rate > 0 for rate in figures["steps_per_second"].values())
-    assert figures["share_of_simulator"]["training"] > 0
 
 
 @pytest.mark.slow

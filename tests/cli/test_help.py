@@ -32,8 +32,6 @@ def pages():
         for command in [*COMMANDS, *installed("commands")]
         if command != "train"
     )
-    yield ["bench", "sebulba"]
-    yield ["bench", "recipe", "lpg"]
     yield ["tournament", "--selection", "Softmax"]
     shown = set()
     for recipe in recipes.RECIPES:

@@ -18,7 +18,6 @@ from walk import Walk
 
 from podracer.agent import DEFAULT_CONTEXT, Blueprint, Fused
 from podracer.agents.a2c import A2C
-from podracer.bench.anakin import prepare, training
 from podracer.devices import memory
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin, lower_chunk, make_chunk
@@ -385,11 +384,3 @@ def test_continuous_actions_stay_within_their_bounds():
     params = built.actor_params(state.learner)
     action, _, _ = built.act(params, (), state.actor.timestep, keys, True)
     assert np.all(np.abs(action) <= 2.0)
-
-
-def test_a_chunk_is_timed_each_time_on_the_state_before_it():
-    """As `podracer bench anakin` does."""
-    agent, env, mesh, config, _ = anakin_setup(AGENTS["a2c"])
-    prepared = prepare(*training(agent, env, config, mesh), calls=2)
-    assert prepared.lap().seconds > 0
-    assert prepared.compile_seconds > 0

@@ -147,7 +147,7 @@ def test_commands_of_a_page_and_their_flags_exist(page, flags):
         else:
             assert command in of_commands, f"{name(page)}: podracer {command}"
             allowed = {*of_commands[command], *OWN_FLAGS}
-        if command in ("train", "sweep", "plan", "tune", "bench"):
+        if command in ("train", "sweep", "plan", "tune"):
             recipe = arguments[0] if arguments and arguments[0] in of_recipes else None
             allowed |= (
                 set(of_recipes[recipe]) if recipe and "--arch" not in arguments else every_recipe

@@ -106,7 +106,6 @@ def test_no_command_listens(tmp_path, cases):
         ("fingerprint", run),
         ("leaderboard", pods),
         ("list",),
-        ("bench", "anakin", "--repetitions", 1, "--envs-per-device", 8),
         ("doctor",),
     ]
     for arguments in cases(commands):

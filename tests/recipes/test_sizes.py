@@ -16,8 +16,6 @@ from podracer.cli.train import TrainOptions
 from podracer.config.serialization import read_config, read_experiment
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
-from podracer.plan.programs import programs_of
-from podracer.plan.targets import find_target
 from podracer.run.warnings import idle_device
 
 SIZED = [name for name in recipes.RECIPES if recipes.accelerator_changes(name)]
@@ -38,21 +36,6 @@ def test_each_size_is_larger_and_is_named(name):
     assert larger.recipe == f"{name}_accelerator"
     assert larger.environment == laptop.environment
     assert len(larger.evaluation_updates) == larger.evaluations
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "catch" else pytest.param(name, marks=pytest.mark.slow) for name in SIZED],
-)
-def test_each_size_is_traced(name):
-    try:
-        programs = programs_of(sized(name), find_target("here"))
-    except ConfigError as error:
-        if "install" in str(error):
-            pytest.skip(str(error))
-        raise
-    for program in programs:
-        program.function.trace(*program.arguments)
 
 
 @pytest.mark.slow

@@ -4,12 +4,10 @@ import importlib
 from typing import Any
 
 from podracer import recipes
-from podracer.cli.bench import RecipeOptions, SebulbaOptions
 from podracer.cli.commands import COMMANDS
 from podracer.cli.flags import fields_of, flag_names
 from podracer.config.torso import torso_kind
 from podracer.devices.startup import Hosts
-from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.selection import RULES
 from podracer.io.entry_points import installed
 from podracer.run.resume import FREE_ON_RESUME
@@ -22,7 +20,6 @@ Words = dict[str, list[str]]
 def flags_of_commands() -> Words:
     """Return the flags of each command, without those of a recipe."""
     parts = {
-        "bench": (RecipeOptions, SebulbaOptions, SebulbaConfig),
         "resume": (Hosts,),
         "sweep": tuple(RULES.values()),
         "train": (Hosts,),

@@ -61,7 +61,7 @@ FIGURE = Figure(
         ),
     ),
     axes=Axes("devices", "steps a second", log_x=True, log_y=True),
-    run="`podracer bench anakin` on one and on two virtual CPU devices, 128 environments on each.",
+    run="`bench.py anakin` on one and on two virtual CPU devices, 128 environments on each.",
     cases=cases,
     minutes=1,
     curves=curves,

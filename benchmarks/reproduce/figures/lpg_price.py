@@ -55,7 +55,7 @@ FIGURE = Figure(
     measures="rate",
     published=(Curve("16 TPU cores", ((STEPS, 24),), "published", Reading.DERIVED),),
     axes=Axes("environment steps", "hours", log_x=True, log_y=True),
-    run="The speed of `podracer bench recipe lpg_paper` with the paper's rule, from which hours "
+    run="The speed of `bench.py recipe lpg_paper` with the paper's rule, from which hours "
     "are computed.",
     cases=cases,
     minutes=1,

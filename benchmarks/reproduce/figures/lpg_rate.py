@@ -58,7 +58,7 @@ FIGURE = Figure(
         Curve("16 TPU cores, at least", ((60_000, PUBLISHED),), "published", Reading.PRINTED),
     ),
     axes=Axes("environments", "steps a second", log_x=True, log_y=True),
-    run="`podracer bench recipe lpg_paper` with 512 to 61,440 environments, 64 in a lifetime.",
+    run="`bench.py recipe lpg_paper` with 512 to 61,440 environments, 64 in a lifetime.",
     cases=cases,
     minutes=3,
     curves=curves,

@@ -74,7 +74,7 @@ FIGURE = Figure(
         Curve("8 TPU cores", ((ENVIRONMENTS, PUBLISHED),), "published", Reading.PRINTED),
     ),
     axes=Axes("parallel environments", "steps a second", log_x=True),
-    run="`podracer bench anakin` with the notebook's network, rollouts of 16 and 100 updates a "
+    run="`bench.py anakin` with the notebook's network, rollouts of 16 and 100 updates a "
     "dispatch: 32 to 1,024 environments on each of two CPU devices, on an accelerator 2^7 to 2^17; "
     "and `podracer train catch`.",
     cases=cases,

@@ -79,7 +79,7 @@ FIGURE = Figure(
     ),
     axes=Axes("environments of an actor thread", "emulator frames a second", log_x=True,
               log_y=True),
-    run="`podracer bench sebulba`: IMPALA's shallow network on Pong, two actor threads on a "
+    run="`bench.py sebulba`: IMPALA's shallow network on Pong, two actor threads on a "
     "laptop and eight on an accelerator; acting with a learner that discards what it gets, the "
     "learner alone, and everything.",
     cases=cases,

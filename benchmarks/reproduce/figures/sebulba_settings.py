@@ -61,7 +61,7 @@ FIGURE = Figure(
     claim="Several actor threads for each core, and longer trajectories, keep the cores busy.",
     measures="rate",
     axes=Axes("steps of a rollout (T)", "emulator frames a second"),
-    run="`podracer bench sebulba` with IMPALA's shallow network on Pong and 64 environments: one, "
+    run="`bench.py sebulba` with IMPALA's shallow network on Pong and 64 environments: one, "
     "two and four actor threads at T 20, and T 20, 60 and 120 with two threads.",
     cases=cases,
     minutes=6,

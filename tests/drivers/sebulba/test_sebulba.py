@@ -18,7 +18,6 @@ from podracer import recipes
 from podracer.agent import Agent, Blueprint
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
-from podracer.bench.sebulba import make_setup, measure_simulator
 from podracer.devices import memory
 from podracer.drivers.sebulba import (
     SebulbaConfig,
@@ -645,20 +644,3 @@ def test_an_environment_that_is_none_is_refused():
     split = split_devices(jax.devices()[:1], SebulbaConfig())
     with pytest.raises(ConfigError, match="not made of host environments"):
         check(Blueprint(Impala(), SPEC), make("catch"), SebulbaConfig(), split)
-
-
-@pytest.mark.parametrize(("failing", "visit"), [("reset", 2), ("step", 9)])
-def test_a_benchmark_of_an_environment_that_fails_says_why(failing, visit):
-    """In one of two threads: while the other waits for it, or while both are measured."""
-    lock, visits = threading.Lock(), []
-
-    def at(place, batch):
-        with lock:
-            visits.extend([batch] if place == failing else [])
-            if place == failing and len(visits) == visit:
-                raise ValueError("no display")
-
-    config = SebulbaConfig(num_envs=8, rollout_length=4, threads_per_actor=2)
-    setup = make_setup(Impala(), Counters(at=at), config, jax.devices()[:1])
-    with pytest.raises(ValueError, match="no display"):
-        measure_simulator(setup, 60)

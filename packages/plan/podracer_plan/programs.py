@@ -27,9 +27,9 @@ from podracer.drivers.sebulba.learner import abstract_update
 from podracer.drivers.sebulba.trajectory import infer
 from podracer.environment import HostEnvironments
 from podracer.errors import ConfigError
-from podracer.plan.targets import Target
 from podracer.run.setup import build, checked_spec, to_host_environments
 from podracer.types import PyTree
+from podracer_plan.targets import Target
 
 _OTHERS = "data set, hyperparameters, other inputs"
 

@@ -6,24 +6,27 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
-from podracer.bench import sebulba as bench
-from podracer.bench.anakin import prepare, training
+import jax
+from jax.sharding import Mesh
+
+from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.devices.mesh import make_mesh
-from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
+from podracer.drivers.sebulba import SebulbaConfig, tune
 from podracer.environment import Environment
 from podracer.errors import ConfigError
-from podracer.plan.compiled import CompiledRun, compile_run
-from podracer.plan.targets import Target
 from podracer.run.setup import build, to_host_environments
+from podracer_plan.compiled import CompiledRun, compile_run
+from podracer_plan.targets import Target
 
-_LEAST_LAPS = 3
+_WARM_UP, _LEAST_CHUNKS = 2, 3  # chunks that are not measured, and that are at least
 _TRIES = 4  # compilations of a proposed batch that may turn out too large
 
 
@@ -153,16 +156,27 @@ def _measured_speed(
     blueprint, env = build(experiment)
     config: Any = experiment.run_driver
     if isinstance(config, SebulbaConfig):
-        setup = bench.make_setup(blueprint, to_host_environments(env), config, target.devices)
-        return bench.measure_training(setup, seconds)[0], "measured here"
-    prepared = prepare(
-        *training(blueprint, cast(Environment, env), config, make_mesh(target.devices))
-    )
-    end, laps = time.perf_counter() + seconds, list[float]()
-    while len(laps) < _LEAST_LAPS or time.perf_counter() < end:
-        laps.append(prepared.lap().seconds)
-    steps = config.steps_per_update * config.updates_per_chunk
-    return steps / statistics.median(laps), "measured here"
+        host_env = to_host_environments(env)
+        split, config = tune.checked_split(blueprint, host_env, config, target.devices)
+        return tune.measure(blueprint, host_env, config, split, seconds)[0], "measured here"
+    parts = (blueprint, cast(Environment, env), make_mesh(target.devices), config)
+    return _anakin_speed(*parts, seconds), "measured here"
+
+
+def _anakin_speed(
+    blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, seconds: float
+) -> float:
+    """Return the steps per second of training, without the first chunks."""
+    state = init_state(blueprint, env, mesh, config, jax.random.key(0))
+    training = anakin(blueprint, env, mesh, config, state, num_updates=2**31)
+    for _ in range(_WARM_UP):
+        next(training)
+    start, chunks = time.perf_counter(), 0
+    while chunks < _LEAST_CHUNKS or time.perf_counter() - start < seconds:
+        next(training)
+        chunks += 1
+    steps = chunks * config.steps_per_update * config.updates_per_chunk
+    return steps / (time.perf_counter() - start)
 
 
 def cost_lines(plan: Plan) -> list[str]:

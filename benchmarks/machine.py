@@ -50,7 +50,7 @@ def processor() -> str:
 def commit() -> str | None:
     """Return the commit of the checkout that has this file, `-dirty` if it was changed, else None.
 
-    The package may be installed in the folder of another project, which git would describe.
+    A copy may lie in the folder of another project, which git would describe.
     """
     file = Path(__file__)
     find = ["ls-files", "--error-unmatch", file.name]

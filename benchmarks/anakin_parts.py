@@ -1,7 +1,4 @@
-"""Throughput of Anakin and its parts: environment alone, with acting, with learning.
-
-`podracer bench anakin` and the scripts in `benchmarks/` are built from these functions.
-"""
+"""Throughput of Anakin and its parts: environment alone, with acting, with learning."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from machine import machine
 
 from podracer import recipes
 from podracer.agent import Blueprint
-from podracer.bench.machine import machine
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.devices.mesh import find_devices, make_mesh
@@ -176,7 +173,7 @@ def bench_recipe(
     mesh = make_mesh(find_devices(experiment.devices))
     agent, env = build(experiment)
     if isinstance(env, HostEnvironments):
-        raise ConfigError(f"{env.spec.name} is stepped on the host: take podracer bench sebulba.")
+        raise ConfigError(f"{env.spec.name} is stepped on the host: take `bench.py sebulba`.")
     assert isinstance(experiment.driver, AnakinConfig)
     for size in sizes:
         config = dataclasses.replace(experiment.driver, num_envs=size)

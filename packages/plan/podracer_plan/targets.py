@@ -16,9 +16,9 @@ from jax.experimental import topologies  # no stable home yet
 
 from podracer.devices.memory import free_bytes
 from podracer.devices.mesh import Device, find_devices, make_mesh
-from podracer.devices.startup import without_stderr
-from podracer.errors import ConfigError, install_command
+from podracer.errors import ConfigError
 from podracer.names import nearest
+from podracer_plan.compilers import without_stderr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +83,8 @@ KINDS = {
 _PROGRAM_SHARE = {"cuda": 0.75, "tpu": 1.0}
 LAUNCH_SECONDS = 1.3e-6  # shortest launch of a GPU's kernel that was measured
 _PACKAGES = {
-    "tpu": ("libtpu", "compile-tpu"),
-    "cuda": ("jax_plugins.xla_cuda12", "compile-cuda"),
+    "tpu": ("libtpu", "tpu"),
+    "cuda": ("jax_plugins.xla_cuda12", "cuda"),
 }
 _FORMS = "`h100`, `h100:8` (8 GPUs of a host), `tpu-v3:2x2` (8 cores), `tpu-v5e:16x16`"
 
@@ -135,7 +135,10 @@ def kind_named(name: str) -> Kind:
         )
     package, extra = _PACKAGES[KINDS[base].platform]
     if not _is_installed(package):
-        raise ConfigError(f"the compiler for {name} is not installed: {install_command(extra)}.")
+        raise ConfigError(
+            f"the compiler for {name} is not installed: pip install -e "
+            f'"packages/plan[{extra}]" in the clone of podracer.'
+        )
     return KINDS[base]
 
 

@@ -1,7 +1,6 @@
 """Throughput of Sebulba and its parts: simulator alone, with acting, learner alone, everything.
 
-`podracer bench sebulba`, `podracer tune` and `benchmarks/sebulba.py` are built from these
-functions. All measure steps of single environments per second, over a window after warming up.
+All functions measure steps of single environments per second, over a window after warming up.
 """
 
 from __future__ import annotations
@@ -18,31 +17,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from machine import machine
 
 from podracer import envs
 from podracer.agent import Blueprint, Context
 from podracer.agents.impala import Impala
-from podracer.bench.machine import machine
 from podracer.checks.random_play import random_actions
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
+from podracer.drivers.sebulba import tune
 from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool, native_threads
-from podracer.drivers.sebulba.config import (
-    DeviceSplit,
-    SebulbaConfig,
-    environment_indices,
-    split_devices,
-    with_threads,
-)
-from podracer.drivers.sebulba.driver import check, sebulba
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import lives_on_device, on_host
-from podracer.fields import check_ranges
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
@@ -66,10 +58,7 @@ def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devi
     agent = settings
     if not isinstance(settings, Blueprint):
         agent = Blueprint(settings, env.spec, Context(config.rollout_length))
-    check_ranges(config, "driver")
-    config = with_threads(config, env)
-    split = split_devices(devices, config)
-    check(agent, env, config, split)
+    split, config = tune.checked_split(agent, env, config, devices)
     return Setup(agent, env, config, split)
 
 
@@ -170,19 +159,7 @@ def measure_learning(setup: Setup, seconds: float) -> float:
 
 def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any]]:
     """Measure a whole run. Returns also the metrics of its last report."""
-    config = dataclasses.replace(setup.config, updates_per_chunk=2)
-    progress = sebulba(
-        setup.agent, setup.env, setup.split, config, setup.state(), seed=0, num_updates=2**31
-    )
-    metrics: dict[str, Any] = {}
-    with contextlib.closing(progress):
-
-        def windows() -> Iterator[int]:
-            for report in progress:
-                metrics.update(report.metrics)
-                yield 2 * config.steps_per_update
-
-        return _rate(windows(), seconds), metrics
+    return tune.measure(setup.agent, setup.env, setup.config, setup.split, seconds)
 
 
 def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:

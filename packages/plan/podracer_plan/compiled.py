@@ -19,10 +19,10 @@ from podracer.config.experiment import Experiment
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
 from podracer.errors import ConfigError, PodracerError
-from podracer.plan.hlo import Counts, Loop
-from podracer.plan.hlo import Program as Text
-from podracer.plan.programs import Program, programs_of
-from podracer.plan.targets import KINDS, LAUNCH_SECONDS, Target
+from podracer_plan.hlo import Counts, Loop
+from podracer_plan.hlo import Program as Text
+from podracer_plan.programs import Program, programs_of
+from podracer_plan.targets import KINDS, LAUNCH_SECONDS, Target
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from podracer.cli.arguments import Arch, Limits, take_flags
 from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
-from podracer.devices.startup import Hosts, initialize_devices, prepare_compilers
+from podracer.devices.startup import Hosts, initialize_devices
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
-    from podracer.plan.targets import Target
+    from podracer_plan.targets import Target
 
 Quantity = Annotated[float | None, Limits(0, 1e18)]
 
@@ -63,7 +63,7 @@ def compile_programs(arguments: Sequence[str]) -> int:
         "Compile the programs of a run for devices that need not be here, and report the memory "
         "of each device, and the kernels, collectives and work of an update.",
     )
-    from podracer.plan.compiled import compile_run, show
+    from podracer_plan.compiled import compile_run, show
 
     run = compile_run(experiment, target)
     print(json.dumps(run.to_json()) if options.json else show(run))
@@ -79,8 +79,8 @@ def plan(arguments: Sequence[str]) -> int:
         "Say what a run needs before a machine is rented: its programs as they are compiled for "
         "it, whether they fit, hours by a speed that is measured here or recorded, and a price.",
     )
-    from podracer.plan.compiled import show
-    from podracer.plan.plan import cost_lines, make_plan
+    from podracer_plan.compiled import show
+    from podracer_plan.plan import cost_lines, make_plan
 
     if options.device_bytes is not None:
         target = dataclasses.replace(target, usable_bytes=int(options.device_bytes))
@@ -104,8 +104,9 @@ def _parse(
     """Return the experiment, its target and the command's options; start JAX for the target."""
     experiment, flags, options = _parse_flags(command, arguments, defaults, summary)
     experiment.check()
-    from podracer.plan.compiled import scaled
-    from podracer.plan.targets import find_target, kind_named
+    from podracer_plan.compiled import scaled
+    from podracer_plan.compilers import prepare_compilers
+    from podracer_plan.targets import find_target, kind_named
 
     if options.target != "here":
         kind_named(options.target)  # refuses it before the process is set up for it

@@ -15,21 +15,19 @@ import jax.numpy as jnp
 import pytest
 
 from podracer import recipes
-from podracer.bench.anakin import prepare, training
 from podracer.cli.main import main
 from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError, PodracerError
-from podracer.plan.compiled import compile_program, compile_run, matrix_flops, scaled, show
-from podracer.plan.hlo import Collective, Program
-from podracer.plan.plan import cost_lines, largest_batch, make_plan
-from podracer.plan.programs import programs_of
-from podracer.plan.targets import KINDS, find_target
 from podracer.run.setup import build
+from podracer_plan.compiled import compile_program, compile_run, matrix_flops, scaled, show
+from podracer_plan.hlo import Collective, Program
+from podracer_plan.plan import cost_lines, largest_batch, make_plan
+from podracer_plan.programs import programs_of
+from podracer_plan.targets import KINDS, find_target
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))  # scripts
 
 from compiled import RECORDS as RECORDS_FILE
 from compiled import SETTINGS, TARGETS, compile_one, read
@@ -237,6 +235,24 @@ def test_a_population_is_one_program():
     assert run.programs[0].program.steps == 2 * experiment.run_driver.steps_per_update
 
 
+SIZED = [name for name in recipes.RECIPES if recipes.accelerator_changes(name)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "catch" else pytest.param(name, marks=pytest.mark.slow) for name in SIZED],
+)
+def test_each_size_for_an_accelerator_is_traced(name):
+    try:
+        programs = programs_of(recipes.with_size(recipes.find(name), name, "accelerator"), here())
+    except ConfigError as error:
+        if "install" in str(error):
+            pytest.skip(str(error))
+        raise
+    for program in programs:
+        program.function.trace(*program.arguments)
+
+
 # --- targets --------------------------------------------------------------------------------------
 
 
@@ -254,18 +270,18 @@ def test_targets_that_do_not_exist_are_refused(name, words, monkeypatch):
         find_target(name)
 
 
-@pytest.mark.parametrize(("name", "extra"), [("tpu-v3:2x2", "compile-tpu"), ("a100", "cuda")])
+@pytest.mark.parametrize(("name", "extra"), [("tpu-v3:2x2", "tpu"), ("a100", "cuda")])
 def test_a_compiler_that_is_not_installed_is_named(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"pip install.*{extra}"):
+    with pytest.raises(ConfigError, match=rf"pip install -e .packages/plan\[{extra}\]"):
         find_target(name)
 
 
 COMPILE_TOO_MUCH = """
-from podracer.devices.startup import prepare_compilers
+from podracer_plan.compilers import prepare_compilers
 prepare_compilers()
 import jax
-from podracer.plan.targets import KINDS, find_target
+from podracer_plan.targets import KINDS, find_target
 for target in map(find_target, (name for name in KINDS if name.startswith("tpu"))):
     sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
     large = jax.ShapeDtypeStruct((300 * 2**28,), "float32", sharding=sharding)
@@ -391,15 +407,6 @@ def test_the_largest_batch_goes_down_where_memory_is_no_line():
 # --- speed and cost -------------------------------------------------------------------------------
 
 
-def test_a_chunk_of_training_can_be_timed_again_and_again():
-    driver = AnakinConfig(8, 4, 2)
-    blueprint, env = build(dataclasses.replace(recipes.find("catch"), driver=driver))
-    chunk = training(blueprint, env, driver, make_mesh(jax.devices()[:1]))
-    prepared = prepare(*chunk)
-    assert prepared.lap().seconds > 0
-    assert prepared.lap().cpu_seconds > 0
-
-
 @pytest.fixture(scope="module")
 def catch():
     return recipes.find("catch").with_fields({"driver": {"num_envs": 64}, "frames": 10**6})
@@ -412,7 +419,7 @@ def run(catch):
 
 def plan_of(catch, run, monkeypatch, kind="h200", **known):
     """Plan for a target with a kind's numbers, as this machine compiles for it."""
-    monkeypatch.setattr("podracer.plan.plan.compile_run", lambda *_: run_on)
+    monkeypatch.setattr("podracer_plan.plan.compile_run", lambda *_: run_on)
     target = dataclasses.replace(run.target, kind=KINDS[kind], title=KINDS[kind].title)
     run_on = dataclasses.replace(run, target=target)
     return make_plan(catch, target, **known)
@@ -460,7 +467,7 @@ def test_a_program_without_products_bounds_no_speed_of_a_tpu(catch, run, monkeyp
 
 
 def test_a_population_is_not_measured(catch, run, monkeypatch):
-    monkeypatch.setattr("podracer.plan.plan.compile_run", lambda *_: run)
+    monkeypatch.setattr("podracer_plan.plan.compile_run", lambda *_: run)
     population = dataclasses.replace(catch, pods=(Pod(0), Pod(1)))
     plan = make_plan(population, run.target, seconds=1.0)
     assert (plan.hours, plan.speed_source) == (None, "populations are not measured")
@@ -482,7 +489,7 @@ def test_a_plan_proposes_the_largest_batch_that_fits():
 @pytest.fixture
 def outcome(capsys, monkeypatch):
     """Run a command in this process; return its exit code and what it said."""
-    monkeypatch.setattr("podracer.cli.plan.initialize_devices", lambda *_: None)
+    monkeypatch.setattr("podracer_plan.commands.initialize_devices", lambda *_: None)
 
     def run(*arguments):
         with pytest.raises(SystemExit) as leaving:
@@ -533,10 +540,10 @@ def test_each_device_has_the_recipes_share_of_what_is_not_given(
     outcome, monkeypatch, flags, num_envs, frames
 ):
     planned = []
-    monkeypatch.setattr("podracer.cli.plan.prepare_compilers", lambda: None)
-    monkeypatch.setattr("podracer.plan.targets.kind_named", lambda _: KINDS["h100"])
-    monkeypatch.setattr("podracer.plan.targets.find_target", lambda *_: here(4))
-    monkeypatch.setattr("podracer.plan.plan.make_plan", lambda *x, **_: planned.append(x[0]))
+    monkeypatch.setattr("podracer_plan.compilers.prepare_compilers", lambda: None)
+    monkeypatch.setattr("podracer_plan.targets.kind_named", lambda _: KINDS["h100"])
+    monkeypatch.setattr("podracer_plan.targets.find_target", lambda *_: here(4))
+    monkeypatch.setattr("podracer_plan.plan.make_plan", lambda *x, **_: planned.append(x[0]))
     outcome("plan", "catch", *flags, "--target", "h100:4")
     assert [(x.driver.num_envs, x.frames) for x in planned] == [(num_envs, frames)]
 
@@ -549,6 +556,7 @@ def test_each_device_has_the_recipes_share_of_what_is_not_given(
         (("plan", "catch", "--price", "-1"), "--price must lie in"),
         (("plan", "catch", "--steps-per-second", "nan"), "--steps-per-second must lie in"),
         (("plan", "catch", "--tarset", "here"), "--target"),
+        (("plan", "catch", "--target", "h1000"), "no target 'h1000': did you mean h100"),
         (("compile", "cartpole_sebulba", "--arch", "anakin"), "runs on the host"),
         (("compile", "catch", "--devices", "3"), "in a new run 126 or 129"),
     ],

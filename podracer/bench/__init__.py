@@ -1,1 +1,0 @@
-"""Throughput of both architectures, and the search for the fastest settings."""

@@ -1,0 +1,123 @@
+"""The command `podracer tune`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, cast
+
+from podracer.cli.arguments import Limits, leading_name, parse, take_flags
+from podracer.devices.startup import Hosts, initialize_devices
+from podracer.errors import ConfigError
+from podracer.io.jsonl import printed_objects
+from podracer.io.signals import child_process
+
+if TYPE_CHECKING:
+    from podracer.config.experiment import Experiment
+    from podracer.drivers.sebulba.tune import Trial
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneOptions:
+    """Flags of `podracer tune`."""
+
+    seconds: Annotated[float, Limits(0.1, 86_400)] = 90.0
+    """Approximate length of all measurements together, in seconds."""
+    json: bool = False
+    """Print one JSON object for each setting."""
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
+    from podracer.cli.recipe_flags import find_recipe, parse_experiment
+
+    description = (
+        "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
+        "CPU is measured as one device, and as one for acting beside one for each core to learn."
+    )
+    recipe, flags = leading_name(arguments, "")
+    if not recipe:
+        parse(TuneOptions, "tune RECIPE", flags, description=description)
+        raise ConfigError("tune needs a recipe: podracer tune RECIPE.")
+    experiment, flags_of_settings = find_recipe(recipe, flags)
+    options, experiment, _ = parse_experiment(
+        f"tune {recipe}",
+        flags_of_settings,
+        experiment.with_arch("sebulba"),
+        TuneOptions(),
+        description=description,
+    )
+    experiment.check()
+    initialize_devices(Hosts(), experiment.devices, "sebulba")
+    codes: list[int] = []
+    if not experiment.devices and has_one_cpu_device():
+        measured = _measured_by_processes([recipe, *flags], options.seconds, codes)
+    else:
+        measured = _measured(experiment, options.seconds)
+    if not options.json:
+        print(f"{'steps/s':>10}{'actors idle':>13}{'learner idle':>14}{'lag':>6}", flush=True)
+    trials = []
+    for trial in measured:
+        trials.append(trial)
+        print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
+    if not options.json and trials:
+        best = max(trials, key=lambda trial: trial.steps_per_second)
+        measured_names = {"devices", *(f"driver.{name}" for name in best.settings)}
+        remaining = take_flags(flags, "seconds", *best.settings)[1]
+        remaining = [x for x in remaining if x.partition("=")[0] not in measured_names]
+        other_arguments = shlex.join([recipe, *remaining])
+        print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
+        print("More environments make larger batches: the learning rate may have to follow.")
+    return next(filter(None, codes), 0)  # a process that failed said why
+
+
+def has_one_cpu_device() -> bool:
+    """Return whether this process has a single device, a CPU."""
+    import jax
+
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
+    """Yield the trials of an experiment under Sebulba on the devices of this process."""
+    from podracer.devices.mesh import find_devices
+    from podracer.devices.startup import use_compilation_cache
+    from podracer.drivers.sebulba import SebulbaConfig
+    from podracer.drivers.sebulba.tune import trials
+    from podracer.run.setup import build, to_host_environments
+
+    use_compilation_cache()
+    agent, env = build(experiment)
+    driver, devices = cast(SebulbaConfig, experiment.driver), find_devices(experiment.devices)
+    return trials(agent, to_host_environments(env), driver, devices, seconds)
+
+
+def _measured_by_processes(
+    arguments: Sequence[str], seconds: float, codes: list[int]
+) -> Iterator[Trial]:
+    """Yield the trials of a recipe with its flags, on one CPU device and on one more than cores.
+
+    A process has one number of devices for its life; `codes` gets their exit codes.
+    """
+    from podracer.devices.machine import num_cores
+    from podracer.drivers.sebulba.tune import Trial
+
+    for devices in (1, 1 + num_cores()):
+        limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
+        with child_process(["tune", *arguments, *limits]) as process:
+            assert process.stdout is not None
+            for values in printed_objects(process.stdout):
+                yield Trial(**values)
+            process.wait()
+        codes.append(process.returncode)
+
+
+def _row(trial: Trial) -> str:
+    idle = f"{trial.actor_idle:>13.0%}{trial.learner_idle:>14.0%}"
+    return f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {_flags(trial)}"
+
+
+def _flags(trial: Trial) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {n}" for name, n in trial.settings.items())
