@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from podracer.config.experiment import Experiment
 from podracer.devices.memory import format_bytes
 from podracer.devices.reductions import traced_for
 from podracer.errors import ConfigError, PodracerError
+from podracer_plan.compilers import without_stderr
 from podracer_plan.hlo import Counts, Loop
 from podracer_plan.hlo import Program as Text
 from podracer_plan.programs import Program, programs_of
@@ -173,17 +176,37 @@ def compile_program(program: Program, target: Target) -> Compiled:
     start = time.process_time()
     traced = program.function.trace(*program.arguments)
     try:
-        compiled = traced.lower().compile()
+        lowered = traced.lower()
+        compiled = lowered.compile()
+        seconds, memory = time.process_time() - start, compiled.memory_analysis()
+        text = _text(lowered, compiled)
     except jax.errors.JaxRuntimeError as error:
         raise _failure(str(error), program, target) from error
-    seconds, memory = time.process_time() - start, compiled.memory_analysis()
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
     arrays -= memory.alias_size_in_bytes
     temporary, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
     bytes_beside = max(0, arrays - sum(program.state.values())) + code
-    update, flops = Text(compiled.as_text()).update, matrix_flops(traced.jaxpr.jaxpr)
+    update, flops = Text(text).update, matrix_flops(traced.jaxpr.jaxpr)
     total = arrays + temporary + code
     return Compiled(program, total, temporary, bytes_beside, update, flops, seconds)
+
+
+def _text(lowered: Any, compiled: Any) -> str:
+    """Return the text of a compiled program.
+
+    JAX cannot read all instructions of a compiler with a newer XLA than its own, such as a scatter
+    on the SparseCore of a TPU. Such a program is compiled once more, and the compiler writes it.
+    """
+    try:
+        with without_stderr():  # a trace of C++
+            return compiled.as_text()
+    except jax.errors.JaxRuntimeError:
+        with tempfile.TemporaryDirectory() as folder:
+            lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+            paths = [*Path(folder).glob("*after_optimizations.txt")]
+            if not paths:
+                raise
+            return paths[0].read_text()
 
 
 def _failure(text: str, program: Program, target: Target) -> PodracerError:

@@ -18,7 +18,7 @@ SCOPES = ("rollout", "minibatches")
 """Names of `jax.named_scope` that kernels are counted by."""
 _FREE = {
     *("parameter", "get-tuple-element", "tuple", "bitcast", "constant", "iota", "after-all"),
-    *("opt-barrier", "partition-id", "replica-id", "add-dependency"),
+    *("opt-barrier", "partition-id", "replica-id", "add-dependency", "async-update"),
 }
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _SLICES = ("dynamic-slice", "gather", "dynamic-update-slice")

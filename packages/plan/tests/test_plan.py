@@ -293,15 +293,42 @@ for target in map(find_target, (name for name in KINDS if name.startswith("tpu")
 """
 
 
+def printed_words(code):
+    """What a process prints that has no flags of the tests, which are for a CPU."""
+    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 @needs_tpu_compiler
 def test_a_tpu_has_the_memory_that_its_compiler_has():
-    """In a process without the flags of the tests, which are for a CPU."""
-    env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    command = [sys.executable, "-c", COMPILE_TOO_MUCH]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
     devices = {"tpu-v3": 8, "tpu-v4": 4, "tpu-v5e": 8, "tpu-v5p": 4, "tpu-v6e": 8}  # v4: chips
-    assert done.stdout.split() == [str(x) for item in devices.items() for x in item]
+    assert printed_words(COMPILE_TOO_MUCH) == [str(x) for item in devices.items() for x in item]
+
+
+SCATTER = """
+from podracer_plan.compilers import prepare_compilers
+prepare_compilers()
+import jax
+from podracer_plan.compiled import compile_program
+from podracer_plan.programs import Program
+from podracer_plan.targets import find_target
+target = find_target("tpu-v6e")
+sharding = jax.sharding.SingleDeviceSharding(target.devices[0])
+def shape(*sizes, dtype="float32"):
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+arguments = (shape(64, 3136), *2 * (shape(256, dtype="int32"),), shape(256))
+function = jax.jit(lambda x, i, j, y: x.at[i, j].max(y))
+print(compile_program(Program("device", 1, function, arguments, 1, 1, {}), target).work.kernels[""])
+"""
+
+
+@needs_tpu_compiler
+def test_a_scatter_on_the_sparse_core_of_tpus_is_counted():
+    """JAX 0.10.2 refuses to read its instruction `async-update` with several operands."""
+    (kernels,) = printed_words(SCATTER)
+    assert int(kernels) >= 1
 
 
 def compiled_facts(recipe, target):
@@ -368,6 +395,21 @@ def test_a_program_that_a_compiler_refuses_is_one_sentence(text, words):
     target = dataclasses.replace(here(), name="tpu-v3", title="TPU v3 core", kind=KINDS["tpu-v3"])
     with pytest.raises(PodracerError, match=words):
         compile_program(program, target)
+
+
+def test_a_program_that_jax_cannot_read_is_written_by_its_compiler(monkeypatch):
+    (program,) = programs_of(recipes.find("catch").with_fields({"driver": {"num_envs": 8}}), here())
+    compiled = compile_program(program, here())
+
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
+
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", refuse)
+    assert compile_program(program, here()).work == compiled.work
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))  # the compiler wrote nothing
+    with pytest.raises(PodracerError, match="fails on the device: INTERNAL: RET_CHECK") as failure:
+        compile_program(program, here())
+    assert failure.value.exit_code == 70  # 71 is a device that fails
 
 
 # --- the largest batch ----------------------------------------------------------------------------
