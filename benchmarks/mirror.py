@@ -32,12 +32,12 @@ from harness import Quick
 
 from podracer.cli.main import main as podracer
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.contents import Contents
-from podracer.io.copies import RunCopy
-from podracer.io.lease import Lease
-from podracer.io.mirror import Mirror
-from podracer.io.store import open_store, sizes_below
 from podracer.run import training  # noqa: F401  imported before the fork, as the next is
+from podracer_cloud.contents import Contents
+from podracer_cloud.lease import Lease
+from podracer_cloud.mirror import Mirror
+from podracer_cloud.runs import RunCopy
+from podracer_cloud.store import open_store, sizes_below
 
 UNKNOWN = "before the store has the run"
 FLAGS = (
@@ -92,7 +92,7 @@ def train(
 
 
 def command_of(folder: Path, address: str | None, frames: int) -> tuple[str, ...]:
-    mirror = ("--mirror", address) if address else ()
+    mirror = ("--attach", f"mirror:{address}") if address else ()
     return ("train", "catch", "--run-dir", str(folder), *mirror, *FLAGS, "--frames", str(frames))
 
 
@@ -176,7 +176,7 @@ def cost(address: str | None, frames: int, trials: int) -> None:
         begin = time.process_time(), time.monotonic()
         store = f"{address}/{trial}" if address else f"file://{folder / str(trial)}"
         with Mirror(run, store, RunCopy, new=False) as mirror:
-            mirror.notify()
+            mirror.sealed()
         assert not mirror.figures()["mirror_faults"]
         copies.append((time.process_time() - begin[0], time.monotonic() - begin[1]))
     lease = Lease(open_store(store), store, "somebody", RunCopy.kind)

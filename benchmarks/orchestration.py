@@ -29,19 +29,20 @@ from harness import Quick, append
 
 from podracer import recipes
 from podracer.drivers.selection import Generational, PopulationBased, Range
-from podracer.io.mirror import Mirror
 from podracer.io.seal import seal, seal_json
 from podracer.io.signals import StopSignals
 from podracer.io.steps import FORMAT
 from podracer.reports.standings import LiveStandings
 from podracer.tournament import orchestrator
 from podracer.tournament.config import Tournament
-from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.engine import Engine
 from podracer.tournament.events import Submitted, TournamentState, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.orchestrator import TournamentInfo
 from podracer.tournament.pod import REPORT
 from podracer.tournament.selection import Softmax
+from podracer_cloud.mirror import Mirror
+from podracer_cloud.tournaments import TournamentCopy
 
 RULES = {
     "population-based": PopulationBased((Range("learning_rate", 1e-5, 1e-1),)),
@@ -172,14 +173,13 @@ def play(directory: Path, options: argparse.Namespace) -> None:
         leaderboard = stack.enter_context(Leaderboard(directory, tournament.header()))
         watch = lines.show
         if options.mirror:
-            kind = partial(TournamentCopy, board=leaderboard)
+            kind = partial(TournamentCopy, board=TournamentInfo(directory, leaderboard.snapshot))
             store = f"file://{directory.parent / 'store'}"
             mirror = stack.enter_context(Mirror(directory, store, kind, new=True))
-            stack.callback(lambda: print(mirror.summary()))
 
             def watch(state: TournamentState) -> None:
                 lines.show(state)
-                mirror.notify()
+                mirror.sealed()
 
         loop = orchestrator.Orchestrator(tournament, leaderboard, checked, StopSignals(), watch)
         with contextlib.suppress(Enough):

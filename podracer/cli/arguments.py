@@ -15,7 +15,7 @@ import tyro
 from podracer.cli.sentences import of_parser, unexpected
 from podracer.cli.values import REGISTRY, RUN
 from podracer.errors import ConfigError
-from podracer.io.paths import address_of
+from podracer.io.addresses import address_of, local_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,12 @@ Seed = Annotated[int, Limits(0, 2**32 - 1)]
 Arch = Literal["anakin", "sebulba"]
 StoredRun = Annotated[Path, RUN]
 RunPath = Annotated[StoredRun, tyro.conf.Positional]
-MirrorAddress = Annotated[
-    str | None,
+Attachments = Annotated[
+    tuple[str, ...],
     tyro.conf.arg(
-        metavar="URL",
-        help="Address in a store, such as s3://bucket/run, gs://, az:// or file://, to which what "
-        "is saved is copied in the background: `podracer resume URL` continues on any machine.",
+        metavar="NAME:ARGUMENT",
+        help="Parts of packages that follow what is saved: `mirror:s3://bucket/run` of "
+        "podracer-cloud copies it in the background.",
     ),
 ]
 Trackers = Annotated[
@@ -104,8 +104,6 @@ def _with_copies(options: Any) -> Any:
     for name, value in vars(options).items():
         paths = value if isinstance(value, tuple) else (value,)
         if any(isinstance(path, Path) and address_of(path) for path in paths):
-            from podracer.io.copies import local_run
-
             copies = tuple(local_run(path, choice) for path in paths)
             changed[name] = copies if isinstance(value, tuple) else copies[0]
     return dataclasses.replace(options, **changed) if changed else options

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.run_options import RunOptions, RunPath
 from podracer.errors import ConfigError
+from podracer.io.addresses import place_of
 from podracer.io.directories import quoted_path
-from podracer.io.paths import place_of
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment

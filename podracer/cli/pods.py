@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import tyro
 
 from podracer.cli.arguments import (
+    Attachments,
     Count,
-    MirrorAddress,
     Trackers,
     Variations,
     leading_name,
@@ -69,7 +69,7 @@ class SweepOptions:
     """Number of updates between two selections or averages, a multiple of --updates-per-chunk."""
     run_dir: Path | None = None
     """Directory that keeps the sweep. By default a new one is made in runs/."""
-    mirror: MirrorAddress = None
+    attach: Attachments = ()
     track: Trackers = ()
 
 
@@ -100,7 +100,7 @@ def sweep(arguments: Sequence[str]) -> int:
         options.run_dir,
         Hosts(),
         resume=False,
-        mirror=options.mirror,
+        attach=options.attach,
         recipe=own_recipe(recipe, arguments),
         track=options.track,
         num_devices=num_cores(),
@@ -146,7 +146,7 @@ class TournamentOptions:
     learning_rate=1e-5:1e-2."""
     run_dir: Path | None = None
     """Directory that keeps the tournament. By default a new one is made in runs/."""
-    mirror: MirrorAddress = None
+    attach: Attachments = ()
 
 
 def tournament(arguments: Sequence[str]) -> int:
@@ -177,7 +177,7 @@ def tournament(arguments: Sequence[str]) -> int:
     if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
     own_recipes = list(filter(None, map(own_recipe, names)))
-    return run_on_terminal(settings, directory, own_recipes, options.mirror)
+    return run_on_terminal(settings, directory, own_recipes, options.attach)
 
 
 def resume_tournament(directory: Path, recipe: str | None) -> int:
@@ -188,14 +188,14 @@ def resume_tournament(directory: Path, recipe: str | None) -> int:
 
 
 def run_on_terminal(
-    settings: Tournament, directory: Path, own_recipes: Sequence[str], mirror: str | None = None
+    settings: Tournament, directory: Path, own_recipes: Sequence[str], attach: Attachments = ()
 ) -> int:
     """Start or continue a tournament, shown on the terminal, and return the exit code."""
     own_recipes = tuple(dict.fromkeys(own_recipes))
     if settings.engine != "inline":  # this process only makes environments: GPUs are for the pods
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with LiveStandings(settings.rounds, directory) as live:
-        code = run_tournament(settings, directory, own_recipes, live.show, mirror)
+        code = run_tournament(settings, directory, own_recipes, live.show, attach)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
     path = quoted_path(directory)
     print(f"{outcome:9} {path}")

@@ -16,8 +16,8 @@ from podracer.cli.running import run
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
 from podracer.errors import ConfigError
+from podracer.io.addresses import address_of, local_run
 from podracer.io.directories import is_tournament
-from podracer.io.paths import address_of
 from podracer.io.run_directory import run_directory
 from podracer.run.resume import FREE_ON_RESUME
 
@@ -94,12 +94,8 @@ def _brought(options: ResumeOptions) -> Path:
         return options.run
     if options.run_dir is None:
         raise ConfigError(f"{address} needs a directory to go on in: add --run-dir DIR.")
-    from podracer.io.copies import RunCopy, restore
-    from podracer.tournament.copies import TournamentCopy
-
     directory = run_directory(options.run_dir.parent, options.run_dir.name)
-    restore(address, directory, {"run": RunCopy, "tournament": TournamentCopy})
-    return directory
+    return local_run(address, directory=directory)
 
 
 def _refuse_other_settings(flag: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podracer.cli.arguments import Trackers
+from podracer.cli.arguments import Attachments, Trackers
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
 from podracer.errors import PodracerError
 
@@ -25,7 +25,7 @@ def run(
     resume: bool,
     weights: Path | None = None,
     checkpoint: Choice = "newest",
-    mirror: str | None = None,
+    attach: Attachments = (),
     recipe: str | None = None,
     track: Trackers = (),
     num_devices: int = 0,
@@ -64,7 +64,7 @@ def run(
         resume=resume,
         weights=weights,
         checkpoint=checkpoint,
-        mirror=mirror,
+        attach=attach,
         sinks=trackers(track),
         progress=True,
     )
@@ -108,6 +108,5 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
         outcomes[result.exit_code],
         reason=_reason(experiment, result),
         next_command=next_command,
-        mirror=result.mirror,
         options={"recipe": recipe, "environment": environment},
     )

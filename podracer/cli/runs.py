@@ -24,9 +24,8 @@ from podracer.cli.run_options import (
     output_file,
 )
 from podracer.errors import ConfigError
-from podracer.io.copies import output_folder
+from podracer.io.addresses import output_folder, place_of
 from podracer.io.directories import is_tournament, quoted_path
-from podracer.io.paths import place_of
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment

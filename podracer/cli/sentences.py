@@ -10,9 +10,9 @@ from podracer.names import nearest
 
 # Fields of no part that errors and warnings name; those of a part are `agent.discount`.
 FIELD_NAMES = (
-    "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
+    "attach", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
-    "max_seconds", "mirror", "num_processes", "pod_cpus", "pod_gpus",
+    "max_seconds", "num_processes", "pod_cpus", "pod_gpus",
     "prices", "process_id", "recipe", "seed", "selection", "size", "target_return", "track",
     "weights",
 )  # fmt: skip
@@ -31,6 +31,7 @@ _DEVICE = "JAX takes an accelerator by itself, and JAX_PLATFORMS=cpu before the 
 _OF_OTHERS = {  # flags of other libraries that are no setting here
     **dict.fromkeys(("gpu", "cuda", "device", "use-gpu", "no-gpu", "cpu", "tpu"), _DEVICE),
     **{name: f"write --track {name}." for name in ("wandb", "trackio", "mlflow")},
+    "mirror": "write --attach mirror:ADDRESS.",
     "tensorboard": "every run writes its curves for TensorBoard into its directory.",
 }
 _QUOTES = "'\""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.cli.arguments import Arch, MirrorAddress, Trackers
+from podracer.cli.arguments import Arch, Attachments, Trackers
 from podracer.cli.recipe_flags import (
     find_experiment,
     own_recipe,
@@ -26,7 +26,7 @@ class TrainOptions:
 
     run_dir: Path | None = None
     """Directory that keeps the run. By default a new one is made in runs/."""
-    mirror: MirrorAddress = None
+    attach: Attachments = ()
     arch: Arch = "anakin"
     """Architecture: anakin runs JAX environments on the device, sebulba host environments. The
     flags of an architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
@@ -58,7 +58,7 @@ def train(arguments: Sequence[str]) -> int:
         weights=options.weights,
         checkpoint=options.checkpoint,
         recipe=own_recipe(recipe, arguments),
-        mirror=options.mirror,
+        attach=options.attach,
         track=options.track,
         for_platform=for_platform,
     )

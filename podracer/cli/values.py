@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import tyro
 
 from podracer.errors import ConfigError
-from podracer.io.paths import address_of, user_path
+from podracer.io.addresses import address_of
+from podracer.io.paths import user_path
 
 if TYPE_CHECKING:
     from podracer.run.sweep import Space

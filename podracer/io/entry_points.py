@@ -32,6 +32,7 @@ PACKAGES = {
         "spherical",
         "squashed_scale",
     ),
+    "cloud": ("mirror", "s3", "gs", "az", "file"),
     "deploy": ("export", "serve"),
     "environments": (
         "brax",
@@ -78,9 +79,9 @@ PACKAGES = {
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Return the agents, commands, environments, kinds, recipes or reports of packages, by name.
+    """Return the entry points of the group `podracer.KIND` of all packages, by name.
 
-    A package declares them as entry points of the group `podracer.commands`, and so on.
+    The kinds are addresses, agents, attachments, commands, environments, kinds, recipes, reports.
     """
     return {entry.name: entry for entry in entry_points(group=f"podracer.{kind}")}
 

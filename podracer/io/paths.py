@@ -8,11 +8,7 @@ from pathlib import Path
 
 from podracer.errors import ConfigError
 
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # `Path` makes one slash of several
-SCHEMES = ("s3", "gs", "az", "file")
-"""Kinds of stores that can hold a run."""
-COPIES: dict[Path, str] = {}
-"""Addresses of the runs whose copies are read, by the temporary directories that hold these."""
+ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # `Path` makes one slash of several
 
 
 def user_path(path: str | Path) -> Path:
@@ -41,38 +37,11 @@ def user_path(path: str | Path) -> Path:
 def refuse_address(path: str | Path) -> None:
     """Raise `ConfigError` for an address such as `s3://bucket/run`."""
     text = str(path)
-    if _ADDRESS.match(text):
+    if ADDRESS.match(text):
         raise ConfigError(
             f"{text!r} is an address, but files are kept in directories of this machine: name a "
-            "directory; `mirror` copies a run to an address, and other commands read it there."
+            "directory; podracer-cloud copies runs to addresses, and reads them there."
         )
-
-
-def address_of(path: str | Path) -> str | None:
-    """Return the address in a store that a user gives, be it as a `Path`; None for a path.
-
-    Raises `ConfigError` for an address of another kind than `SCHEMES`.
-    """
-    text = str(path)
-    if (match := _ADDRESS.match(text)) is None:
-        return None
-    scheme, place = match[1].lower(), text[match.end() :].strip("/")
-    if scheme not in SCHEMES or not place:
-        kinds = ", ".join(f"{name}://" for name in SCHEMES)
-        raise ConfigError(f"{text!r} is no address of a store that can hold a run: take {kinds}.")
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{place}"
-
-
-def place_of(directory: Path) -> str:
-    """Return what names a directory to the user: the address for a copy to be read."""
-    return COPIES.get(directory, str(directory))
-
-
-def in_addresses(sentence: str) -> str:
-    """Return a sentence with the addresses in the places of directories of copies."""
-    for directory, address in COPIES.items():
-        sentence = sentence.replace(str(directory), address)
-    return sentence
 
 
 def _is_utf8(path: str) -> bool:

@@ -383,7 +383,6 @@ def summarize(
     *,
     reason: str = "",
     next_command: str | None = "play",
-    mirror: str = "",
     options: Mapping[str, str | None] | None = None,
     file: TextIO | None = None,
 ) -> None:
@@ -419,7 +418,6 @@ def summarize(
     rows = [
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
         ("Run", short_path(run)),
-        *([("Mirror", mirror)] if mirror else []),
         ("Next", f"podracer report {path}"),
     ]
     if next_command is not None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from podracer.errors import ConfigError
-from podracer.io.copies import local_run
+from podracer.io.addresses import local_run
 from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path

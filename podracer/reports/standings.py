@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from podracer.io.paths import place_of
+from podracer.io.addresses import place_of
 from podracer.io.text import printable
 from podracer.reports.console import clock, compact, number
 from podracer.reports.tournament_log import (

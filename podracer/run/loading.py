@@ -8,8 +8,8 @@ from podracer.agent import Agent
 from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
+from podracer.io.addresses import local_run
 from podracer.io.checkpoint import Choice
-from podracer.io.copies import local_run
 from podracer.policy import Policy
 from podracer.run.restore import LoadedRun, reopen, restore_run
 from podracer.types import LearnerState

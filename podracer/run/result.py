@@ -42,12 +42,11 @@ class Result(Boundary):
 
     exit_code: int  # 0 done; in the command line 75 preempted, 130 stopped by the user, both saved
     reason: str  # `frames`, `target_return`, `max_seconds`, `callback` or `signal`
-    mirror: str = ""  # what was copied where, in words
 
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """Facts about a run that a sink may show, known before the first record."""
+    """Facts about a run for sinks and attachments, known before the first record."""
 
     experiment: Experiment
     run_dir: Path

@@ -24,11 +24,10 @@ from podracer.devices.startup import compilation_cache
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
+from podracer.io.attachments import Attachment, MakeAttachment, find_attachments
 from podracer.io.checkpoint import Checkpointer
-from podracer.io.copies import RunCopy
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
-from podracer.io.mirror import Mirror, mirror_address
 from podracer.io.paths import user_path
 from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
@@ -71,7 +70,7 @@ def train(
     weights: str | Path | None = None,
     checkpoint: Choice = "newest",
     begin: Begin | None = None,
-    mirror: str | None = None,
+    attach: Sequence[MakeAttachment | str] = (),
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
     control: Control | None = None,
@@ -92,8 +91,9 @@ def train(
     begins with what the agent of the run `weights` has learned at a `checkpoint`, see `Weights` and
     `podracer.load`, or with the state that `begin` returns.
 
-    Each checkpoint is copied to the address `mirror`, such as `s3://bucket/run`, in the background,
-    also after a resume; `podracer.io.copies.restore` brings the run back, on any machine.
+    To `attach` what follows each seal, give functions of the `RunInfo` that return an `Attachment`,
+    or names of packages: `"mirror:s3://bucket/run"` of podracer-cloud copies each checkpoint in the
+    background. A resumed run goes on with an attachment whose file `NAME.json` is in `run_dir`.
 
     Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
     `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.
@@ -142,21 +142,18 @@ def train(
         _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
-        command["mirror"] = mirror
         peers.check_same_configuration({**config, "run": command})
     if weights is not None:
         begin = Weights(weights, setup, checkpoint)
     directory = name_run_directory(experiment, run_dir)
-    address = mirror_address(mirror, directory if resume else None)
-    copier = None
-    if address and is_main:
-        copier = Mirror(directory, address, RunCopy, new=not resume)
+    info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
+    makers = find_attachments(attach, directory)
+    attachments = [make(info) for make in makers] if is_main else []
     check = partial(check_claim, directory, resume)
     check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
-    info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
     recorder, sinks = Recorder(experiment, setup.env), with_progress(sinks, progress)
-    run = Run(setup, config, recorder, info, sinks, callbacks, control, begin, copier)
+    run = Run(setup, config, recorder, info, sinks, callbacks, control, begin, attachments)
     lock = RunLock(directory, check, setup.saved_bytes) if is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
@@ -201,10 +198,10 @@ class Run:
         callbacks: Sequence[Callback] = (),
         control: Control | None = None,
         begin: Begin | None = None,
-        mirror: Mirror | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> None:
         self.setup, self.recorder, self.begin = setup, recorder, begin
-        self.mirror = mirror
+        self.attachments = attachments
         self.config, self.settings = config, config["experiment"]
         self.agent, self.budget = setup.blueprint.build(), setup.budget
         self.directory, self.info = info.run_dir, info
@@ -222,26 +219,27 @@ class Run:
         signals = StopSignals(stopped=f"Saved in {self.directory}; train with resume=True goes on.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.installed())
-            if self.mirror is not None:  # left after the last seal, and when the watchdog has gone
-                stack.enter_context(self.mirror)
+            for attachment in self.attachments:  # left after the watchdog has gone
+                stack.enter_context(attachment)
             stalled = partial(self._stalled, signals)
             watchdog = stack.enter_context(Watchdog(self.setup.stall_seconds, stalled))
-            sealed = self.mirror.notify if self.mirror is not None else lambda: None
-            checkpointer = stack.enter_context(Checkpointer(self.directory, sealed=sealed))
+            checkpointer = Checkpointer(self.directory, sealed=self._tell_attachments)
+            stack.enter_context(checkpointer)
             state = self._restored_state(checkpointer) if resume else None
             if state is None:
                 state = self._initial_state()
             if self.is_main:
                 retire_crash(self.directory)
-            sealed()  # `config.json`, and what an earlier process has not copied
+            self._tell_attachments()  # `config.json` is there, and what an earlier process left
             updates = self.totals.updates if resume else None
             sinks = stack.enter_context(self._make_sinks(updates))
             if self.setup.num_pods:
                 self._pods = stack.enter_context(Sinks([self._records(RECORDS, updates)]))
-            result = self._consume(state, checkpointer, sinks, signals, watchdog)
-        if self.mirror is not None:
-            result = dataclasses.replace(result, mirror=self.mirror.summary())
-        return result
+            return self._consume(state, checkpointer, sinks, signals, watchdog)
+
+    def _tell_attachments(self) -> None:
+        for attachment in self.attachments:
+            attachment.sealed()
 
     def _initial_state(self) -> TrainState:
         begin = self.begin or recorded_begin(self.directory, self.setup)
@@ -336,7 +334,8 @@ class Run:
                 with tag_component("checkpointer"):
                     checkpointer.check()
                 record = self.recorder.record(progress, times, self.setup.start_compile.seconds)
-                record |= self.mirror.figures() if self.mirror is not None else {}
+                for attachment in self.attachments:
+                    record |= attachment.figures()
                 is_due = self.budget.is_due(self.budget.frames(self.totals))
                 if progress.state is None or not (progress.request or is_due):
                     self._write(sinks, record, progress)

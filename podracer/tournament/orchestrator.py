@@ -16,8 +16,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,10 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.errors import PodracerError
+from podracer.io.attachments import MakeAttachment, find_attachments
 from podracer.io.directories import holds_begun_tournament
-from podracer.io.mirror import Mirror, check_is_free, mirror_address
 from podracer.io.paths import user_path
 from podracer.io.signals import PREEMPTED, StopSignals
-from podracer.io.text import print_stderr
 from podracer.tournament import selection
 from podracer.tournament.config import (
     Tournament,
@@ -40,7 +38,6 @@ from podracer.tournament.config import (
     with_pod_seeds,
     with_values,
 )
-from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_engine
 from podracer.tournament.events import (
     Absent,
@@ -93,20 +90,27 @@ class Attempt:
         return changes != self.changes
 
 
+@dataclasses.dataclass(frozen=True)
+class TournamentInfo:
+    """Facts about a tournament for attachments."""
+
+    directory: Path
+    snapshot: Callable[[], tuple[TournamentState, int]]  # see `Leaderboard`, once they are entered
+
+
 def run_tournament(
     tournament: Tournament,
     directory: str | Path,
     recipes: Sequence[str] = (),
     watch: Watch = lambda state: None,
-    mirror: str | None = None,
+    attach: Sequence[MakeAttachment | str] = (),
 ) -> int:
     """Run a new tournament in `directory`, or continue the one there, to its end.
 
     Pods are processes, which import `recipes`: the names, `MODULE:FUNCTION`, of the experiments
     that have an agent, a network or an environment of your own. With the engine `inline` none are
-    needed. `watch` is called with the state whenever it changes. What the log needs is copied to
-    the address `mirror`, such as `s3://bucket/tournament`, in the background, by default to the one
-    that the directory already has; `podracer resume` continues it from there on any machine.
+    needed. `watch` is called with the state whenever it changes. To `attach` what follows the log,
+    such as `"mirror:s3://bucket/tournament"`, see `train`; functions get the `TournamentInfo`.
 
     Returns 0 once every pod has done all its rounds. Ctrl-C and SIGTERM stop it, after the pods had
     a minute to save, with `KeyboardInterrupt` and `SystemExit`, see `train`; the command line gets
@@ -119,11 +123,19 @@ def run_tournament(
         user_experiments = tournament.experiments
     check_pods(tournament, user_experiments)
     directory = user_path(directory)
-    address, is_new = mirror_address(mirror, directory), not holds_begun_tournament(directory)
-    if is_new:
+    if not holds_begun_tournament(directory):
         check_all_begin(tournament)
-    if address is not None and is_new:
-        check_is_free(address)
+    info = TournamentInfo(directory, lambda: board.snapshot())
+    attachments = [make(info) for make in find_attachments(attach, directory)]
+
+    def tell_attachments() -> None:
+        for attachment in attachments:
+            attachment.sealed()
+
+    def show(state: TournamentState) -> None:
+        watch(state)
+        tell_attachments()
+
     signals = StopSignals(
         f"Stopping once all pods have saved, within {GRACE_SECONDS:g} s",
         f"Stopped, and the pods have saved: run_tournament goes on in {directory}.",
@@ -131,31 +143,15 @@ def run_tournament(
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
         board = stack.enter_context(Leaderboard(directory, tournament.header()))
-        if address is not None:
-            watch = stack.enter_context(_mirrored(board, address, is_new, watch))
+        for attachment in attachments:
+            stack.enter_context(attachment)
+        stack.callback(tell_attachments)  # the last events may follow the last call
         engine = make_engine(tournament, board.directory, recipes)
         stack.callback(engine.close)
         try:
-            return Orchestrator(tournament, board, engine, signals, watch).run()
+            return Orchestrator(tournament, board, engine, signals, show).run()
         except RoundStopped as stop:
             return stop.exit_code
-
-
-@contextlib.contextmanager
-def _mirrored(board: Leaderboard, address: str, is_new: bool, watch: Watch) -> Iterator[Watch]:
-    """Copy a tournament to an address, up to its end; yield `watch`, which also starts copies."""
-    mirror = Mirror(board.directory, address, partial(TournamentCopy, board=board), new=is_new)
-
-    def show_and_copy(state: TournamentState) -> None:
-        watch(state)
-        mirror.notify()
-
-    with mirror:
-        try:
-            yield show_and_copy
-        finally:
-            mirror.notify()
-    print_stderr(f"Mirror    {mirror.summary()}")
 
 
 class Orchestrator:

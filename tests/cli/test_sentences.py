@@ -47,7 +47,7 @@ def test_a_sentence_in_python_names_a_field_and_on_the_command_line_its_flag():
 def test_names_without_a_part_are_fields():
     """Of what a user configures, or of what sweeps, exports and plans."""
     fields = {x.name for kind in (Experiment, Hosts, Tournament) for x in dataclasses.fields(kind)}
-    assert set(FIELD_NAMES) - fields == {"draws", "format", "mirror", "prices", "track", "weights"}
+    assert set(FIELD_NAMES) - fields == {"attach", "draws", "format", "prices", "track", "weights"}
 
 
 def test_a_setting_that_leads_nowhere_is_explained_as_in_python():

@@ -74,7 +74,7 @@ FUNCTIONS: dict[str, Callable] = {
 
 WORDS = {
     "s3://bucket/run": "is an address, but files are kept in directories of this machine",
-    "ftp://host/run": "is no address of a store that can hold a run: take s3://",
+    "ftp://host/run": "is no address that can hold a run",
 }
 
 

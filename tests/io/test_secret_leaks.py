@@ -173,10 +173,10 @@ def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog):
     small = ("--num-envs=8", "--evaluation-episodes=2", "--evaluations=1", "--devices=1")
     runs = tmp_path / "runs"
     run, swept, traded = (runs / name for name in ("run", "swept", "traded"))
-    mirror = f"file://{tmp_path}/store/run"
+    mirror = f"mirror:file://{tmp_path}/store/run"
     size = ("--frames=512", *small)
     rented = ("catch_a2c", "--environment", NAME, *size)
-    command("train", *rented, "--mirror", mirror, "--run-dir", run)
+    command("train", *rented, "--attach", mirror, "--run-dir", run)
     command("resume", run, "--frames=1024")
     command("sweep", *rented, "--vary", "learning_rate=1e-3,1e-2", "--run-dir", swept)
     command("leaderboard", swept)

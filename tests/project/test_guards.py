@@ -20,11 +20,9 @@ def name_of(guard: Guard) -> str:
 
 @pytest.mark.parametrize("guard", GUARDS, ids=name_of)
 def test_a_guard_can_be_taken_out_and_its_test_exists(guard):
-    assert mutants((ROOT / "podracer" / guard.file).read_text(), guard.function, guard.name)
-    file, _, test = guard.test.partition("::")
-    assert re.search(
-        rf"^def {test}\(" if test else "^def test", (ROOT / "tests" / file).read_text(), re.M
-    )
+    assert mutants((ROOT / guard.source).read_text(), guard.function, guard.name)
+    file, _, test = guard.case.partition("::")
+    assert re.search(rf"^def {test}\(" if test else "^def test", (ROOT / file).read_text(), re.M)
 
 
 def test_mutants_of_a_function():
@@ -56,7 +54,7 @@ class Store:
 def tree(tmp_path_factory) -> Path:
     """A copy of the package and its tests, with the times of files, so that bytecode holds."""
     copy = tmp_path_factory.mktemp("tree")
-    for folder in ("podracer", "tests"):
+    for folder in ("podracer", "tests", "packages/cloud"):
         shutil.copytree(ROOT / folder, copy / folder)
     shutil.copy2(ROOT / "pyproject.toml", copy)
     return copy
@@ -65,10 +63,11 @@ def tree(tmp_path_factory) -> Path:
 def run(tree: Path, mark: str, *tests: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [*command, "-m", mark, "--timeout", "120", *(f"tests/{test}" for test in tests)],
+        [*command, "-m", mark, "--timeout", "120", *tests],
         cwd=tree,
         # No bytecode: a file that was changed twice within a second would be taken from it.
-        env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=os.environ
+        | {"PYTHONPATH": f"{tree}:{tree}/packages/cloud", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -79,7 +78,7 @@ def run(tree: Path, mark: str, *tests: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mark", sorted({guard.mark for guard in GUARDS}))
 def test_with_all_guards_the_tests_pass(mark, tree):
-    result = run(tree, mark, *sorted({guard.test for guard in GUARDS if guard.mark == mark}))
+    result = run(tree, mark, *sorted({guard.case for guard in GUARDS if guard.mark == mark}))
     assert result.returncode == 0, result.stdout
 
 
@@ -89,12 +88,12 @@ def test_with_all_guards_the_tests_pass(mark, tree):
 @pytest.mark.parametrize("guard", GUARDS, ids=name_of)
 def test_without_a_guard_its_test_fails(guard, tree):
     """For one of its mutants at least; `-s` shows those that go unnoticed, too."""
-    path = tree / "podracer" / guard.file
+    path = tree / guard.source
     text, outcomes = path.read_text(), {}
     for mutant in mutants(text, guard.function, guard.name):
         path.write_text(mutant.source)
         try:
-            outcomes[mutant.change] = run(tree, guard.mark, guard.test).returncode
+            outcomes[mutant.change] = run(tree, guard.mark, guard.case).returncode
         finally:
             path.write_text(text)
         failed = outcomes[mutant.change] == pytest.ExitCode.TESTS_FAILED

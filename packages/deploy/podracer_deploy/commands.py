@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from podracer.cli.arguments import Limits, RunPath, parse
 from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, output_file
 from podracer.errors import ConfigError
-from podracer.io.copies import output_folder
+from podracer.io.addresses import output_folder
 from podracer_deploy.serve.address import family_of, url_of
 
 if TYPE_CHECKING:

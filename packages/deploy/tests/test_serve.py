@@ -483,7 +483,7 @@ def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
     ("arguments", "words"),
     [
         ("nowhere", "nowhere holds no run"),
-        ("ftp://host/run", "is no address of a store that can hold a run: take s3://"),
+        ("ftp://host/run", "is no address that can hold a run"),
         ("nowhere --host ''", "--host is empty"),
         ("nowhere --host nosuch.invalid --port 0", "take another --host"),
         ("nowhere --host 192.0.2.1 --port 0", "take another --host"),

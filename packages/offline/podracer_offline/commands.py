@@ -9,7 +9,7 @@ from typing import Annotated
 from podracer.cli.arguments import Limits, parse
 from podracer.cli.run_options import OutputFile, output_file
 from podracer.cli.runs import EpisodeOptions
-from podracer.io.copies import output_folder
+from podracer.io.addresses import output_folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError, PodracerError
+from podracer.io.addresses import local_run, output_folder
 from podracer.io.checkpoint import Choice
-from podracer.io.copies import local_run, output_folder
 from podracer.io.edits import encode_json
 from podracer.io.paths import user_path
 from podracer.io.run_directory import check_room, write_bytes

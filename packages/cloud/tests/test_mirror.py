@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from child import wait_until
+from obstore.exceptions import AlreadyExistsError, GenericError
 from stores import (
     MachineLost,
     Run,
@@ -30,16 +31,16 @@ from stores import (
 )
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io import mirror
+from podracer.io.addresses import local_run
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
-from podracer.io.copies import RunCopy, local_run, restore
 from podracer.io.edits import encode_sealed
-from podracer.io.lease import Lease
-from podracer.io.mirror import Mirror
 from podracer.io.seal import CONFIG
-from podracer.io.store import open_store, reason
-
-obstore = pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
+from podracer_cloud import mirror
+from podracer_cloud.addresses import restore
+from podracer_cloud.lease import Lease
+from podracer_cloud.mirror import Mirror
+from podracer_cloud.runs import RunCopy
+from podracer_cloud.store import open_store, reason
 
 TIMEOUT = TimeoutError("operation timed out")
 
@@ -185,12 +186,12 @@ def normal(operation, name, call):
 
 
 def unavailable(operation, name, call):
-    raise obstore.exceptions.GenericError("503 Slow Down\n\nDebug source: ...")
+    raise GenericError("503 Slow Down\n\nDebug source: ...")
 
 
 def refuse_write(operation, name, call):
     if operation in ("put", "delete"):
-        raise obstore.exceptions.GenericError("Read-only file system")
+        raise GenericError("Read-only file system")
     return call()
 
 
@@ -342,7 +343,7 @@ def test_a_run_that_ends_before_its_configuration_does_not_wait_for_a_copy(run, 
 @pytest.mark.parametrize("server", ["169.254.169.254/latest/api/token", "metadata/computeMetadata"])
 def test_missing_credentials_are_named(server):
     """Without any, the server that would know the machine's role is asked, and does not answer."""
-    error = obstore.exceptions.GenericError(f"Error performing PUT http://{server} in 1.6 ms - 403")
+    error = GenericError(f"Error performing PUT http://{server} in 1.6 ms - 403")
     assert reason(error).startswith("there are no credentials, such as AWS_ACCESS_KEY_ID")
 
 
@@ -385,7 +386,7 @@ def test_a_machine_that_is_lost_at_any_operation_leaves_a_copy_that_comes_back(
             patch.setattr(threading, "excepthook", lambda _: None)
             try:
                 copier.__enter__()
-                copier.notify()
+                copier.sealed()
                 copier.__exit__()
             except MachineLost:
                 pass
@@ -544,7 +545,7 @@ def test_a_machine_that_stood_still_takes_nothing_from_its_successor(
     def machine():
         try:
             with Mirror(run, address, RunCopy, new=False) as copier:
-                copier.notify()
+                copier.sealed()
         except ConfigError as error:
             ends.append(str(error))
 
@@ -662,7 +663,7 @@ def test_a_claim_whose_answer_is_lost_is_one(run, address, monkeypatch):
     def lost_answer(operation, name, call):
         if (operation, name) == ("put", "leases/000001") and not done:
             done.append(call())
-            raise obstore.exceptions.AlreadyExistsError("created by the first attempt")
+            raise AlreadyExistsError("created by the first attempt")
         return call()
 
     done = []

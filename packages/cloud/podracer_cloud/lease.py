@@ -14,9 +14,11 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from obstore.exceptions import AlreadyExistsError
+
 from podracer.errors import ConfigError, PodracerError, StorageError
 from podracer.io.edits import encode_sealed
-from podracer.io.store import newest_number, numbered, read_sealed, size_of
+from podracer_cloud.store import newest_number, numbered, read_sealed, size_of
 
 CLOCK = "leases/clock"  # object that tells the time of a store
 _LEASES = "leases"
@@ -52,8 +54,6 @@ class Lease:
 
         Raises `ConfigError` if another machine holds it, and what the store raises.
         """
-        from obstore.exceptions import AlreadyExistsError
-
         number = newest_number(self._store, _LEASES)
         while True:
             record = self._read(number) or {}

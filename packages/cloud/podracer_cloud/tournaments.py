@@ -12,31 +12,35 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podracer.errors import CheckpointError
-from podracer.io.contents import BLOCK_BYTES, Contents, log_size
-from podracer.io.copies import fetch_files, put_records
 from podracer.io.directories import LOG
 from podracer.io.run_directory import own_directory, write_bytes
 from podracer.io.seal import CONFIG, MANIFEST, is_there
 from podracer.io.steps import SAVED, Report
 from podracer.io.text import mode_of
 from podracer.tournament.events import kept_entries, state_after
-from podracer.tournament.leaderboard import Leaderboard, read_log
+from podracer.tournament.leaderboard import read_log
+from podracer_cloud.contents import BLOCK_BYTES, Contents, log_size
+from podracer_cloud.runs import fetch_files, put_records
+
+if TYPE_CHECKING:
+    from podracer.tournament.orchestrator import TournamentInfo
 
 _CHECKPOINT = re.compile(r"(pods/p[0-9]+r[0-9]+)/checkpoints/[0-9]{12}")
 
 
 class TournamentCopy:
-    """Copy of a tournament in a store, see `podracer.io.mirror.Copy`.
+    """Copy of a tournament in a store, see `Copy`.
 
-    `board` is the writer of the tournament's log, which only `update` needs.
+    `board`, which only `update` needs, has the tournament's `snapshot`.
     """
 
     kind, mark, gather_seconds = "tournament", LOG, 1.0
 
     def __init__(
-        self, directory: Path, contents: Contents, board: Leaderboard | None = None
+        self, directory: Path, contents: Contents, board: TournamentInfo | None = None
     ) -> None:
         self._directory, self._contents, self._board = directory, contents, board
 

@@ -23,13 +23,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from podracer.errors import CheckpointError, StorageError
-from podracer.io import store as stores
 from podracer.io.edits import encode_sealed
-from podracer.io.lease import Lease
 from podracer.io.reading import MALFORMED, parse_object
 from podracer.io.run_directory import check_room, fsync_directory, write_bytes
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there, read_sealed_json, verify_seal
 from podracer.io.steps import Report
+from podracer_cloud import store as stores
+from podracer_cloud.lease import Lease
 
 BLOCK_BYTES = 2**20  # size of a part of a log: stores cannot append
 _CHUNK = 2**23  # bytes of a request, which has a time limit

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Protocol
 
 from podracer.errors import ConfigError
-from podracer.io.contents import Contents
+from podracer.io.addresses import address_of
 from podracer.io.edits import read_object
-from podracer.io.lease import CLOCK, Lease, LeaseLostError
-from podracer.io.paths import address_of
 from podracer.io.run_directory import write_json
-from podracer.io.store import open_store, reason
 from podracer.io.text import print_stderr
+from podracer_cloud.contents import Contents
+from podracer_cloud.lease import Lease, LeaseLostError
+from podracer_cloud.store import open_store, reason
 
 MIRROR = "mirror.json"  # in the directory: the address, and who writes there
 CLOSE_SECONDS = 60.0  # for the last copy, at the end of a run
 LONGEST_PAUSE = 60.0  # seconds between two attempts while the store is gone
 
-_OTHER = (
+OTHER = (
     "{address} holds another {kind}: choose another address, or continue that {kind}: podracer "
     "resume {address} --run-dir DIR"
 )
@@ -95,7 +95,7 @@ class Mirror:
         threading.Thread(target=self._beat, name="podracer-lease", daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         self._closing.set()
         self._wake.set()
         self._worker.join(CLOSE_SECONDS)
@@ -107,8 +107,10 @@ class Mirror:
         self._ended.set()
         with contextlib.suppress(Exception):  # it expires by itself
             self._lease.release()
+        if kind is None:
+            print_stderr(f"Mirror    {self.summary()}")
 
-    def notify(self) -> None:
+    def sealed(self) -> None:
         """Copy what has changed, soon; return at once."""
         self._changes.append(time.monotonic())
         self._wake.set()
@@ -198,7 +200,7 @@ class Mirror:
         self._contents.refresh()
         kind = self._contents.kind
         if kind and (kind != self._copy.kind or not self._copy.is_same()):
-            problem = _OTHER.format(address=self.address, kind=kind)
+            problem = OTHER.format(address=self.address, kind=kind)
         elif kind and self._copy.is_newer():
             problem = (
                 f"the copy at {self.address} is newer than {self._directory}: podracer resume "
@@ -211,31 +213,6 @@ class Mirror:
         with contextlib.suppress(Exception):  # it expires by itself
             self._lease.release()
         raise ConfigError(problem)
-
-
-def check_is_free(address: str) -> None:
-    """Raise `ConfigError` if a store cannot be written, or has a copy of something already."""
-    store = open_store(address, writes=True)
-    try:
-        store.put(CLOCK, b"now")
-        contents = Contents(store)
-        contents.refresh()
-    except Exception as error:
-        raise ConfigError(f"{address} cannot be written: {reason(error)}.") from error
-    if contents.kind:
-        raise ConfigError(_OTHER.format(address=address, kind=contents.kind))
-
-
-def mirror_address(mirror: str | None, resumed: Path | None) -> str | None:
-    """Return the address that a user gives as `mirror`, or the one of the directory to resume.
-
-    Raises `ConfigError` for what is no address.
-    """
-    if mirror is None:
-        return None if resumed is None else recorded_address(resumed)
-    if (address := address_of(mirror)) is None:
-        raise ConfigError(f"`mirror` must be an address, such as s3://bucket/run, not {mirror!r}.")
-    return address
 
 
 def recorded_address(run: Path) -> str | None:

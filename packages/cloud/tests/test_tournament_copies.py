@@ -24,19 +24,10 @@ from stores import MachineLost, Store, copied, files_of, hurry, moments, pause_m
 
 from podracer import recipes
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io import contents, mirror
-from podracer.io import store as stores
-from podracer.io.contents import Contents
-from podracer.io.copies import RunCopy, restore
-from podracer.io.lease import Lease, LeaseLostError
-from podracer.io.mirror import Mirror
 from podracer.io.run_directory import write_json
 from podracer.io.seal import seal, seal_json, verify_seal
-from podracer.io.store import open_store
-from podracer.tournament import copies as tournament_copies
 from podracer.tournament import orchestrator, selection
 from podracer.tournament.config import Tournament
-from podracer.tournament.copies import TournamentCopy
 from podracer.tournament.events import (
     Absent,
     Failed,
@@ -50,10 +41,17 @@ from podracer.tournament.events import (
 from podracer.tournament.leaderboard import LOG, Leaderboard, encode_line, read_events, read_log
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.pod import REPORT, digest, read_task, verified_checkpoint
+from podracer_cloud import contents, mirror
+from podracer_cloud import store as stores
+from podracer_cloud import tournaments as tournament_copies
+from podracer_cloud.addresses import restore
+from podracer_cloud.contents import Contents
+from podracer_cloud.lease import Lease, LeaseLostError
+from podracer_cloud.mirror import Mirror
+from podracer_cloud.runs import RunCopy
+from podracer_cloud.store import open_store
+from podracer_cloud.tournaments import TournamentCopy
 
-pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
-
-KINDS = {"run": RunCopy, "tournament": TournamentCopy}
 TOURNAMENT = Tournament(
     (recipes.find("cartpole_ppo"),),
     selection.Independent(),
@@ -142,7 +140,7 @@ def ignore(_: str) -> None:
 
 
 def bring(address: str, directory: Path, report: Any = ignore) -> None:
-    restore(address, directory, KINDS, report=report)
+    restore(address, directory, report=report)
 
 
 def results(directory: Path) -> dict[str, Any]:
@@ -225,7 +223,7 @@ def lose(address, directory, tournament, **moment) -> bool:
         patch.setattr(mirror, "CLOSE_SECONDS", 0.0 if "event" in moment else 60.0)
         machine = Lost(patch, address, **moment)
         with contextlib.suppress(MachineLost, ConfigError):
-            run_tournament(tournament, directory, mirror=address)
+            run_tournament(tournament, directory, attach=[f"mirror:{address}"])
         machine.is_over, was_lost = True, machine.is_over
         for thread in threading.enumerate():
             if thread.name == "podracer-mirror":
@@ -243,7 +241,9 @@ def go_on(address, directory, tournament, report=ignore) -> bool:
     """Continue a tournament on another machine; return whether there was one to continue."""
     if is_there := holds_tournament(address):
         bring(address, directory, report)
-    assert run_tournament(tournament, directory, mirror=None if is_there else address) == 0
+    assert (
+        run_tournament(tournament, directory, attach=[] if is_there else [f"mirror:{address}"]) == 0
+    )
     return is_there
 
 
@@ -299,7 +299,7 @@ def test_a_machine_that_stood_still_takes_nothing_from_its_successor_in_the_tour
             with Leaderboard(first) as board:
                 kind = partial(TournamentCopy, board=board)
                 with Mirror(first, address, kind, new=False) as copier:
-                    copier.notify()
+                    copier.sealed()
         except ConfigError as error:
             ends.append(str(error))
 
@@ -357,7 +357,7 @@ def test_two_machines_that_went_on_from_one_copy_have_different_tournaments(addr
         bring(address, first)
     assert (first / LOG).read_bytes() == log
     with pytest.raises(ConfigError, match=r"is newer than .*behind: podracer resume file://"):
-        run_tournament(TOURNAMENT, behind, mirror=address)
+        run_tournament(TOURNAMENT, behind, attach=[f"mirror:{address}"])
     bring(address, behind)
     bring(address, second)  # its own directory, which has everything
     assert (behind / LOG).read_bytes() == (second / LOG).read_bytes()
@@ -365,22 +365,20 @@ def test_two_machines_that_went_on_from_one_copy_have_different_tournaments(addr
 
 
 def test_an_address_holds_one_tournament_or_run(address, tmp_path):
-    assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0
+    assert run_tournament(TOURNAMENT, tmp_path / "first", attach=[f"mirror:{address}"]) == 0
     with pytest.raises(ConfigError, match="holds another tournament: choose another address"):
-        run_tournament(TOURNAMENT, tmp_path / "second", mirror=address)
+        run_tournament(TOURNAMENT, tmp_path / "second", attach=[f"mirror:{address}"])
     assert not (tmp_path / "second").exists()
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match="holds another tournament"):
         Mirror(tmp_path / "run", address, RunCopy, new=True).__enter__()
-    with pytest.raises(ConfigError, match="holds no run"):
-        restore(address, tmp_path / "third", report=ignore)
 
 
 @pytest.mark.figure(26)
 @pytest.mark.slow
 def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
     """Its files are changed, cut off or gone; the others come back, and the log as it was."""
-    assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0
+    assert run_tournament(TOURNAMENT, tmp_path / "first", attach=[f"mirror:{address}"]) == 0
     store, state = tmp_path / "store", state_after(read_events(tmp_path / "first"))
     entries = sorted({entry.id: entry for entry in kept_entries(state)}.items())
     for number, (name, entry) in enumerate(cases(entries)):
@@ -414,7 +412,7 @@ def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
 @pytest.mark.figure(16)
 def test_a_log_in_a_store_leads_nowhere_else(address, tmp_path):
     directory = tmp_path / "first"
-    assert run_tournament(TOURNAMENT, directory, mirror=address) == 0
+    assert run_tournament(TOURNAMENT, directory, attach=[f"mirror:{address}"]) == 0
     lines = [json.loads(line) for line in (directory / LOG).read_text().splitlines()]
     checksum, log = "", b""
     for fields in lines:
@@ -460,7 +458,7 @@ def test_a_mirror_of_a_tournament_speaks_of_a_tournament(
     lost = Store(store, fault)
     monkeypatch.setattr(mirror, "open_store", lambda *_, **__: lost)
     monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.1)
-    assert run_tournament(TOURNAMENT, tmp_path / "first", mirror=address) == 0
+    assert run_tournament(TOURNAMENT, tmp_path / "first", attach=[f"mirror:{address}"]) == 0
     assert f"the tournament cannot be copied to {address}: too slow; it goes on" in caplog.text
     assert "behind the tournament" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "store")
@@ -495,7 +493,10 @@ def test_a_slow_store_keeps_what_it_copies_and_delays_nobody(address, tmp_path, 
             ended.set()
 
     tournament = dataclasses.replace(TOURNAMENT, size=1)
-    assert run_tournament(tournament, tmp_path / "first", watch=watch, mirror=address) == 0
+    assert (
+        run_tournament(tournament, tmp_path / "first", watch=watch, attach=[f"mirror:{address}"])
+        == 0
+    )
     assert held
     assert not missing
     check_store(tmp_path / "store", tmp_path / "first")

@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from podracer.errors import CheckpointError, ConfigError, StorageError, install_command
+from obstore.exceptions import BaseError
+from obstore.store import from_url
+
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.edits import is_sealed
 from podracer.io.reading import parse_object
 
@@ -25,13 +28,6 @@ def open_store(address: str, *, writes: bool = False) -> Any:
 
     Raises `ConfigError` if there can be none.
     """
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-    except ImportError as error:
-        raise ConfigError(
-            f"{address} needs the package obstore: {install_command('mirror')}."
-        ) from error
     # A mirror tries again by itself, and says so. Settings of clients come from the environment.
     retries = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}
     is_directory = address.startswith("file:")
@@ -58,8 +54,6 @@ def writing(address: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _faults(problem: str) -> Iterator[None]:
-    from obstore.exceptions import BaseError
-
     try:
         yield
     except (BaseError, TimeoutError, ConnectionError, NotImplementedError) as error:

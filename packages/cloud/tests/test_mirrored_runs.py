@@ -25,9 +25,8 @@ from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
-from podracer.io import mirror
+from podracer.io.addresses import local_run
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.copies import local_run, restore
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.tournament.config import Tournament
@@ -35,8 +34,8 @@ from podracer.tournament.events import accepted_entries
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import Independent
-
-pytest.importorskip("obstore", reason="the extra `mirror` is not installed")
+from podracer_cloud import mirror
+from podracer_cloud.addresses import restore
 
 EXPERIMENT = Experiment(
     recipe="catch_a2c",
@@ -61,11 +60,11 @@ def command(*arguments) -> int:
     return int(left.value.code or 0)
 
 
-def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
+def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path, capsys):
     podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
     ended = dataclasses.replace(EXPERIMENT, frames=10 * 16, evaluations=1)
-    result = podracer.train(ended, run_dir=tmp_path / "first", mirror=address)
-    assert f"{address}  update 10, copied within" in result.mirror
+    podracer.train(ended, run_dir=tmp_path / "first", attach=[f"mirror:{address}"])
+    assert f"Mirror    {address}  update 10, copied within" in capsys.readouterr().err
     store, first = tmp_path / "store" / "run", files_of(tmp_path / "first")
     assert copied(store).items() <= first.items()
     assert {"config.json", "saved.json", "metrics.jsonl"} <= copied(store).keys()
@@ -75,9 +74,9 @@ def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
 
     second = tmp_path / "second"
     settings = ("--frames", EXPERIMENT.frames, "--evaluations", 2)
-    code, output, error = call("resume", address, "--run-dir", second, *settings)
+    code, _, error = call("resume", address, "--run-dir", second, *settings)
     assert code == 0, error
-    assert f"Mirror    {address}  update 20" in output
+    assert f"Mirror    {address}  update 20" in error
     expected = stored_fingerprint(tmp_path / "alone")
     copy = local_run(address, "newest")
     assert stored_fingerprint(second) == stored_fingerprint(copy) == expected
@@ -91,7 +90,7 @@ def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path):
 @pytest.mark.slow
 def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
-    podracer.train(EXPERIMENT, run_dir=run, mirror=address)
+    podracer.train(EXPERIMENT, run_dir=run, attach=[f"mirror:{address}"])
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     before = files_of(tmp_path / "store")
@@ -113,36 +112,32 @@ def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, caps
 
 
 def test_what_cannot_be_mirrored_or_brought_back_is_refused(address, tmp_path, capsys):
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", attach=[f"mirror:{address}"])
     other = tmp_path / "other"
+    capsys.readouterr()
     refusals = {
         ("resume", address): "needs a directory to go on in: add --run-dir DIR",
         ("resume", tmp_path / "run", "--run-dir", other): "is for a run at an address",
         ("resume", f"{address}/nothing", "--run-dir", other): "is no store: there is no directory",
         ("play", address, "--environment", "cartpole"): f"podracer: {address} was trained in",
         ("leaderboard", address): f"podracer: {address} holds no tournament",
-        ("eval", "http://host/run"): "is no address of a store that can hold a run",
+        ("eval", "http://host/run"): "is no address that can hold a run",
     }
     for arguments, words in refusals.items():
         assert command(*arguments) == 78
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1, error
         assert words in error[0]
-    for place, words in {"folder": "`mirror` must be an address", address: "another run"}.items():
+    for place, words in {"folder": "a mirror needs an address", address: "another run"}.items():
         with pytest.raises(ConfigError, match=words):
-            podracer.train(EXPERIMENT, run_dir=other, mirror=place)
-    assert not (other / "config.json").exists()
-
-
-def test_a_package_that_is_missing_is_named(address, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(ConfigError, match=r"the package obstore: pip install"):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", mirror=address)
-    assert not (tmp_path / "run").exists()
+            podracer.train(EXPERIMENT, run_dir=other, attach=[f"mirror:{place}"])
+    assert not other.exists()
 
 
 @pytest.mark.slow
-def test_a_run_ends_as_it_would_where_its_store_is_gone(address, tmp_path, monkeypatch, caplog):
+def test_a_run_ends_as_it_would_where_its_store_is_gone(
+    address, tmp_path, monkeypatch, caplog, capsys
+):
     """Gone in the middle: the run's directory of copies becomes a file."""
     hurry(monkeypatch, 30.0)
     monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.5)
@@ -159,10 +154,10 @@ def test_a_run_ends_as_it_would_where_its_store_is_gone(address, tmp_path, monke
 
     with caplog.at_level(logging.WARNING, "podracer"):
         result = podracer.train(
-            EXPERIMENT, run_dir=tmp_path / "run", mirror=address, callbacks=[lose]
+            EXPERIMENT, run_dir=tmp_path / "run", attach=[f"mirror:{address}"], callbacks=[lose]
         )
     assert result.exit_code == 0
-    assert "behind the run" in result.mirror
+    assert "behind the run" in capsys.readouterr().err
     assert "is behind: it has " in caplog.text
     podracer.train(EXPERIMENT, run_dir=tmp_path / "alone", callbacks=[lambda _: None])
     assert stored_fingerprint(tmp_path / "run") == stored_fingerprint(tmp_path / "alone")
@@ -195,7 +190,7 @@ def test_a_tournament_goes_on_elsewhere_from_its_copy_alone(address, tmp_path, m
         engine="inline",
     )  # fmt: skip
     with killed(monkeypatch, 6, after=True):
-        run_tournament(tournament, tmp_path / "first", mirror=address)
+        run_tournament(tournament, tmp_path / "first", attach=[f"mirror:{address}"])
     shutil.rmtree(tmp_path / "first")
     monkeypatch.chdir(tmp_path)
     assert command("resume", address, "--run-dir", tmp_path / "second") == 0
@@ -214,14 +209,14 @@ def test_a_tournament_goes_on_elsewhere_from_its_copy_alone(address, tmp_path, m
     for arguments, words in {
         ("eval", address): f"is a tournament: name a run of it, such as {address}/pods/p",
         ("leaderboard", address, "--release", 0): f"podracer resume {address} --run-dir DIR",
-        ("train", "catch", "--mirror", address): "holds another tournament",
+        ("train", "catch", "--attach", f"mirror:{address}"): "holds another tournament",
     }.items():
         assert command(*arguments) == 78
         assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_run_is_copied_to_s3(tmp_path, monkeypatch):
+def test_a_run_is_copied_to_s3(tmp_path, monkeypatch, capsys):
     """Against moto's server, which `pip install "moto[server]"` brings."""
     pytest.importorskip("moto.server", reason="moto is not installed")
     log = tmp_path / "moto.log"
@@ -244,15 +239,15 @@ def test_a_run_is_copied_to_s3(tmp_path, monkeypatch):
         address = "s3://bucket/team/run"
         hurry(monkeypatch, 3.0)
         ended = dataclasses.replace(EXPERIMENT, frames=10 * 16)
-        podracer.train(ended, run_dir=tmp_path / "first", mirror=address)
+        podracer.train(ended, run_dir=tmp_path / "first", attach=[f"mirror:{address}"])
         shutil.rmtree(tmp_path / "first")
         restore(address, tmp_path / "second")
-        result = podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
-        assert "update 20, copied within" in result.mirror
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
+        assert "update 20, copied within" in capsys.readouterr().err
         podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
         assert stored_fingerprint(tmp_path / "second") == stored_fingerprint(tmp_path / "alone")
         with pytest.raises(ConfigError, match="cannot be written"):
-            podracer.train(EXPERIMENT, run_dir=tmp_path / "no", mirror="s3://nobucket/run")
+            podracer.train(EXPERIMENT, run_dir=tmp_path / "no", attach=["mirror:s3://nobucket/run"])
     finally:
         server.terminate()
         server.wait()
@@ -276,7 +271,9 @@ def test_two_processes_bring_a_run_into_the_directory_that_they_share(address, t
         return processes("train", "catch_a2c", "--run-dir", run, "--frames", frames, *flags)
 
     assert [code for code, _ in train(tmp_path / "alone", 128 * 40)] == [0, 0]
-    assert [code for code, _ in train(tmp_path / "first", 128 * 20, "--mirror", address)] == [0, 0]
+    assert [
+        code for code, _ in train(tmp_path / "first", 128 * 20, "--attach", f"mirror:{address}")
+    ] == [0, 0]
     shutil.rmtree(tmp_path / "first")
     second = tmp_path / "second"
     ends = processes("resume", address, "--run-dir", second, "--frames", 128 * 40)

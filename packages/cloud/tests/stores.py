@@ -9,15 +9,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from podracer.io import mirror
-from podracer.io import store as stores
 from podracer.io.checkpoint import Checkpointer
-from podracer.io.contents import Contents
-from podracer.io.copies import RunCopy
-from podracer.io.lease import Lease
-from podracer.io.mirror import Mirror
 from podracer.io.seal import CONFIG, seal_json
-from podracer.io.store import open_store
+from podracer_cloud import mirror
+from podracer_cloud import store as stores
+from podracer_cloud.contents import Contents
+from podracer_cloud.lease import Lease
+from podracer_cloud.mirror import Mirror
+from podracer_cloud.runs import RunCopy
+from podracer_cloud.store import open_store
 
 OPERATIONS = ("put", "get", "get_range", "head", "list", "list_with_delimiter", "delete")
 
@@ -125,12 +125,12 @@ class Run:
         if self.mirror is not None:
             self.mirror.__enter__()
         self.checkpointer = Checkpointer(
-            self.directory, keep=2, sealed=self.mirror.notify if self.mirror else lambda: None
+            self.directory, keep=2, sealed=self.mirror.sealed if self.mirror else lambda: None
         )
         if not (self.directory / CONFIG).exists():
             seal_json(self.directory / CONFIG, {"run": self.identity, "experiment": {}})
         if self.mirror is not None:
-            self.mirror.notify()
+            self.mirror.sealed()
         return self
 
     def __exit__(self, *error):

@@ -1,4 +1,4 @@
-"""Copies of runs in a store, and how they come back: to be resumed in a directory, or to be read.
+"""Copies of runs in a store, and how they come back.
 
 A copy has the run directory's own files: `config.json`, `saved.json`, the records up to the newest
 seal, and the checkpoints. A checkpoint is taken back only if its seal agrees with every byte, so it
@@ -7,28 +7,15 @@ does not matter what a store has lost, cut off or mixed up.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
 import json
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io import store as stores
-from podracer.io.contents import Contents
-from podracer.io.directories import LOG
+from podracer.errors import CheckpointError
 from podracer.io.edits import encode_sealed, read_object
-from podracer.io.lease import Lease
-from podracer.io.mirror import MIRROR, Copy, identify, recorded_address
-from podracer.io.paths import COPIES, address_of, user_path
-from podracer.io.run_directory import RunLock, write_bytes
+from podracer.io.run_directory import write_bytes
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there
 from podracer.io.steps import (
     SAVED,
@@ -40,7 +27,9 @@ from podracer.io.steps import (
     step_directories,
     step_name,
 )
-from podracer.io.text import mode_of, print_stderr
+from podracer.io.text import mode_of
+from podracer_cloud import store as stores
+from podracer_cloud.contents import Contents
 
 _STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})")
 _ROUND = re.compile(r"(.+)/(pods/p[0-9]+r[0-9]+)")
@@ -160,116 +149,3 @@ def fetch_files(
         if (content := contents.read(f"{prefix}{name}")) is not None:
             mode = mode_of(json.loads(content)) if name == CONFIG else 0o644
             write_bytes(run / name, content, mode=mode)
-
-
-# --- a copy to resume -----------------------------------------------------------------------------
-
-Kinds = Mapping[str, Callable[[Path, Contents], Copy]]
-
-
-def restore(
-    address: str,
-    directory: Path,
-    kinds: Kinds = MappingProxyType({"run": RunCopy}),
-    *,
-    report: Report = print_stderr,
-) -> None:
-    """Bring the run at an address into a directory, to be resumed there.
-
-    The directory is new, or holds the same run: then it gets what is newer in the store, and goes
-    on as it is where the store has nothing or cannot be read. `kinds` are those that may come back.
-    Raises `ConfigError` if there is no run, if another machine writes it, or if the directory has
-    something else; `CheckpointError` if no checkpoint is whole.
-    """
-    try:
-        store = stores.open_store(address)
-        contents = _contents(store, address, *kinds)
-        copy = kinds[contents.kind](directory, contents)
-    except (ConfigError, StorageError) as error:
-        has_begun = any(is_there(directory / mark) for mark in (CONFIG, LOG))
-        if not has_begun or recorded_address(directory) != address:
-            raise
-        kind = "run" if is_there(directory / CONFIG) else "tournament"
-        report(f"{error} The {kind} in {directory} goes on.")
-        return
-
-    def check() -> None:
-        files = {path.name for path in directory.glob("*")} - {"lock", MIRROR}
-        is_begun = copy.mark not in files and recorded_address(directory) == address
-        with stores.reading(address):
-            if files and not is_begun and not copy.is_same():
-                raise ConfigError(f"{directory} holds something else: name a new directory.")
-
-    def is_complete() -> bool:
-        with stores.reading(address):
-            contents.refresh()
-            return is_there(directory / copy.mark) and not copy.is_newer()
-
-    if is_complete():
-        check()
-        return
-    with RunLock(directory, check, wait=True):  # several processes share a directory
-        if is_complete():
-            return
-        lease = Lease(store, address, identify(directory, address), copy.kind)
-        with stores.writing(address):
-            lease.claim(time.sleep, report)
-            contents.refresh()
-            contents.adopt(lease)
-            contents.commit()
-        with stores.reading(address):
-            copy.fetch(report)
-        with stores.writing(address):
-            lease.release()
-
-
-def _contents(store: Any, address: str, *kinds: str, folder: str = "") -> Contents:
-    contents = Contents(store, folder)
-    with stores.reading(address):
-        contents.refresh()
-    if contents.kind in kinds:
-        return contents
-    raise ConfigError(f"{address} holds no {' and no '.join(kinds)}.")
-
-
-# --- a copy to read -------------------------------------------------------------------------------
-
-
-def local_run(
-    run: str | Path, choice: Choice | None = None, *, report: Report = print_stderr
-) -> Path:
-    """Return the directory of a run: a path, or for an address that of a copy, to be read.
-
-    The copy has the checkpoint of the choice, none without one, and is deleted with the process. Of
-    a tournament it has the log alone.
-    """
-    address = address_of(run)
-    return user_path(run) if address is None else _copy(address, choice, report)
-
-
-def output_folder(directory: Path) -> Path:
-    """Return where a command writes a file about a run by default: not in a copy, which ends."""
-    return Path() if directory in COPIES else directory
-
-
-@functools.cache
-def _copy(address: str, choice: Choice | None, report: Report) -> Path:
-    contents = _contents_to_read(address)
-    folder = Path(tempfile.mkdtemp(prefix="podracer-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    directory = folder / (re.sub(r"[^A-Za-z0-9._-]", "_", address.rpartition("/")[2]) or "run")
-    directory.mkdir()
-    with stores.reading(address):
-        if contents.kind == "run":
-            RunCopy(directory, contents).fetch(report, choice or "none")
-        else:
-            write_bytes(directory / LOG, contents.read_log(), mode=0o600)
-    COPIES[directory] = address
-    return directory
-
-
-def _contents_to_read(address: str) -> Contents:
-    if match := _ROUND.fullmatch(address):  # a round of a tournament is a run
-        with contextlib.suppress(ConfigError, StorageError):
-            return _contents(stores.open_store(match[1]), match[1], "run", folder=f"{match[2]}/")
-    return _contents(stores.open_store(address), address, "run", "tournament")

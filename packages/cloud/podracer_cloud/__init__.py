@@ -1,0 +1,1 @@
+"""Mirrors of runs and tournaments in object stores, with leases."""
