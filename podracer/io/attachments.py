@@ -49,6 +49,8 @@ def find_attachments(
     A directory with a file `NAME.json` of an attachment goes on with it. Raises `ConfigError` for a
     name that no installed package has.
     """
+    if wrong := [x for x in attach if not (callable(x) or isinstance(x, str))]:
+        raise ConfigError(f"an attachment is a function or `NAME:ARGUMENT`, not {wrong[0]!r}.")
     names = {*_KNOWN, *installed("attachments")}
     names -= {x.partition(":")[0] for x in attach if isinstance(x, str)}
     recorded = [name for name in sorted(names) if (directory / f"{name}.json").is_file()]

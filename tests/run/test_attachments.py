@@ -126,6 +126,20 @@ def test_a_run_goes_on_with_the_attachment_whose_file_it_has(tmp_path, packages)
         podracer.train(dataclasses.replace(EXPERIMENT, frames=400), run_dir=run, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("attach", "words"),
+    [
+        ("miror:x", "there is no attachment 'miror': did you mean mirror"),
+        ("mirror:x", "mirror is in podracer-cloud: `pip install"),
+        (3, "an attachment is a function or `NAME:ARGUMENT`, not 3"),
+    ],
+)
+def test_what_is_no_attachment_is_refused(attach, words, tmp_path, packages):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", attach=[attach])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_refusal_of_an_attachment_leaves_no_run(tmp_path):
     class Refusal(Diary):
         def __enter__(self):

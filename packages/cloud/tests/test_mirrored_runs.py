@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from child import call, environment, finish, start
+from child import call, environment, finish, start, wait_for_lines
 from killing import killed
 from stores import copied, files_of, hurry
 
@@ -85,6 +85,22 @@ def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path, capsys):
         for run in (copy, tmp_path / "alone")
     ]
     assert updates[0] == updates[1]
+
+
+def test_a_stopped_run_leaves_its_last_checkpoint_in_the_store(address, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    flags = ("--frames", "1e9", "--evaluations", 0, "--devices", 1, "--save-seconds", 3600)
+    process = start("train", "catch_a2c", "--run-dir", run, "--attach", f"mirror:{address}", *flags)
+    wait_for_lines(process, run, 2)
+    process.terminate()
+    code, _, error = finish(process)
+    assert code == 75, error
+    step, digest = stored_fingerprint(run)
+    assert step > 0
+    assert f"Mirror    {address}  update {step}, copied within" in error
+    shutil.rmtree(run)
+    restore(address, other)
+    assert stored_fingerprint(other) == (step, digest)
 
 
 @pytest.mark.slow
