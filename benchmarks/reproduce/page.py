@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.reproduce.figure import Axes, Curve, Figure, Outcome, Record, verdict
 from podracer.reports.charts import COLORS, LegendEntry, charts, trace
 from podracer.reports.charts import figure as drawn_figure
-from podracer.reports.console import clock
 from podracer.reports.page import page
+from podracer.scores.format import clock
 
 _MAX_POINTS = 8  # of a curve in a table
 _MAX_MARKERS = 12  # longer curves are lines

@@ -103,9 +103,9 @@ def print_ranking(
 
     from podracer.drivers.selection import Generational, Selection
     from podracer.io.sinks import PARENT
-    from podracer.reports.console import number
     from podracer.reports.seeds import spread_text
     from podracer.run.sweep import ancestors, selections
+    from podracer.scores.format import number
     from podracer.scores.runs import acting_text
     from podracer.scores.statistics import ENOUGH
 

@@ -33,9 +33,6 @@ class Sealed(NamedTuple):
     """Bytes by which files of records are longer than that checkpoint knows them."""
 
 
-UNSEALED = Sealed()
-
-
 def read_sealed(run: Path) -> Sealed:
     """Compare `config.json` with its seal, and the records with the newest checkpoint's.
 

@@ -6,7 +6,6 @@ seeds, with an interval where these are enough (see `scores/statistics.py`).
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import itertools
 import json
@@ -17,15 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from podracer.errors import ConfigError
 from podracer.io.addresses import local_run
-from podracer.io.edits import read_sealed
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
-from podracer.io.reading import read_limited
 from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
-from podracer.io.text import redact
 from podracer.reports.charts import (
     COLORS,
     GRAY,
@@ -37,7 +32,6 @@ from podracer.reports.charts import (
     figure,
     trace,
 )
-from podracer.reports.console import clock, compact, number
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.seeds import (
     REMARKS,
@@ -51,13 +45,13 @@ from podracer.reports.seeds import (
 from podracer.reports.selection import lineage_figures
 from podracer.reports.sweep import sweep
 from podracer.reports.timeline import utilization_facts, utilization_section
+from podracer.scores.format import clock, compact, number
 from podracer.scores.runs import (
     RunRecords,
     as_text,
     has_selection,
-    members_of,
-    pods_in,
-    with_parts,
+    read_members,
+    read_object,
 )
 
 _LOG = logging.getLogger("podracer")
@@ -86,7 +80,7 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
     file = user_path(file)
     paths = list(dict.fromkeys(local_run(path).resolve() for path in runs))
     names = _names(paths)
-    loaded = [run for pair in zip(paths, names, strict=True) for run in load_records(*pair)]
+    loaded = [run for pair in zip(paths, names, strict=True) for run in read_members(*pair)]
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
         config = read_object(path / "config.json")
@@ -112,32 +106,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise AssertionError  # different paths differ somewhere
-
-
-def load_records(path: Path, name: str) -> list[RunRecords]:
-    """Return the run of a directory; for a population, one run for each member."""
-    metrics, pod_records = path / "metrics.jsonl", path / "pods.jsonl"
-    if not metrics.exists() and not (path / "config.json").exists():
-        raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
-    # The pods come first: of a run that goes on, its own records then reach as far.
-    series = read_metrics(pod_records) if pod_records.exists() else None
-    records = read_metrics(metrics) if metrics.exists() else []
-    config, crash = (read_object(path / file) for file in ("config.json", "crash.json"))
-    run = RunRecords(name, config, records, crash, path, read_sealed(path))
-    runs = [run] if series is None or not pods_in(config) else members_of(run, series)
-    return [dataclasses.replace(x, records=[*map(with_parts, x.records)]) for x in runs]
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file of a run, without secrets; empty where there is no file."""
-    try:
-        content = json.loads(read_limited(path)) if path.is_file() else {}
-        is_sound = isinstance(content.get("experiment", {}), dict)
-    except (ValueError, RecursionError, AttributeError):
-        content, is_sound = {}, False
-    if not is_sound:
-        raise ConfigError(f"{path} is not a JSON object of a run.")
-    return redact(content, stable=True)
 
 
 def group_runs(runs: Sequence[RunRecords]) -> Groups:
@@ -190,9 +158,8 @@ def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
 def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: float) -> str:
     groups = group_runs(runs)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    of_pods = {run.whole.name if run.whole else "" for run in runs}
-    if len(of_pods) == 1 < len(runs) and "" not in of_pods:
-        title = f"{of_pods.pop()}, {len(runs)} pods"
+    if len({run.top.name for run in runs}) == 1 < len(runs):
+        title = f"{runs[0].top.name}, {len(runs)} pods"
     body = [
         *(crash_note(run) for run in runs if run.crash),
         _summary(runs, remarks(groups)),
@@ -234,9 +201,13 @@ def _facts(run: RunRecords) -> dict[str, str]:
     if isinstance(device, dict):
         device = f"{device.get('devices', 1)} x {device.get('kind', device.get('platform', '?'))}"
     versions = versions if isinstance(versions, dict) else {}
+    acting, distinct = {}, run.last("evaluation_distinct_episodes")
+    if distinct is not None and run.acting:
+        count = f"{distinct:.4g} of {run.settings.get('evaluation_episodes', '?')}"
+        acting = {"Evaluation policy": run.acting, "Distinct episodes": count}
     versions_text = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
     return {
-        "Final evaluation": number(run.final_evaluation),
+        "Final evaluation": number(run.final[0] if run.is_evaluated else None),
         "Best evaluation": number(run.best_evaluation),
         "Final return": number(run.final_return),
         "Frames": compact(run.last("frames")),
@@ -245,7 +216,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Wall time": clock(run.last("seconds")),
         **_end_fact(run),
         "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
-        **run.evaluation_facts,
+        **acting,
         **utilization_facts(run),
         "Recipe": run.recipe,
         "Seed": run.settings.get("seed", "-"),
@@ -322,7 +293,7 @@ def metric_title(key: str) -> str:
 
 def _stages(runs: Sequence[RunRecords]) -> str:
     """Return the wall time of each run, or sweep, as a bar whose parts are the stages."""
-    runs = list({x.name: x for x in (run.whole or run for run in runs)}.values())
+    runs = list({x.name: x for x in (run.top for run in runs)}.values())
     stage_seconds = [run.stage_seconds for run in runs]
     if not any(map(sum, (stages.values() for stages in stage_seconds))):
         return ""

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from podracer.reports.charts import Groups
-from podracer.reports.console import number
+from podracer.scores.format import number
 from podracer.scores.runs import RunRecords
 from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_runs
 from podracer.scores.statistics import ENOUGH
@@ -22,7 +22,7 @@ def final_scores(groups: Groups, *, of_directories: bool = False) -> str:
     """
     sentences = []
     for label, members in groups.items():
-        places = {(run.whole or run).path for run in members} if of_directories else members
+        places = {run.top.path for run in members} if of_directories else members
         if len(places) > 1:
             peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
             sentences.append(_sentence(label, members, score_of_runs(members, peers)))

@@ -19,13 +19,13 @@ from rich.text import Text
 
 from podracer.io.addresses import place_of
 from podracer.io.text import printable
-from podracer.reports.console import clock, compact, number
 from podracer.reports.tournament_log import (
     recipe_of,
     score_text,
     varying_hyperparameters,
     ways_of_acting,
 )
+from podracer.scores.format import clock, compact, number
 from podracer.tournament.events import Entry, PodState, TournamentState
 
 PICTURE_SECONDS = 1.0  # between two pictures on a terminal

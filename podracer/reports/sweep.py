@@ -6,9 +6,9 @@ import json
 import math
 
 from podracer.reports.charts import Groups, differing_settings
-from podracer.reports.console import number
 from podracer.reports.page import table
 from podracer.reports.seeds import REMARKS, by_environment, environment_title, spread_text
+from podracer.scores.format import number
 from podracer.scores.seeds import score_of_runs
 
 _FEWEST = 3  # configurations that are a sweep

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podracer.reports.console import compact, percent
+from podracer.scores.format import compact, percent
 from podracer.scores.runs import RunRecords
 
 ACTOR_STAGES = (

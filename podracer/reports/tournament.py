@@ -11,7 +11,6 @@ from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.io.text import redact
 from podracer.reports import tournament_figures as pictures
-from podracer.reports.console import clock, compact, number
 from podracer.reports.page import page, section, table, tiles
 from podracer.reports.run import configuration
 from podracer.reports.tournament_log import (
@@ -22,6 +21,7 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
     ways_of_acting,
 )
+from podracer.scores.format import clock, compact, number
 from podracer.scores.runs import RunRecords
 from podracer.tournament.events import (
     Entry,

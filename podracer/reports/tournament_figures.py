@@ -27,13 +27,13 @@ from podracer.reports.charts import (
     joined,
     trace,
 )
-from podracer.reports.console import compact, number
 from podracer.reports.tournament_log import (
     Link,
     TournamentLog,
     recipe_of,
     varying_hyperparameters,
 )
+from podracer.scores.format import compact, number
 from podracer.tournament.events import Entry
 
 # Low to high, each to be seen on a light and on a dark page.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from podracer.reports.console import number
+from podracer.scores.format import number
 from podracer.scores.runs import acting_text
 from podracer.tournament.events import (
     Entry,

@@ -19,7 +19,7 @@ from podracer.drivers.selection import PopulationBased, Range, Rule, Selection
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.checkpoint import Restored
 from podracer.io.crash import CRASH
-from podracer.io.edits import holds_sealed, read_object, read_sealed
+from podracer.io.edits import holds_sealed, read_object
 from podracer.io.jsonl import read_records
 from podracer.io.run_directory import write_json
 from podracer.io.seal import CONFIG
@@ -118,9 +118,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     evaluation = _last_evaluation(directory, records)
     config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
     crash = read_object(directory / CRASH)
-    run = RunRecords(
-        directory.name, config, read_run(directory), crash, directory, read_sealed(directory)
-    )
+    run = RunRecords(directory.name, config, read_run(directory), crash, directory)
     members = members_of(run, records, only_scores=True)
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, values in enumerate(_hyperparameters(experiment, records, evaluation["updates"])):

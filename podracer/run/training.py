@@ -36,10 +36,10 @@ from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
 from podracer.io.text import redact
 from podracer.run.claim import check_claim, name_run_directory
+from podracer.run.console import with_progress
 from podracer.run.control import Control, Controller, check_control
 from podracer.run.errors import StallError, classify_error, tag_component
 from podracer.run.history import History
-from podracer.run.progress import with_progress
 from podracer.run.records import Recorder
 from podracer.run.result import Boundary, Callback, MakeSink, Result, RunInfo, check_functions
 from podracer.run.resume import (

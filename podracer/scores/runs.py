@@ -1,4 +1,4 @@
-"""A run as its files tell it, and each member of a population as a run of its own."""
+"""The one reader of a run's files, and of each member of a population as a run of its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from podracer.errors import ConfigError
+from podracer.io.crash import CRASH
 from podracer.io.differences import leaves
-from podracer.io.edits import UNSEALED, Sealed
+from podracer.io.edits import Sealed, read_sealed
 from podracer.io.json_schema import anything, conforms
-from podracer.io.sinks import PARENT, group
+from podracer.io.reading import read_limited
+from podracer.io.sinks import PARENT, group, read_metrics
+from podracer.io.text import redact
 from podracer.scores.score import (
     NOT_EVALUATED,
     best_return,
@@ -32,16 +36,25 @@ _POD = {"seed": anything, "hyperparameters": [_HYPERPARAMETER, ...], ...: anythi
 
 @dataclasses.dataclass(frozen=True)
 class RunRecords:
-    """Contents of a run directory; missing files are empty here."""
+    """Contents of a run directory, see `read_run`; missing files are empty here."""
 
     name: str
     config: dict[str, Any]
     records: list[dict[str, Any]]
     crash: dict[str, Any]
-    path: Path = Path()
-    sealed: Sealed = UNSEALED
+    path: Path | None = None
     whole: RunRecords | None = None  # the run that a pod is a member of
     pod: int = 0
+
+    @property
+    def top(self) -> RunRecords:
+        """The run with a directory of its own: the whole of a pod, or the run itself."""
+        return self.whole or self
+
+    @functools.cached_property
+    def sealed(self) -> Sealed:
+        """Facts that the seals of the run tell about its files."""
+        return Sealed() if self.path is None else read_sealed(self.path)
 
     def series(self, key: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the finite values of a metric and their positions, both f64 `[records]`.
@@ -58,14 +71,10 @@ class RunRecords:
         values = [r[key] for r in self.records if _number(r, key) is not None]
         return values[-1] if values else None
 
-    @property
-    def progress(self) -> float:
-        """Share of the run's frames that are done."""
-        return self._progress_at((self.whole or self).last("frames") or 0)
-
-    def _progress_at(self, frames: int) -> float:
-        """Return the share of the run after as many frames of all members together."""
-        members = max(1, len(pods_in((self.whole or self).config)))
+    def progress(self, frames: int | None = None) -> float:
+        """Return the share of the run's frames that are done, or that `frames` of all pods are."""
+        frames = self.top.last("frames") or 0 if frames is None else frames
+        members = max(1, len(pods_in(self.top.config)))
         return min(frames / members / (self._limit("frames") or math.nan), 1.0)
 
     @property
@@ -76,34 +85,32 @@ class RunRecords:
     def _limit(self, setting: str) -> float:
         """Return a number of the experiment, NaN where there is none."""
         try:
-            return float((self.whole or self).settings[setting])
+            return float(self.top.settings[setting])
         except (KeyError, ValueError):
             return math.nan
 
     @property
     def early_end(self) -> str:
         """Field of the experiment by which the run ended before its frames, "" if it has not."""
-        if self.whole is not None:
-            return self.whole.early_end
-        if self.progress == 1:
+        if self.progress() == 1:
             return ""
-        evaluations = [r for r in self.records if r.get("evaluation_return") is not None]
+        evaluations = [r for r in self.top.records if r.get("evaluation_return") is not None]
         reached = whole_return(evaluations[-1]) if evaluations else None
         if reached is not None and reached >= self._limit("target_return"):
             return "target_return"
-        return "max_seconds" if (self.last("seconds") or 0) >= self._limit("max_seconds") else ""
+        is_over = (self.top.last("seconds") or 0) >= self._limit("max_seconds")
+        return "max_seconds" if is_over else ""
 
     @property
     def has_diverged(self) -> bool:
         """Whether the learner met a fault, so that it has no score."""
         last = self.records[-1] if self.records else {}
-        crash = (self.whole or self).crash
-        return has_fault(last) or crash.get("exception") == "NonFiniteError"
+        return has_fault(last) or self.top.crash.get("exception") == "NonFiniteError"
 
     @property
     def is_unfinished(self) -> bool:
         """Whether the run has not come to an end of its own."""
-        return self.progress < 1 and not self.early_end and not self.has_diverged
+        return self.progress() < 1 and not self.early_end and not self.has_diverged
 
     @property
     def stage_seconds(self) -> dict[str, float]:
@@ -139,11 +146,6 @@ class RunRecords:
         return isinstance(environment, dict) and environment.get("kind") == "DataEnvironment"
 
     @property
-    def final_evaluation(self) -> float:
-        """Final score of a run that is evaluated, else NaN."""
-        return self.final[0] if self.is_evaluated else math.nan
-
-    @property
     def final_return(self) -> float:
         """Mean return of training episodes at the end.
 
@@ -159,7 +161,7 @@ class RunRecords:
         if failed := self.last("pods_failed"):
             marks.append(f"{failed:g} pods diverged")
         if self.is_unfinished:
-            marks.append(f"at {math.floor(100 * self.progress)} % of its frames")
+            marks.append(f"at {math.floor(100 * self.progress())} % of its frames")
         mixed = [(name, texts) for name, texts in self.versions.items() if len(texts) > 1]
         marks += [f"{name} {', then '.join(texts)}" for name, texts in mixed]
         return [*marks, *self.edits]
@@ -167,11 +169,11 @@ class RunRecords:
     @property
     def edits(self) -> list[str]:
         """Remarks on files that are not as the run wrote them."""
-        sealed = (self.whole or self).sealed
+        sealed = self.top.sealed
         added = [
             f"{name} has records that the run did not seal"
             for name, size in sealed.sizes.items()
-            if size > 0 and name not in sealed.edited and self._progress_at(sealed.frames) == 1
+            if size > 0 and name not in sealed.edited and self.progress(sealed.frames) == 1
         ]
         changed = [f"{name} was changed after the run wrote it" for name in sealed.edited]
         return [*changed, *added]
@@ -179,7 +181,7 @@ class RunRecords:
     @property
     def versions(self) -> dict[str, list[str]]:
         """Versions of podracer and JAX that the run has had, one after the other."""
-        attempts = (self.whole or self).sealed.metadata.get("versions")
+        attempts = self.top.sealed.metadata.get("versions")
         attempts = attempts if isinstance(attempts, list) else [self.config.get("versions")]
         attempts = [attempt for attempt in attempts if isinstance(attempt, dict)]
         return {
@@ -239,14 +241,46 @@ class RunRecords:
         policy, epsilon = (self.settings.get(f"evaluation_{x}") for x in ("policy", "epsilon"))
         return acting_text(policy, float(epsilon or 0)) if policy else ""
 
-    @property
-    def evaluation_facts(self) -> dict[str, str]:
-        """How the run's evaluations act, and how many of their episodes differ."""
-        distinct = self.last("evaluation_distinct_episodes")
-        if distinct is None or not self.acting:
-            return {}
-        count = f"{distinct:.4g} of {self.settings.get('evaluation_episodes', '?')}"
-        return {"Evaluation policy": self.acting, "Distinct episodes": count}
+
+def read_run(path: Path, name: str = "") -> RunRecords:
+    """Return the run of a directory, by default under its name.
+
+    Raises `ConfigError` and `StorageError` for files that are not a run's.
+    """
+    config, crash = read_object(path / "config.json"), read_object(path / CRASH)
+    return RunRecords(name or path.name, config, _records(path / "metrics.jsonl"), crash, path)
+
+
+def read_members(path: Path, name: str = "") -> list[RunRecords]:
+    """Return the run of a directory; for a population, one run for each member.
+
+    Metrics of several numbers are apart, see `with_parts`. Raises as `read_run` does, and
+    `ConfigError` where there is no run.
+    """
+    if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
+        raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
+    # The pods come first: of a run that goes on, its own records then reach as far.
+    series = _records(path / "pods.jsonl")
+    run = read_run(path, name)
+    has_pods = (path / "pods.jsonl").exists() and pods_in(run.config)
+    runs = members_of(run, series) if has_pods else [run]
+    return [dataclasses.replace(x, records=[*map(with_parts, x.records)]) for x in runs]
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return read_metrics(path) if path.exists() else []
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of a run, without secrets; empty where there is no file."""
+    try:
+        content = json.loads(read_limited(path)) if path.is_file() else {}
+        is_sound = isinstance(content.get("experiment", {}), dict)
+    except (ValueError, RecursionError, AttributeError):
+        content, is_sound = {}, False
+    if not is_sound:
+        raise ConfigError(f"{path} is not a JSON object of a run.")
+    return redact(content, stable=True)
 
 
 def members_of(

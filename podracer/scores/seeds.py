@@ -97,7 +97,7 @@ def score_of_runs(
     if repeated:
         marks.append(_listed([f"{name} is a {relation}" for name, relation in repeated.items()]))
     marks += _mixed_versions(counted)
-    marks += dict.fromkeys(f"{(r.whole or r).name}: {edit}" for r in members for edit in r.edits)
+    marks += dict.fromkeys(f"{r.top.name}: {edit}" for r in members for edit in r.edits)
     values = np.array([value for value, reason in finals.values() if not reason], float)
     return Score(values, len(counted), len(members), independent, is_evaluation, tuple(marks))
 

@@ -17,7 +17,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.fields import struct
 from podracer.io.sinks import read_metrics
 from podracer.means import Mean, pack, shapes_of, unpack
-from podracer.reports.run import load_records
+from podracer.scores.runs import read_members
 
 
 @struct
@@ -92,7 +92,7 @@ def test_a_run_writes_lists_and_its_report_draws_each_number(pods, tmp_path):
     for record in read_metrics(tmp_path / "run" / "metrics.jsonl"):
         assert sum(record["action_share"]) == pytest.approx(1)
         assert record["action_reward"] == [None, 1, 1]
-    runs = load_records(tmp_path / "run", "run")
+    runs = read_members(tmp_path / "run", "run")
     assert len(runs) == max(1, pods)
     for run in runs:
         parts = [run.series(f"action_share[{i}]", "updates")[1] for i in range(3)]

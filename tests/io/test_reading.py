@@ -24,7 +24,7 @@ from podracer.io.run_directory import write_bytes
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.steps import newest_saved
-from podracer.reports.run import read_object
+from podracer.scores.runs import read_object
 from podracer.tournament.leaderboard import read_log as read_log
 from podracer.tournament.report import reason_of_failure
 

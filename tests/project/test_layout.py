@@ -20,7 +20,6 @@ FLOORS = (
     ("types", "means"),
     ("io",),
     ("environment", "scores", "dataset"),
-    ("reports.console",),
     ("devices",),
     ("ops", "schedules"),
     ("agent",),

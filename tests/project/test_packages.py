@@ -30,9 +30,9 @@ BUDGETS = {
     "networks": 1270,
     "ops": 1670,
     "recipes": 1320,
-    "reports": 3000,
-    "run": 2980,
-    "scores": 690,
+    "reports": 2590,
+    "run": 3270,
+    "scores": 770,
     "testing": 700,
     "tournament": 3060,
 }

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from podracer import envs
-from podracer.reports.console import summarize
 from podracer.reports.recording import draw_observation, has_picture, is_drawable
+from podracer.run.console import summarize
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 

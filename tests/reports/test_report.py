@@ -24,10 +24,10 @@ from podracer.reports import run as run_report
 from podracer.reports import video
 from podracer.reports.charts import Panel, curves
 from podracer.reports.page import charts_script, hash_of, plotly_script
-from podracer.reports.run import load_records, write_report
+from podracer.reports.run import write_report
 from podracer.reports.selection import lineages
 from podracer.reports.video import write_video
-from podracer.scores.runs import RunRecords
+from podracer.scores.runs import RunRecords, read_members
 from podracer.scores.score import returns_of
 from podracer.scores.statistics import (
     ENOUGH,
@@ -409,7 +409,7 @@ def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
     whole = {"updates": 1, "seconds": 9.0, "frames_per_second": 500.0, "time_evaluate": 3.0}
     (path / "metrics.jsonl").write_text(json.dumps(whole) + "\n")
     (path / "pods.jsonl").write_text('{"updates": 1, "frames": [70, 80]}\n')
-    first, second = load_records(path, "run")
+    first, second = read_members(path, "run")
     assert second.last("frames") == 80
     for run in (first, second):
         assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)

@@ -27,14 +27,14 @@ from podracer import recipes
 from podracer.cli.pods import finish_sweep
 from podracer.config.serialization import read_experiment, to_json
 from podracer.drivers.population import Hyperparameter, Pod
-from podracer.io.edits import encode_sealed, read_sealed
+from podracer.io.edits import encode_sealed
 from podracer.io.seal import seal_json
-from podracer.io.sinks import read_metrics
 from podracer.reports import charts
-from podracer.reports.console import line, number, summarize
 from podracer.reports.run import write_report
+from podracer.run.console import line, summarize
 from podracer.run.sweep import configurations
-from podracer.scores.runs import RunRecords, members_of
+from podracer.scores.format import number
+from podracer.scores.runs import RunRecords, members_of, read_run
 from podracer.scores.seeds import count_seeds, score_of_runs
 from podracer.scores.statistics import bootstrap_interval
 
@@ -325,14 +325,6 @@ def alone(directory, **changes):
     return directory
 
 
-def read(path):
-    """The run as pages read it."""
-    config = json.loads((path / "config.json").read_text())
-    return RunRecords(
-        path.name, config, read_metrics(path / "metrics.jsonl"), {}, path, read_sealed(path)
-    )
-
-
 def checkpoint(run, *names, updates=UPDATES, **metadata):
     """Write what a checkpoint says of the records."""
     seals = {}
@@ -350,9 +342,9 @@ def test_files_that_were_changed_are_named(tmp_path):
     def edits(change, updates=UPDATES):
         run = alone(tmp_path / f"{len(list(tmp_path.iterdir()))}")
         checkpoint(run, "metrics.jsonl", updates=updates)
-        assert read(run).edits == []
+        assert read_run(run).edits == []
         change(run)
-        return read(run).edits
+        return read_run(run).edits
 
     def replace(name, old, new):
         def change(run):
@@ -397,11 +389,11 @@ def test_a_report_names_an_edit_and_draws_the_run(tmp_path):
 def test_a_run_that_went_on_under_another_version_is_mixed(tmp_path):
     run = alone(tmp_path / "run")
     checkpoint(run, versions=[{"jax": "0.10"}, {"jax": "0.11"}, {"jax": "0.10"}])
-    assert read(run).marks == ["jax 0.10, then 0.11"]
+    assert read_run(run).marks == ["jax 0.10, then 0.11"]
     for hostile in ("0.10", [5, None], {"jax": 1}, [{"jax": []}]):
         other = alone(tmp_path / f"{hash(str(hostile))}")
         checkpoint(other, versions=hostile)
-        assert isinstance(read(other).marks, list)
+        assert isinstance(read_run(other).marks, list)
 
 
 @pytest.mark.parametrize(
@@ -436,7 +428,7 @@ def test_a_copy_under_another_seed_is_no_seed(tmp_path):
     body = json.loads((copy / "config.json").read_text())
     body["experiment"]["seed"] = 5
     (copy / "config.json").write_text(json.dumps(body))
-    counted, repeated = count_seeds([read(copy), read(run)])
+    counted, repeated = count_seeds([read_run(copy), read_run(run)])
     assert [run.name for run in counted] == ["run"]
     assert repeated == {"copy": "copy of run"}
 
