@@ -34,21 +34,9 @@ from podracer.rollout import ActorState, Purpose, init_actor
 from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
 
 _PIXELS = 160  # smaller pictures are enlarged to about this many on the longer side
-_COLORS = np.array(
-    [
-        (31, 119, 180),
-        (255, 127, 14),
-        (44, 160, 44),
-        (214, 39, 40),
-        (148, 103, 189),
-        (140, 86, 75),
-        (227, 119, 194),
-        (188, 189, 34),
-        (23, 190, 207),
-        (240, 240, 240),
-    ],
-    np.uint8,
-)
+_COLORS = np.frombuffer(
+    bytes.fromhex("1f77b4 ff7f0e 2ca02c d62728 9467bd 8c564b e377c2 bcbd22 17becf f0f0f0"), np.uint8
+).reshape(-1, 3)
 
 
 def is_drawable(env: Environment | HostEnvironments) -> bool:

@@ -23,14 +23,11 @@ from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
 from podracer.reports.charts import (
     COLORS,
-    GRAY,
     Groups,
-    LegendEntry,
     Panel,
     charts,
     curves,
     figure,
-    trace,
 )
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.seeds import (
@@ -45,7 +42,7 @@ from podracer.reports.seeds import (
 from podracer.reports.selection import lineage_figures
 from podracer.reports.sweep import sweep
 from podracer.reports.timeline import utilization_facts, utilization_section
-from podracer.scores.format import clock, compact, number
+from podracer.scores.format import clock, compact, number, percent
 from podracer.scores.runs import (
     RunRecords,
     as_text,
@@ -292,34 +289,20 @@ def metric_title(key: str) -> str:
 
 
 def _stages(runs: Sequence[RunRecords]) -> str:
-    """Return the wall time of each run, or sweep, as a bar whose parts are the stages."""
-    runs = list({x.name: x for x in (run.top for run in runs)}.values())
-    stage_seconds = [run.stage_seconds for run in runs]
-    if not any(map(sum, (stages.values() for stages in stage_seconds))):
+    """Return the wall time of each run, or sweep, and the share of each stage as a table."""
+    stages = {run.name: run.stage_seconds for run in (run.top for run in runs)}
+    totals = {name: sum(seconds.values()) for name, seconds in stages.items()}
+    if not any(totals.values()):
         return ""
-    names = dict.fromkeys(name for stages in stage_seconds for name in stages if name != "other")
-    colors = dict(zip(names, itertools.cycle(COLORS), strict=False)) | {"other": GRAY}
-    places = np.arange(len(runs))
-    traces = []
-    for name, color in colors.items():
-        seconds = [stages.get(name, 0.0) for stages in stage_seconds]
-        texts = [f"{run.name}\n{name} {clock(x)}" for run, x in zip(runs, seconds, strict=True)]
-        style = {"type": "bar", "orientation": "h", "textposition": "none"}
-        hover = {"hovertemplate": "%{text}<extra></extra>", "marker": {"color": color}}
-        traces.append(trace(np.array(seconds), places, name, text=texts, **style, **hover))
-    ticks = {"tickvals": list(places.tolist()), "ticktext": [html.escape(run.name) for run in runs]}
-    axis = {**ticks, "autorange": "reversed", "showgrid": False}
-    height = min(110 + 24 * len(runs), 900)
-    chart = figure("Wall time by stage", traces, "seconds", yaxis=axis, height=height)
-    rows = []
-    for run, stages in zip(runs, stage_seconds, strict=True):
-        total = sum(stages.values())
-        shares = (f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())
-        rows.append([run.name, ", ".join(shares), clock(total)])
-    legend = [LegendEntry(name, color) for name, color in colors.items()]
-    return charts("stages", [chart], legend, width=600) + table(
-        ["Run", "Shares", "Wall time"], rows
-    )
+    names = dict.fromkeys(name for seconds in stages.values() for name in seconds)
+    names = [*(name for name in names if name != "other"), "other"]
+    rows = [
+        [run, clock(totals[run])]
+        + [f"{percent(x / (totals[run] or 1))} ({clock(x)})" if (x := seconds.get(name)) else "-"
+           for name in names]
+        for run, seconds in stages.items()
+    ]  # fmt: skip
+    return table(["Run", "Wall time", *names], rows)
 
 
 def configuration(runs: Sequence[RunRecords]) -> str:

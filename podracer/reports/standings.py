@@ -20,12 +20,11 @@ from rich.text import Text
 from podracer.io.addresses import place_of
 from podracer.io.text import printable
 from podracer.reports.tournament_log import (
+    board_rows,
     recipe_of,
-    score_text,
-    varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.scores.format import clock, compact, number
+from podracer.scores.format import compact, number
 from podracer.tournament.events import Entry, PodState, TournamentState
 
 PICTURE_SECONDS = 1.0  # between two pictures on a terminal
@@ -122,24 +121,12 @@ def _table() -> Table:
 def board(state: TournamentState) -> Table:
     """Return a table of the entries, best first, one a line where the terminal has the room."""
     table = _table()
-    names = varying_hyperparameters(state.board)
-    breakable = [re.sub(r"([_.])", r"\1\n", name) for name in names]
-    head = ("place", "entry", "recipe", "score", "frames", "trained\nfor", "from", *breakable)
+    head, rows = board_rows(state.board)
     for name in head:
-        is_text = name in ("entry", "recipe", "from")
-        table.add_column(_plain(name), justify="left" if is_text else "right", overflow="fold")
-    for place, entry in enumerate(state.board, 1):
-        values = [entry.hyperparameters.get(name) for name in names]
-        table.add_row(
-            str(place),
-            entry.id,
-            _plain(recipe_of(entry)),
-            score_text(entry),
-            compact(entry.frames),
-            clock(entry.seconds),
-            _plain(", ".join(entry.parents) or "fresh"),
-            *("-" if value is None else f"{value:.3g}" for value in values),
-        )
+        is_text, broken = name in ("entry", "recipe", "from"), re.sub(r"([_. ])", r"\1\n", name)
+        table.add_column(_plain(broken), justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_plain, row))
     return table
 
 

@@ -15,13 +15,12 @@ from podracer.reports.page import page, section, table, tiles
 from podracer.reports.run import configuration
 from podracer.reports.tournament_log import (
     TournamentLog,
+    board_rows,
     read_tournament_log,
-    recipe_of,
     score_text,
-    varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.scores.format import clock, compact, number
+from podracer.scores.format import clock, compact
 from podracer.scores.runs import RunRecords
 from podracer.tournament.events import (
     Entry,
@@ -98,20 +97,7 @@ def _frames(log: TournamentLog, entry: Entry) -> int:
 
 def leaderboard(log: TournamentLog) -> str:
     """Return a table of the entries, best first, under a sentence on their scores."""
-    names = varying_hyperparameters(log.state.board)
-    rows = [
-        [
-            str(place),
-            entry.id,
-            recipe_of(entry),
-            score_text(entry),
-            compact(entry.frames),
-            ", ".join(entry.parents) or "fresh",
-            *(number(entry.hyperparameters.get(name)) for name in names),
-        ]
-        for place, entry in enumerate(log.state.board, 1)
-    ]
-    head = ["Place", "Entry", "Recipe", "Score", "Frames", "Parents", *names]
+    head, rows = board_rows(log.state.board)
     has_errors = any(entry.episodes > 1 for entry in log.state.board)
     note = _ERRORS if has_errors else ""
     return note + table(head, rows) if rows else ""

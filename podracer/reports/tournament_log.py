@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from podracer.scores.format import number
+from podracer.scores.format import clock, compact, number
 from podracer.scores.runs import acting_text
 from podracer.tournament.events import (
     Entry,
@@ -74,16 +73,7 @@ class TournamentLog:
 
 def read_tournament_log(directory: Path) -> TournamentLog:
     """Read the log of a tournament, which may still be running. Raises as `read_events` does."""
-    return TournamentLog(list(_in_order_of_time(read_events(directory))))
-
-
-def _in_order_of_time(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events whose times do not go back, as those of a clock that was set back do."""
-    last, offset = -math.inf, 0.0
-    for event in events:
-        offset += max(0.0, last - event.time - offset)
-        last = event.time + offset
-        yield dataclasses.replace(event, time=last)
+    return TournamentLog(read_events(directory))
 
 
 def recipe_of(entry: Entry) -> str:
@@ -109,7 +99,24 @@ def ways_of_acting(state: TournamentState) -> list[str]:
     return list(dict.fromkeys(acting_text(*way) for way in ways if None not in way))
 
 
-# --- scores ---------------------------------------------------------------------------------------
+def board_rows(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of a table of entries, best first, as plain text."""
+    names = varying_hyperparameters(entries)
+    head = ["place", "entry", "recipe", "score", "frames", "trained for", "from", *names]
+    rows = [
+        [
+            str(place),
+            entry.id,
+            recipe_of(entry),
+            score_text(entry),
+            compact(entry.frames),
+            clock(entry.seconds),
+            ", ".join(entry.parents) or "fresh",
+            *(number(entry.hyperparameters.get(name)) for name in names),
+        ]
+        for place, entry in enumerate(entries, 1)
+    ]
+    return head, rows
 
 
 def score_text(entry: Entry) -> str:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -60,36 +59,13 @@ def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:
 
 def _paletted(frames: np.ndarray) -> list[Image.Image]:
     """Convert frames to one common palette, exactly where 256 colors are enough."""
-    images = [Image.fromarray(frame) for frame in frames]
-    colors = _colors(images)
-    if colors is None:
-        sample = images[:: max(1, len(images) // 16)]
-        montage = Image.fromarray(np.concatenate([np.asarray(image) for image in sample]))
-        palette = montage.quantize(256, method=Image.Quantize.MEDIANCUT)
-        return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    # Pillow's own mapping to a palette merges near colors.
-    packed = _pack(np.array(colors))
-    exact = [Image.fromarray(np.searchsorted(packed, _pack(f)).astype(np.uint8)) for f in frames]
-    for image in exact:
-        image.putpalette([channel for color in colors for channel in color])
-    return exact
-
-
-def _pack(color: np.ndarray) -> np.ndarray:
-    return color.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
-
-
-def _colors(images: list[Image.Image]) -> list[tuple[int, ...]] | None:
-    """Return all colors in order, or None if there are more than a palette holds."""
-    colors: set[Any] = set()
-    for image in images:
-        counted = image.getcolors(256)
-        if counted is None:
-            return None
-        colors.update(color for _, color in counted)
-        if len(colors) > 256:
-            return None
-    return sorted(colors)
+    count, height, width, _ = frames.shape
+    film = Image.fromarray(frames.reshape(count * height, width, 3))
+    palette = None
+    if film.getcolors(256) is None:  # where a sample of frames is enough
+        palette = Image.fromarray(np.concatenate(frames[:: -(-count // 16)])).quantize(256)
+    film = film.quantize(256, palette=palette, dither=Image.Dither.NONE)
+    return [film.crop((0, i * height, width, (i + 1) * height)) for i in range(count)]
 
 
 def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:

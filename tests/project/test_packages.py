@@ -30,7 +30,7 @@ BUDGETS = {
     "networks": 1270,
     "ops": 1670,
     "recipes": 1320,
-    "reports": 2590,
+    "reports": 2460,
     "run": 3270,
     "scores": 770,
     "testing": 700,

@@ -25,7 +25,7 @@ from podracer.reports import video
 from podracer.reports.charts import Panel, curves
 from podracer.reports.page import charts_script, hash_of, plotly_script
 from podracer.reports.run import write_report
-from podracer.reports.selection import lineages
+from podracer.reports.selection import lineage_figures
 from podracer.reports.video import write_video
 from podracer.scores.runs import RunRecords, read_members
 from podracer.scores.score import returns_of
@@ -276,15 +276,9 @@ def test_the_summary_of_one_run(tmp_path):
         "Versions": "jax 0.10.2, python 3.11.7",
     }  # fmt: skip
     assert "Distinct episodes" not in page.text  # the run is older than their count
-    assert "step 53 %, compile 29 %, other 18 %" in page.text
     assert "Policy loss" in figures(page.source)
     assert "Entropy" not in figures(page.source)  # never had a value
-    stages = {x["text"][0]: x["x"] for x in figures(page.source)["Wall time by stage"]["data"]}
-    assert stages == {
-        "solo<br>step 0:09": [9],
-        "solo<br>compile 0:05": [5],
-        "solo<br>other 0:03": [3],
-    }
+    assert "step compile other solo 0:17 53 % (0:09) 29 % (0:05) 18 % (0:03)" in page.text
 
 
 def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
@@ -381,12 +375,16 @@ def test_a_pod_that_met_a_fault_is_not_the_best():
         "exchange": {"kind": "Selection", "every": 4},
         "pods": [{"seed": seed, "hyperparameters": []} for seed in range(3)],
     }
-    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
-    assert set(drawn[0].winner[..., 1].ravel()) == {0.0}
+
+    def lines():
+        drawn = lineage_figures("", experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+        return [x["y"] for x in figures(drawn)["Pods"]["data"]]
+
+    assert set(lines()[1]) == {0, None}
     record["evaluation_return"] = [None, -100.0, None]  # of a pod with a fault
-    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
-    assert drawn[0].winner.shape == (0, 2, 2)
-    assert len(drawn[0].pods)
+    pods, winner = lines()
+    assert winner == []
+    assert set(pods) == {0, 1, 2, None}
 
 
 def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):
@@ -415,9 +413,7 @@ def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
         assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)
     page = Page(write_report([path], tmp_path / "report.html"))
     assert "<h1>run, 2 pods</h1>" in page.source
-    (evaluate, other) = figures(page.source)["Wall time by stage"]["data"]  # of both it is one
-    assert (evaluate["x"], other["x"], evaluate["text"]) == ([3], [6], ["run<br>evaluate 0:03"])
-    assert page.text.count("evaluate 33 %, other 67 %") == 1
+    assert page.text.count("33 % (0:03) 67 % (0:06)") == 1  # of both pods it is one
 
 
 def test_memory_is_drawn_in_the_unit_that_its_title_says(tmp_path):
