@@ -40,9 +40,9 @@ def lineage_figures(name: str, experiment: Mapping[str, Any], records: Sequence[
     for title, values in panels.items():
         scale = {"type": "log" if title != "Pods" and is_positive(values.ravel()) else "linear"}
         traces = [
-            trace(*_lines(updates, values, parents, chosen), entry.label, text=entry.label,
+            trace(*_lines(updates, values, parents, shown), entry.label, text=entry.label,
                   opacity=opacity, line={"color": entry.color, "width": width})
-            for chosen, entry, width, opacity in (
+            for shown, entry, width, opacity in (
                 (numbers, _LEGEND[0], 0.8, 0.7), (winners, _LEGEND[1], 2.2, 1.0),
             )
         ]  # fmt: skip
@@ -74,16 +74,16 @@ def _lines(
     next selection is near.
     """
     x, y = [], []
-    for step, chosen in enumerate(pods):
+    for step, shown in enumerate(pods):
         begin, end = updates[step : step + 2]
         if step:
             earlier = begin - 0.2 * (begin - updates[step - 1])
-            x += [earlier, begin, None] * len(chosen)
-            sources = values[step - 1][parents[step - 1][chosen]]
-            for source, value in zip(sources, values[step][chosen], strict=True):
+            x += [earlier, begin, None] * len(shown)
+            sources = values[step - 1][parents[step - 1][shown]]
+            for source, value in zip(sources, values[step][shown], strict=True):
                 y += [source, value, None]
         end -= 0.2 * (end - begin) * (step + 1 < len(pods))
-        x += [begin, end, None] * len(chosen)
-        for value in values[step][chosen]:
+        x += [begin, end, None] * len(shown)
+        for value in values[step][shown]:
             y += [value, value, None]
     return np.array(x, float), np.array(y, float)
