@@ -27,13 +27,20 @@ def static(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def bounded(default: Any, low: float | int = 0.0, high: float | int = math.inf) -> Any:
+def bounded(
+    default: Any,
+    low: float | int = 0.0,
+    high: float | int = math.inf,
+    *,
+    above: float | None = None,
+) -> Any:
     """Declare a field of a dataclass whose value is finite and lies in `[low, high]`.
 
-    If the value is a tuple this holds for each of its items. An integer without `high` must be
-    below 2^31. `check_ranges` checks it.
+    With `above` it lies in `(above, high]`. If the value is a tuple this holds for each of its
+    items. An integer without `high` must be below 2^31. `check_ranges` checks it.
     """
-    return dataclasses.field(default=default, metadata={"range": (low, high)})
+    limits = (low, high) if above is None else (above, high, True)
+    return dataclasses.field(default=default, metadata={"range": limits})
 
 
 def reset_on_warm_start() -> Any:
@@ -90,7 +97,7 @@ def check_ranges(config: Any, path: str) -> None:
     _check_ranges(config, path, None)
 
 
-def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | None) -> None:
+def _check_ranges(config: Any, path: str, default_range: tuple[Any, ...] | None) -> None:
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         name = f"{path}.{field.name}" if path else field.name
@@ -112,8 +119,8 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
                     raise ConfigError(f"{name} must {violation}, but it is {value}.")
 
 
-def _violation(value: float | int, low: float, high: float) -> str | None:
-    """Return what a value must be instead, None if it lies in its range."""
+def _violation(value: float, low: float, high: float, is_open: bool = False) -> str | None:
+    """Return what a value must be instead, None if it lies in its range, perhaps open below."""
     if isinstance(value, int):  # on a device it is an int32
         high = _MAX_INT32 if high == math.inf else high
         if value < low:
@@ -121,6 +128,8 @@ def _violation(value: float | int, low: float, high: float) -> str | None:
         return f"be at most {math.floor(high):,}" if value > high else None
     if not abs(value) <= float(np.finfo(np.float32).max):  # nor nan
         return "be finite as a float32"
-    if low <= value <= high:
+    if (low < value or (low == value and not is_open)) and value <= high:
         return None
-    return f"be at least {low:g}" if high == math.inf else f"lie in [{low:g}, {high:g}]"
+    if high == math.inf:
+        return f"be above {low:g}" if is_open else f"be at least {low:g}"
+    return f"lie in {'(' if is_open else '['}{low:g}, {high:g}]"

@@ -24,7 +24,7 @@ from podracer.devices.mesh import POD, REPLICATED
 from podracer.drivers.common import TrainState
 from podracer.drivers.exchange import is_due
 from podracer.errors import ConfigError
-from podracer.fields import NO_FLAG, struct
+from podracer.fields import NO_FLAG, bounded, check_ranges, struct
 from podracer.io.sinks import HYPERPARAMETER, PARENT
 from podracer.rollout import Purpose, purpose_key
 from podracer.types import PyTree
@@ -100,18 +100,20 @@ class Truncation:
     Truncation selection as in Jaderberg et al. 2017, arXiv:1711.09846, without exploration.
     """
 
-    fraction: float = 0.2
+    fraction: float = bounded(0.2, above=0, high=0.5)
     """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
 
     def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+        check_ranges(self, "")
 
     def decide(self, scores: jax.Array, draws: jax.Array) -> jax.Array:
         """Return the numbers i32 `[P, 1]` of the pods that all pods start from.
 
         `scores` and `draws`, in [0, 1), are f32 `[P]`. Equal scores are ranked by number.
         """
-        return _from_the_top(scores, self.fraction, draws)
+        num_pods, (order, ranks) = scores.shape[0], _ranking(scores)
+        rank = _one_of(num_replaced(num_pods, self.fraction), draws)
+        return order[truncation(ranks, num_pods, self.fraction, rank, jnp)][:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,23 +126,19 @@ class PopulationBased:
 
     bounds: Annotated[tuple[Range, ...], NO_FLAG] = (Range("learning_rate", 1e-5, 1e-2),)
     """Hyperparameters that vary, each with its bounds."""
-    fraction: float = 0.2
+    fraction: float = bounded(0.2, above=0, high=0.5)
     """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
-    factors: tuple[float, ...] = (0.8, 1.2)
+    factors: tuple[float, ...] = bounded((0.8, 1.2), above=0)
     """Factors of which one, drawn at random, multiplies each hyperparameter."""
-    resample: float = 0.25
+    resample: float = bounded(0.25, high=1.0)
     """Probability that a hyperparameter is drawn from its bounds instead of being multiplied."""
 
     def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
-        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"factors must be positive, at least one, but are {self.factors}.")
-        if not 0 <= self.resample <= 1:
-            raise ConfigError(f"resample must lie in [0, 1], but it is {self.resample}.")
+        check_ranges(self, "")
+        if not self.factors:
+            raise ConfigError("factors must be positive, at least one, but there are none.")
 
-    def decide(self, scores: jax.Array, draws: jax.Array) -> jax.Array:
-        """Return the numbers of the pods that all pods start from, as `Truncation` does."""
-        return _from_the_top(scores, self.fraction, draws)
+    decide = Truncation.decide
 
     def perturb(self, values: dict[str, Any], draws: jax.Array) -> dict[str, Any]:
         """Return hyperparameters f32 `[P]` by name after exploration.
@@ -171,15 +169,13 @@ class Generational:
     at most.
     """
 
-    group_size: int = 1
+    group_size: int = bounded(1, low=1)
     """Number of pods in a group (K)."""
-    parents: int = 2
+    parents: int = bounded(2, low=1)
     """Number of groups that the next generation descends from; two in the published runs."""
 
     def __post_init__(self) -> None:
-        for name in ("group_size", "parents"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, but it is {value}.")
+        check_ranges(self, "")
 
     def decide(self, scores: jax.Array, draws: jax.Array) -> jax.Array:
         """Return the numbers i32 `[P, K]` of the pods whose fusion all pods start from.
@@ -192,21 +188,10 @@ class Generational:
         return jnp.repeat(first, self.group_size)[:, None] + members[None, :]
 
 
-def _check_fraction(fraction: float) -> None:
-    if not 0 < fraction <= 0.5:
-        raise ConfigError(f"fraction must lie in (0, 0.5], but it is {fraction}.")
-
-
 def _ranking(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the numbers by rank, and the ranks by number."""
     order = jnp.argsort(-scores, stable=True)
     return order, jnp.argsort(order)
-
-
-def _from_the_top(scores: jax.Array, fraction: float, draws: jax.Array) -> jax.Array:
-    num_pods, (order, ranks) = scores.shape[0], _ranking(scores)
-    rank = _one_of(num_replaced(num_pods, fraction), draws)
-    return order[truncation(ranks, num_pods, fraction, rank, jnp)][:, None]
 
 
 def _one_of(count: int, draws: jax.Array) -> jax.Array:

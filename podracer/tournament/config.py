@@ -48,23 +48,23 @@ class Tournament:
     """Number of rounds of each pod, at least 1."""
     round_frames: int = bounded(100_000, low=1)
     """Frames that a pod trains for in a round."""
-    round_seconds: float | None = None
+    round_seconds: float | None = bounded(None, above=0)
     """Time limit of a round in seconds of training, if it comes before the frames; None for no
     limit."""
     size: int = bounded(16, low=1)
     """Maximum number of entries on the leaderboard."""
     episodes: int = bounded(100, low=1, high=MAX_EPISODES)
     """Number of held-out evaluation episodes after each round."""
-    evaluation_seed: int = 1_000_003
+    evaluation_seed: int = bounded(1_000_003, high=2**32 - 1)
     """Random seed of the held-out episodes, the same for all pods."""
-    seed: int = 0
+    seed: int = bounded(0, high=2**32 // MAX_PODS - 2)
     """Random seed that the seeds of pods and of selection are derived from."""
     engine: Literal["local", "ray", "inline"] = "local"
     """Where pods run: `local`, processes of this machine; `ray`, a Ray cluster whose machines
     share the directory; `inline`, one after another in the tournament's own process."""
-    pod_cpus: float = 1.0
+    pod_cpus: float = bounded(1.0)
     """CPUs that a pod reserves on a Ray cluster."""
-    pod_gpus: float = 0.0
+    pod_gpus: float = bounded(0.0)
     """GPUs that a pod reserves on a Ray cluster; it sees no others. Below 1, pods share a GPU."""
     pod_resources: str = ""
     """Other resources that a pod reserves on a Ray cluster, such as TPU=4,memory=8GiB: memory, and
@@ -72,15 +72,15 @@ class Tournament:
     pod_placement: Literal["default", "spread"] = "default"
     """Ray's strategy to place pods: `default` fills machines up to a half before the next one,
     `spread` takes them in turn."""
-    node_seconds: float = 0.0
+    node_seconds: float = bounded(0.0)
     """Time in seconds to wait for a machine to join a Ray cluster that can hold a pod; 0 refuses
     what no machine can hold."""
     retries: int = bounded(3, low=1)
     """Number of attempts without progress, one after another, after which a pod is quarantined."""
-    stall_seconds: float = 1800.0
+    stall_seconds: float = bounded(1800.0, above=0)
     """Time in seconds after which a pod that records nothing is killed; the evaluation of a round
     records nothing before its end."""
-    straggler_seconds: float = 600.0
+    straggler_seconds: float = bounded(600.0, above=0)
     """Time in seconds that a generation waits for its slowest pods once one has finished."""
 
     def check(self) -> None:
@@ -106,19 +106,9 @@ class Tournament:
 
     def _check_numbers(self) -> None:
         check_ranges(self, "")
-        for name, high in (("seed", 2**32 // 10_000 - 2), ("evaluation_seed", 2**32 - 1)):
-            if not 0 <= (value := getattr(self, name)) <= high:
-                raise ConfigError(f"{name} must be from 0 to {high:,}, but it is {value}.")
-        for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive and finite, but it is {value}.")
         parse_resources(self.pod_resources)
         for name in ("pod_cpus", "pod_gpus", "node_seconds", "pod_resources", "pod_placement"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and not negative, but it is {value}.")
-            if self.engine != "ray" and value != getattr(Tournament, name):
+            if self.engine != "ray" and getattr(self, name) != getattr(Tournament, name):
                 raise ConfigError(
                     f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
                 )

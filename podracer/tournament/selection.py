@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
@@ -28,7 +27,7 @@ from podracer.drivers.selection import (
     num_replaced,
     truncation,
 )
-from podracer.errors import ConfigError
+from podracer.fields import bounded, check_ranges
 from podracer.tournament.events import Board, Entry, PodState, TournamentState, rank
 
 
@@ -122,13 +121,12 @@ class Softmax:
     without its defect that a full board could lose its best entry for a while.
     """
 
-    temperature: float = 1.0
+    temperature: float = bounded(1.0, above=0)
     """Temperature of the softmax, in standard deviations of the scores; a lower one draws the
     best entry more often."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"temperature must be positive, but it is {self.temperature}.")
+        check_ranges(self, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +138,11 @@ class KTournament:
     Tournament selection: Goldberg and Deb 1991, "A comparative analysis of selection schemes".
     """
 
-    k: int = 3
+    k: int = bounded(3, low=1)
     """Number of entries k that are drawn; a larger k favors better entries."""
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k must be at least 1, but it is {self.k}.")
+        check_ranges(self, "")
 
 
 SelectionRule = (

@@ -48,7 +48,7 @@ from podracer.errors import ConfigError
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
-from podracer.reports.selection import lineages
+from podracer.reports.selection import lineage_figures
 from podracer.run import sweep
 from podracer.run.loading import load_run
 from podracer.run.setup import make_run_setup
@@ -270,9 +270,10 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     for record in lineage:
         numbers = [numbers[parent] for parent in record["parent"]]
     assert sweep.ancestors(lineage) == numbers
-    drawn = lineages(to_json(EXPERIMENT), read_metrics(whole / "pods.jsonl"))
-    assert [each.title for each in drawn] == ["Pods", "learning_rate"]
-    assert all(len(each.pods) == 4 * (2 * 3 + 1) for each in drawn)
+    records = read_metrics(whole / "pods.jsonl")
+    drawn = figures(lineage_figures("", to_json(EXPERIMENT), records))
+    assert list(drawn) == ["Pods", "learning_rate"]
+    assert all(each["data"][0]["y"].count(None) == 4 * (2 * 3 + 1) for each in drawn.values())
     last = lineage[-1]["hyperparameter_learning_rate"]
     run = load_run(whole, pod=2)
     assert run.blueprint.settings.learning_rate == last[2]

@@ -52,6 +52,7 @@ from podracer.envs.host.gymnasium_worker import (
     map_shared_memory,
 )
 from podracer.errors import ConfigError, EnvironmentFault
+from podracer.fields import bounded, check_ranges
 from podracer.io.processes import end_guarded
 from podracer.io.signals import how_killed
 from podracer.types import EnvironmentSpec, TimeStep
@@ -120,12 +121,12 @@ class Gymnasium:
     """Pairs of the environment's own options and their values, for a registered id."""
     observe: tuple[str, ...] = ()
     """Entries of dictionaries of observations that agents see; empty for all of them."""
-    step_seconds: float = 10.0
+    step_seconds: float = bounded(10.0, low=1e-3)
     """Longest time that one environment's `step` may take, in seconds, before it is replaced; half
     of Sebulba's `env_timeout_seconds` if that is not longer."""
-    reset_seconds: float = 60.0
+    reset_seconds: float = bounded(60.0, low=1e-3)
     """Longest time that making and resetting one environment may take, in seconds."""
-    max_restarts: int = 100
+    max_restarts: int = bounded(100)
     """Largest number of restarts of rows or workers after faults, over the life of a batch."""
     workers: int | None = None
     """0 steps the environments in this process, each batch in the thread that calls it: so may
@@ -135,10 +136,7 @@ class Gymnasium:
     for."""
 
     def __post_init__(self) -> None:
-        for field, low in (("step_seconds", 1e-3), ("reset_seconds", 1e-3), ("max_restarts", 0)):
-            value = getattr(self, field)
-            if not isinstance(value, int | float) or not low <= value < float("inf"):
-                raise ConfigError(f"{field} must be finite and {low} or more, not {value}.")
+        check_ranges(self, "")
         if self.workers not in (0, None):
             raise ConfigError(
                 f"workers must be 0, for this process, or None, not {self.workers}: a driver says "
