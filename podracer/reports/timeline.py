@@ -16,23 +16,11 @@ ACTOR_STAGES = (
     "actor_time_parameters", "actor_time_queue",
 )  # fmt: skip
 LEARNER_STAGES = ("learner_time_learn", "learner_time_report", "learner_time_collect")
-# The working stages of an actor as a bottleneck: name, activity, advice.
+# The working stages of an actor as a bottleneck: name, and advice.
 _ADVICE = {
-    "actor_time_environment": (
-        "Environments are",
-        "step environments",
-        "more environment threads or cores",
-    ),
-    "actor_time_inference": (
-        "Inference is",
-        "choose actions",
-        "more actor devices or a smaller network",
-    ),
-    "actor_time_transfer": (
-        "Transfer is",
-        "send trajectories",
-        "smaller observations, such as bytes, not floats",
-    ),
+    "actor_time_environment": ("Environments are", "more environment threads or cores"),
+    "actor_time_inference": ("Inference is", "more actor devices or a smaller network"),
+    "actor_time_transfer": ("Transfer is", "smaller observations, such as bytes, not floats"),
 }
 _MATTERS = 0.1  # share of waiting that is mentioned
 _CLEAR = 2.0  # one side waits this many times as long as the other: it waits for it
@@ -105,64 +93,43 @@ def time_shares(run: RunRecords) -> Shares | None:
 
 
 def verdict(run: RunRecords) -> str:
-    """Say which side is the bottleneck of a run and what would help; empty if unknown."""
+    """Return which side is the bottleneck of a run, and what would help; empty if unknown."""
     shares = time_shares(run)
     if shares is None:
         return ""
-    actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
-    sentence = f"actors spend {actors} of their time waiting for the learner"
-    sentence += f", it waits {learner} of its own"
-    if max(shares[:2]) < _MATTERS:
-        return f"Neither is the bottleneck: {sentence}. More speed takes more of both."
-    if shares.actors_wait >= _CLEAR * shares.learner_waits:
-        return _learner_bound(shares)
-    if shares.learner_waits >= _CLEAR * shares.actors_wait:
-        return _actor_bound(shares)
-    if run.settings.get("driver.policy_lag") == "0":
-        return (
-            f"They take turns, as the lag is 0: {sentence}. A lag of 1 lets them work side by side."
-        )
+    bottleneck, advice = _bottleneck(shares, has_lag=run.settings.get("driver.policy_lag") != "0")
+    parts = [
+        f"actors spend {percent(shares.actors_wait)} of their time waiting for the learner",
+        f"it waits {percent(shares.learner_waits)} of its own",
+    ]
     if shares.learner_reports >= 2 * _MATTERS:
-        reports = percent(shares.learner_reports)
-        return (
-            f"No bottleneck stands out: {sentence}, and evaluating, saving and logging takes it "
-            f"{reports}. Try fewer evaluations first."
-        )
-    return (
-        f"No bottleneck stands out: {sentence}. Try a larger queue or lag, which evens out bursts."
-    )
+        parts.append(f"and evaluates, saves and logs {percent(shares.learner_reports)}")
+    stages = [f"{key.split('_')[-1]} {percent(x)}" for key, x in shares.acting.items()]
+    is_of_actors = shares.learner_waits >= max(_MATTERS, _CLEAR * shares.actors_wait)
+    details = f" Actors: {', '.join(stages)}." if stages and is_of_actors else ""
+    return f"{bottleneck}: {', '.join(parts)}.{details} {advice}"
 
 
-def _learner_bound(shares: Shares) -> str:
-    actors = f"actors spend {percent(shares.actors_wait)} of their time waiting for it"
-    if shares.learner_reports > 1 - shares.learner_waits - shares.learner_reports:
-        return (
-            f"Evaluating and saving is the bottleneck: {actors}, the learner does little else "
-            f"for {percent(shares.learner_reports)} of its own. Try fewer evaluations."
-        )
-    return (
-        f"The learner is the bottleneck: {actors}, it waits {percent(shares.learner_waits)} "
-        "of its own. Try more learner devices or a smaller batch."
-    )
-
-
-def _actor_bound(shares: Shares) -> str:
-    learner = f"the learner spends {percent(shares.learner_waits)} of its time waiting for"
-    if not shares.acting:
-        waits = f"they wait {percent(shares.actors_wait)} of their own"
-        return (
-            f"Actors are the bottleneck: {learner} them, {waits}. "
-            "Try more actor devices or threads."
-        )
-    (key, largest), (second, next_most), *_ = shares.acting.items()
-    name, does, helps = _ADVICE[key]
-    does = f"{does} {percent(largest)}"
-    if largest >= _STANDS_OUT * next_most:
-        return f"{name} the bottleneck: {learner} actors, they {does} of theirs. Try {helps}."
-    return (
-        f"Actors are the bottleneck: {learner} them, they {does} and {_ADVICE[second][1]} "
-        f"{percent(next_most)} of theirs. Try more actor devices or threads."
-    )
+def _bottleneck(shares: Shares, *, has_lag: bool) -> tuple[str, str]:
+    """Return the bottleneck and advice, each the beginning or the end of a sentence."""
+    actors_wait, learner_waits, reports, acting = shares
+    if max(actors_wait, learner_waits) < _MATTERS:
+        return "Neither is the bottleneck", "More speed takes more of both."
+    if actors_wait >= _CLEAR * learner_waits and reports > 1 - learner_waits - reports:
+        return "Evaluating and saving is the bottleneck", "Try fewer evaluations."
+    if actors_wait >= _CLEAR * learner_waits:
+        return "The learner is the bottleneck", "Try more learner devices or a smaller batch."
+    if learner_waits >= _CLEAR * actors_wait:
+        name, advice = "Actors are", "more actor devices or threads"
+        stage, *others = acting or [""]
+        if others and acting[stage] >= _STANDS_OUT * acting[others[0]]:
+            name, advice = _ADVICE[stage]
+        return f"{name} the bottleneck", f"Try {advice}."
+    if not has_lag:
+        return "They take turns, as the lag is 0", "A lag of 1 lets them work side by side."
+    advice = "a larger queue or lag, which evens out bursts"
+    advice = "fewer evaluations first" if reports >= 2 * _MATTERS else advice
+    return "No bottleneck stands out", f"Try {advice}."
 
 
 def _table(run: RunRecords, keys: Sequence[str]) -> np.ndarray:

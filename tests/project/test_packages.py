@@ -18,23 +18,23 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3170,  # the contract: files beside the rooms
+    "": 3180,  # the contract: files beside the rooms
     "agents": 6780,
     "checks": 820,
     "cli": 2870,
     "config": 650,
     "devices": 1550,
-    "drivers": 3980,
+    "drivers": 3970,
     "envs": 4000,
     "io": 3430,
     "networks": 1270,
     "ops": 1670,
     "recipes": 1320,
-    "reports": 2460,
+    "reports": 2430,
     "run": 3270,
     "scores": 770,
     "testing": 700,
-    "tournament": 3060,
+    "tournament": 3050,
 }
 GOAL = 40_000  # in sum; then 37,000
 

@@ -485,24 +485,28 @@ def said(tmp_path, **options):
     ("options", "sentence"),
     [
         ({"queue": 1.2},
-         "The learner is the bottleneck: actors spend 60 % of their time waiting for it, it waits "
-         "0 % of its own. Try more learner devices or a smaller batch."),
+         "The learner is the bottleneck: actors spend 60 % of their time waiting for the learner, "
+         "it waits 0 % of its own. Try more learner devices or a smaller batch."),
         ({"queue": 0.6, "parameters": 0.6, "report": 2.1},
-         "Evaluating and saving is the bottleneck: actors spend 60 % of their time waiting for it, "
-         "the learner does little else for 70 % of its own. Try fewer evaluations."),
+         "Evaluating and saving is the bottleneck: actors spend 60 % of their time waiting for the "
+         "learner, it waits 0 % of its own, and evaluates, saves and logs 70 %. Try fewer "
+         "evaluations."),
         ({"collect": 0.9},
-         "Environments are the bottleneck: the learner spends 50 % of its time waiting for actors, "
-         "they step environments 65 % of theirs. Try more environment threads or cores."),
+         "Environments are the bottleneck: actors spend 0 % of their time waiting for the learner, "
+         "it waits 50 % of its own. Actors: environment 65 %, inference 25 %, transfer 10 %. Try "
+         "more environment threads or cores."),
         ({"collect": 0.9, "inference": 1.4},
-         "Inference is the bottleneck: the learner spends 50 % of its time waiting for actors, "
-         "they choose actions 70 % of theirs. Try more actor devices or a smaller network."),
+         "Inference is the bottleneck: actors spend 0 % of their time waiting for the learner, it "
+         "waits 50 % of its own. Actors: inference 70 %, environment 26 %, transfer 4 %. Try more "
+         "actor devices or a smaller network."),
         ({"collect": 0.9, "transfer": 1.4},
-         "Transfer is the bottleneck: the learner spends 50 % of its time waiting for actors, they "
-         "send trajectories 66 % of theirs. Try smaller observations, such as bytes, not floats."),
+         "Transfer is the bottleneck: actors spend 0 % of their time waiting for the learner, it "
+         "waits 50 % of its own. Actors: transfer 66 %, environment 25 %, inference 9 %. Try "
+         "smaller observations, such as bytes, not floats."),
         ({"collect": 0.9, "inference": 0.45},
-         "Actors are the bottleneck: the learner spends 50 % of its time waiting for them, they "
-         "step environments 50 % and choose actions 43 % of theirs. Try more actor devices or "
-         "threads."),
+         "Actors are the bottleneck: actors spend 0 % of their time waiting for the learner, it "
+         "waits 50 % of its own. Actors: environment 50 %, inference 43 %, transfer 8 %. Try more "
+         "actor devices or threads."),
         ({"queue": 0.05, "collect": 0.03},
          "Neither is the bottleneck: actors spend 6 % of their time waiting for the learner, it "
          "waits 3 % of its own. More speed takes more of both."),
@@ -511,14 +515,13 @@ def said(tmp_path, **options):
          "waits 25 % of its own. Try a larger queue or lag, which evens out bursts."),
         ({"queue": 0.8, "collect": 0.9, "report": 1.2},
          "No bottleneck stands out: actors spend 50 % of their time waiting for the learner, it "
-         "waits 30 % of its own, and evaluating, saving and logging takes it 40 %. Try fewer "
-         "evaluations first."),
+         "waits 30 % of its own, and evaluates, saves and logs 40 %. Try fewer evaluations first."),
         ({"parameters": 0.8, "collect": 0.9, "lag": 0},
          "They take turns, as the lag is 0: actors spend 50 % of their time waiting for the "
          "learner, it waits 50 % of its own. A lag of 1 lets them work side by side."),
         ({"without": ("actor_time", "learner_time")},
-         "The learner is the bottleneck: actors spend 50 % of their time waiting for it, it waits "
-         "10 % of its own. Try more learner devices or a smaller batch."),
+         "The learner is the bottleneck: actors spend 50 % of their time waiting for the learner, "
+         "it waits 10 % of its own. Try more learner devices or a smaller batch."),
     ],
 )  # fmt: skip
 def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
@@ -527,9 +530,10 @@ def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
 
 def test_starts_count_only_if_there_is_nothing_else(tmp_path):
     resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
-    assert "they step environments 65 % of theirs" in resumed
+    assert "Actors: environment 65 %" in resumed
     short = said(tmp_path / "short", records=1)[1]
-    assert short.startswith("Transfer is the bottleneck: the learner spends 100 % of its time")
+    assert short.startswith("Transfer is the bottleneck: actors spend 0 % of their time waiting")
+    assert "it waits 100 % of its own" in short
 
 
 def test_a_run_that_recorded_no_waits_has_no_sentence(tmp_path):
