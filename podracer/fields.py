@@ -32,15 +32,14 @@ def bounded(
     low: float | int = 0.0,
     high: float | int = math.inf,
     *,
-    above: float | None = None,
+    exclusive: bool = False,
 ) -> Any:
     """Declare a field of a dataclass whose value is finite and lies in `[low, high]`.
 
-    With `above` it lies in `(above, high]`. If the value is a tuple this holds for each of its
+    With `exclusive` it lies in `(low, high]`. If the value is a tuple this holds for each of its
     items. An integer without `high` must be below 2^31. `check_ranges` checks it.
     """
-    limits = (low, high) if above is None else (above, high, True)
-    return dataclasses.field(default=default, metadata={"range": limits})
+    return dataclasses.field(default=default, metadata={"range": (low, high, exclusive)})
 
 
 def reset_on_warm_start() -> Any:

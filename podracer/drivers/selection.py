@@ -100,7 +100,7 @@ class Truncation:
     Truncation selection as in Jaderberg et al. 2017, arXiv:1711.09846, without exploration.
     """
 
-    fraction: float = bounded(0.2, above=0, high=0.5)
+    fraction: float = bounded(0.2, high=0.5, exclusive=True)
     """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
 
     def __post_init__(self) -> None:
@@ -126,9 +126,9 @@ class PopulationBased:
 
     bounds: Annotated[tuple[Range, ...], NO_FLAG] = (Range("learning_rate", 1e-5, 1e-2),)
     """Hyperparameters that vary, each with its bounds."""
-    fraction: float = bounded(0.2, above=0, high=0.5)
+    fraction: float = bounded(0.2, high=0.5, exclusive=True)
     """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
-    factors: tuple[float, ...] = bounded((0.8, 1.2), above=0)
+    factors: tuple[float, ...] = bounded((0.8, 1.2), exclusive=True)
     """Factors of which one, drawn at random, multiplies each hyperparameter."""
     resample: float = bounded(0.25, high=1.0)
     """Probability that a hyperparameter is drawn from its bounds instead of being multiplied."""

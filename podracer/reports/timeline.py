@@ -121,9 +121,9 @@ def _bottleneck(shares: Shares, *, has_lag: bool) -> tuple[str, str]:
         return "The learner is the bottleneck", "Try more learner devices or a smaller batch."
     if learner_waits >= _CLEAR * actors_wait:
         name, advice = "Actors are", "more actor devices or threads"
-        stage, *others = acting or [""]
-        if others and acting[stage] >= _STANDS_OUT * acting[others[0]]:
-            name, advice = _ADVICE[stage]
+        first, second = [*acting][:2] or ["", ""]
+        if acting and acting[first] >= _STANDS_OUT * acting[second]:
+            name, advice = _ADVICE[first]
         return f"{name} the bottleneck", f"Try {advice}."
     if not has_lag:
         return "They take turns, as the lag is 0", "A lag of 1 lets them work side by side."

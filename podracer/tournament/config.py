@@ -48,7 +48,7 @@ class Tournament:
     """Number of rounds of each pod, at least 1."""
     round_frames: int = bounded(100_000, low=1)
     """Frames that a pod trains for in a round."""
-    round_seconds: float | None = bounded(None, above=0)
+    round_seconds: float | None = bounded(None, exclusive=True)
     """Time limit of a round in seconds of training, if it comes before the frames; None for no
     limit."""
     size: int = bounded(16, low=1)
@@ -77,10 +77,10 @@ class Tournament:
     what no machine can hold."""
     retries: int = bounded(3, low=1)
     """Number of attempts without progress, one after another, after which a pod is quarantined."""
-    stall_seconds: float = bounded(1800.0, above=0)
+    stall_seconds: float = bounded(1800.0, exclusive=True)
     """Time in seconds after which a pod that records nothing is killed; the evaluation of a round
     records nothing before its end."""
-    straggler_seconds: float = bounded(600.0, above=0)
+    straggler_seconds: float = bounded(600.0, exclusive=True)
     """Time in seconds that a generation waits for its slowest pods once one has finished."""
 
     def check(self) -> None:

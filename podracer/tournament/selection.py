@@ -121,7 +121,7 @@ class Softmax:
     without its defect that a full board could lose its best entry for a while.
     """
 
-    temperature: float = bounded(1.0, above=0)
+    temperature: float = bounded(1.0, exclusive=True)
     """Temperature of the softmax, in standard deviations of the scores; a lower one draws the
     best entry more often."""
 
