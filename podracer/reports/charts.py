@@ -211,12 +211,15 @@ def curves(
     for panel in panels:
         traces = traces_by_title.setdefault(panel.title, [])
         for label, color in colors.items():
-            group = label, color, texts[label], len(shown) <= _RAW
-            if panel.parts:
-                traces += _parts(group, shown[label], panel, axes, points, len(colors) == 1)
-                continue
-            traces += _runs(group, shown[label], panel, axes, points)
-            traces += _score(label, color, members[label], panel, axes)
+            for key, part_color in zip(panel.parts, itertools.cycle(COLORS), strict=False):
+                part_color = part_color if len(colors) == 1 else color
+                text = "\n".join(filter(None, [key.removeprefix(panel.key), texts[label]]))
+                group = label, part_color, text, False
+                traces += _runs(group, shown[label], Panel(panel.title, key), axes, points)
+            if not panel.parts:
+                group = label, color, texts[label], len(shown) <= _RAW
+                traces += _runs(group, shown[label], panel, axes, points)
+                traces += _score(label, color, members[label], panel, axes)
     drawn_panels = {title: traces for title, traces in traces_by_title.items() if traces}
     legend = [LegendEntry(label, colors[label]) for label in shown] if len(shown) > 1 else []
     block = charts(name, [_grid(drawn_panels, axes)] if drawn_panels else [], legend, width=600)
@@ -314,41 +317,30 @@ def _runs(
     The group has a label, a color, a text about its settings, and says if raw values are shown.
     """
     label, color, text, has_raw = group
+
+    def drawn(run: RunRecords, curves_by_axis: Mapping[str, Curve], **style: Any) -> Trace:
+        description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
+        return {**trace([], [], label, text=description, **style), "curves": curves_by_axis}
+
     for run in runs:
         curve = _curves_of(run, panel.key, axes, points, panel.unit)
+        if not curve:
+            continue
         is_dot = all(len(x) == 1 for x, _ in curve.values())
         style = {"mode": "markers", "marker": {"color": color}} if is_dot else {}
-        if curve and len(runs) == 1:
-            raw = {"line": {"color": color, "width": 0.8}, "opacity": 0.3, "hoverinfo": "skip"}
-            if has_raw:
-                yield _of_run(label, run, curve, text, **raw, **style)
-            line = {"color": color, "width": 1.8}
-            yield _of_run(label, run, _smooth(curve), text, line=line, **style)
-        elif curve:
-            line = {"color": color, "width": 0.8}
-            yield _of_run(label, run, _smooth(curve), text, line=line, opacity=0.5, **style)
+        thin = {"line": {"color": color, "width": 0.8}}
+        if len(runs) == 1 and has_raw:
+            yield drawn(run, curve, **thin, opacity=0.3, hoverinfo="skip", **style)
+        line = {"line": {"color": color, "width": 1.8}} if len(runs) == 1 else thin
+        opacity = 1.0 if len(runs) == 1 else 0.5
+        smooth = {axis: (x, running_mean(y)) for axis, (x, y) in curve.items()}
+        yield drawn(run, smooth, **line, opacity=opacity, **style)
     for run in runs if panel.points else ():
         if dots := _curves_of(run, panel.points, axes, points):
             mode = "lines+markers" if len(runs) > 1 else "markers"
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
-            style = {"line": {"color": color, "width": 0.6, "dash": "dot"}, "marker": marker}
-            yield _of_run(label, run, dots, text, mode=mode, **style)
-
-
-def _parts(
-    group: tuple[str, str, str, bool],
-    runs: Sequence[RunRecords],
-    panel: Panel,
-    axes: Sequence[str],
-    points: int,
-    has_colors: bool,
-) -> Iterator[Trace]:
-    """Yield the curves of a metric's parts, in a color for each part where no groups need them."""
-    label, color, text, _ = group
-    for part, part_color in zip(panel.parts, itertools.cycle(COLORS), strict=False):
-        part_text = "\n".join(filter(None, [part.removeprefix(panel.key), text]))
-        style = label, part_color if has_colors else color, part_text, False
-        yield from _runs(style, runs, Panel(panel.title, part), axes, points)
+            line = {"color": color, "width": 0.6, "dash": "dot"}
+            yield drawn(run, dots, mode=mode, line=line, marker=marker)
 
 
 def _curves_of(
@@ -365,17 +357,6 @@ def _thinned(x: np.ndarray, y: np.ndarray, points: int) -> Curve:
     counts = np.diff(np.append(begins, len(x)))
     ends = begins + counts - 1
     return x[ends], np.add.reduceat(y, begins) / counts
-
-
-def _smooth(curves_by_axis: Mapping[str, Curve]) -> dict[str, Curve]:
-    return {axis: (x, running_mean(y)) for axis, (x, y) in curves_by_axis.items()}
-
-
-def _of_run(
-    label: str, run: RunRecords, curves_by_axis: Mapping[str, Curve], text: str, **style: Any
-) -> Trace:
-    description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
-    return {**trace([], [], label, text=description, **style), "curves": curves_by_axis}
 
 
 def _score(
