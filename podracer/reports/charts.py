@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
 import json
@@ -206,7 +207,10 @@ def curves(
     num_drawn, num_runs = (sum(map(len, x.values())) for x in (shown, counted))
     size = num_blocks * num_drawn * (sum(len(x.parts) or 1 for x in panels) + len(axes))
     points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
-    texts = {label: _text(settings) for label, settings in differing_settings(members).items()}
+    texts = {}
+    for label, settings in differing_settings(members).items():
+        lines = [text[:80] for text in settings_text(settings)]
+        texts[label] = "\n".join(lines[:_SETTINGS] + ["..."] * (len(lines) > _SETTINGS))
     traces_by_title: dict[str, list[Trace]] = {}
     for panel in panels:
         traces = traces_by_title.setdefault(panel.title, [])
@@ -300,9 +304,16 @@ def differing_settings(groups: Groups) -> Settings:
     }
 
 
-def _text(settings: Mapping[str, str]) -> str:
-    lines = [f"{key.rpartition('.')[2]} {value}"[:80] for key, value in settings.items()]
-    return "\n".join([*lines[:_SETTINGS], *(["..."] if len(lines) > _SETTINGS else [])])
+def settings_text(settings: Mapping[str, str], digits: int = 17) -> list[str]:
+    """Return names, without their parts, and values; long fractions have so many digits."""
+
+    def rounded(value: str) -> str:
+        with contextlib.suppress(ValueError):
+            if len(value) > 8 and isinstance(number := json.loads(value), float):
+                return f"{number:.{digits}g}"
+        return value
+
+    return [f"{key.rpartition('.')[2]} {rounded(value)}" for key, value in settings.items()]
 
 
 def _runs(

@@ -10,7 +10,7 @@ import html
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,16 @@ from podracer.io.addresses import local_run
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
-from podracer.io.sinks import TASK_REWARD, group, read_metrics
+from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports.charts import (
     COLORS,
     Groups,
     Panel,
     charts,
     curves,
+    differing_settings,
     figure,
+    settings_text,
 )
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.seeds import (
@@ -46,13 +48,16 @@ from podracer.scores.format import clock, compact, number, percent
 from podracer.scores.runs import (
     RunRecords,
     as_text,
-    has_selection,
     read_members,
     read_object,
 )
 
 _LOG = logging.getLogger("podracer")
 
+_ENDS = {
+    "target_return": "an evaluation reached the target return",
+    "max_seconds": "its time was over",
+}
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 
 RETURNS = Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
@@ -76,12 +81,13 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
     """
     file = user_path(file)
     paths = list(dict.fromkeys(local_run(path).resolve() for path in runs))
-    names = _names(paths)
+    suffixes = (["/".join(path.parts[-n:]) for path in paths] for n in itertools.count(1))
+    names = next(names for names in suffixes if len({*names}) == len(names))  # the shortest
     loaded = [run for pair in zip(paths, names, strict=True) for run in read_members(*pair)]
     lineages, of_packages = [], []
     for path, name in zip(paths, names, strict=True):
         config = read_object(path / "config.json")
-        lineages.append(_lineage(name, path, config.get("experiment", {})))
+        lineages.append(lineage_figures(name, path, config.get("experiment", {})))
         for title, content in _installed_sections(path, config).items():
             title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
             of_packages.append(section(title, content))
@@ -90,55 +96,24 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
     return file
 
 
-def _lineage(name: str, path: Path, experiment: Mapping[str, Any]) -> str:
-    pods = path / "pods.jsonl"
-    records = read_metrics(pods) if has_selection(experiment) and pods.exists() else []
-    return lineage_figures(name, experiment, records)
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest suffixes that distinguish the paths."""
-    for length in itertools.count(1):
-        names = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise AssertionError  # different paths differ somewhere
-
-
 def group_runs(runs: Sequence[RunRecords]) -> Groups:
     """Group the runs that differ only in the seed; keys name the differences between groups."""
-    groups: Groups = {}
+    of_recipe: dict[str, Groups] = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
-        groups.setdefault(
-            json.dumps([run.recipe, run.configuration, alone], sort_keys=True), []
-        ).append(run)
-    labels = [_label(members, runs, _rounded) for members in groups.values()]
-    if len(set(labels)) < len(labels):
-        labels = [_label(members, runs, str) for members in groups.values()]
-    return dict(zip(labels, groups.values(), strict=True))
-
-
-def _label(
-    members: Sequence[RunRecords], runs: Sequence[RunRecords], text: Callable[[str], str]
-) -> str:
-    first = members[0]
-    if len(members) == 1:
-        return first.name
-    peers = [run.configuration for run in runs if run.recipe == first.recipe]
-    differing = [
-        f"{key.rpartition('.')[2]} {text(value)}"
-        for key, value in first.configuration.items()
-        if any(peer.get(key) != value for peer in peers)
-    ]
-    return ", ".join([first.recipe, *differing, counted(members)])
-
-
-def _rounded(value: str) -> str:
-    try:
-        return f"{float(value):.6g}" if len(value) > 8 else value
-    except ValueError:
-        return value
+        key = json.dumps([run.configuration, alone], sort_keys=True)
+        of_recipe.setdefault(run.recipe, {}).setdefault(key, []).append(run)
+    groups: Groups = {}
+    for digits in (6, 17):  # all of them where labels would be the same
+        groups = {}
+        for recipe, peers in of_recipe.items():
+            for key, settings in differing_settings(peers).items():
+                parts = [recipe, *settings_text(settings, digits), counted(peers[key])]
+                several = len(peers[key]) > 1
+                groups[", ".join(parts) if several else peers[key][0].name] = peers[key]
+        if len(groups) == sum(map(len, of_recipe.values())):
+            break
+    return groups
 
 
 def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -198,6 +173,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
     if isinstance(device, dict):
         device = f"{device.get('devices', 1)} x {device.get('kind', device.get('platform', '?'))}"
     versions = versions if isinstance(versions, dict) else {}
+    limit = run.settings.get(run.early_end, "")
     acting, distinct = {}, run.last("evaluation_distinct_episodes")
     if distinct is not None and run.acting:
         count = f"{distinct:.4g} of {run.settings.get('evaluation_episodes', '?')}"
@@ -211,7 +187,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Updates": f"{run.last('updates') or 0:,}",
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
         "Wall time": clock(run.last("seconds")),
-        **_end_fact(run),
+        **({"Ended early": f"{_ENDS[run.early_end]}, {limit}"} if run.early_end else {}),
         "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
         **acting,
         **utilization_facts(run),
@@ -220,16 +196,6 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Device": str(device),
         "Versions": ", ".join(versions_text) or "-",
     }
-
-
-def _end_fact(run: RunRecords) -> dict[str, str]:
-    """Return what ended a run before its frames, in words."""
-    words = {
-        "target_return": "an evaluation reached the target return",
-        "max_seconds": "its time was over",
-    }
-    limit = run.settings.get(run.early_end, "")
-    return {"Ended early": f"{words[run.early_end]}, {limit}"} if run.early_end else {}
 
 
 def _end_note(runs: Sequence[RunRecords]) -> str:
@@ -251,7 +217,8 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
     """
     environments, lines = by_environment(groups), caption(groups)
     keys: dict[str, list[str]] = {}
-    for key in _logged(groups):
+    records = (record for runs in groups.values() for run in runs for record in run.records)
+    for key in dict.fromkeys(k for record in records for k, x in record.items() if x is not None):
         keys.setdefault(key.partition("[")[0], []).append(key)
     metrics = [
         Panel(metric_title(name), name, parts=keys[name] if keys[name] != [name] else ())
@@ -273,11 +240,6 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
                 parts.append(environment_title(environment, environments) + content)
         yield name, section(title, "".join(parts) + lines if parts else "")
         lines = ""  # said once
-
-
-def _logged(groups: Groups) -> Iterable[str]:
-    records = (record for runs in groups.values() for run in runs for record in run.records)
-    return dict.fromkeys(key for record in records for key, x in record.items() if x is not None)
 
 
 def metric_title(key: str) -> str:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podracer.io.sinks import HYPERPARAMETER, PARENT
 from podracer.reports.charts import POD, WINNER, LegendEntry, charts, figure, is_positive, trace
-from podracer.scores.runs import has_selection
+from podracer.scores.runs import has_selection, read_records
 from podracer.scores.score import returns_of
 
 _LEGEND = (LegendEntry("a pod", POD), LegendEntry("the best pod and its ancestors", WINNER))
 
 
-def lineage_figures(name: str, experiment: Mapping[str, Any], records: Sequence[Any]) -> str:
+def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str:
     """Draw the lineage of a run's pods by their number and by each varied hyperparameter.
 
-    `experiment` is the run's own as JSON, `records` hold a list for each metric. Returns nothing
-    for a run without a selection. The best pod stands out with its ancestors, if one has a return.
+    `experiment` is the run's own as JSON. Returns nothing for a run without a selection. The best
+    pod stands out with its ancestors, if one has a return.
     """
+    records = read_records(path / "pods.jsonl") if has_selection(experiment) else []
     selections = [record for record in records if PARENT in record]
-    if not selections or not has_selection(experiment):
+    if not selections:
         return ""
     parents = np.array([record[PARENT] for record in selections])
     every, pods = experiment["exchange"]["every"], experiment["pods"]

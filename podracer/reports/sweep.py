@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-
-from podracer.reports.charts import Groups, differing_settings
+from podracer.reports.charts import Groups, differing_settings, settings_text
 from podracer.reports.page import table
 from podracer.reports.seeds import REMARKS, by_environment, environment_title, spread_text
 from podracer.scores.format import number
@@ -34,8 +31,7 @@ def ranking(groups: Groups) -> str:
     head = ["Configuration", "Runs", measure, "95 % interval, or each seed", REMARKS]
     rows = [
         [
-            ", ".join(f"{_short(key)} {_text(value)}" for key, value in settings[label].items())
-            or label,
+            ", ".join(settings_text(settings[label], 3)) or label,
             str(len(groups[label])),
             number(scores[label].mean),
             spread_text(scores[label]),
@@ -44,16 +40,3 @@ def ranking(groups: Groups) -> str:
         for label in sorted(scores, key=lambda label: scores[label].rank)[:_RANKED]
     ]
     return table(head, rows)
-
-
-def _short(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _text(value: str) -> str:
-    """Return a setting as it is, but a fraction with three digits."""
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return value
-    return number(parsed) if isinstance(parsed, float) and math.isfinite(parsed) else value

@@ -248,7 +248,7 @@ def read_run(path: Path, name: str = "") -> RunRecords:
     Raises `ConfigError` and `StorageError` for files that are not a run's.
     """
     config, crash = read_object(path / "config.json"), read_object(path / CRASH)
-    return RunRecords(name or path.name, config, _records(path / "metrics.jsonl"), crash, path)
+    return RunRecords(name or path.name, config, read_records(path / "metrics.jsonl"), crash, path)
 
 
 def read_members(path: Path, name: str = "") -> list[RunRecords]:
@@ -260,14 +260,15 @@ def read_members(path: Path, name: str = "") -> list[RunRecords]:
     if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
         raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     # The pods come first: of a run that goes on, its own records then reach as far.
-    series = _records(path / "pods.jsonl")
+    series = read_records(path / "pods.jsonl")
     run = read_run(path, name)
     has_pods = (path / "pods.jsonl").exists() and pods_in(run.config)
     runs = members_of(run, series) if has_pods else [run]
     return [dataclasses.replace(x, records=[*map(with_parts, x.records)]) for x in runs]
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records in a file as `read_metrics` does, none where there is no file."""
     return read_metrics(path) if path.exists() else []
 
 

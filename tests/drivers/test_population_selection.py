@@ -45,7 +45,6 @@ from podracer.drivers.selection import (
 )
 from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.selection import lineage_figures
@@ -270,8 +269,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     for record in lineage:
         numbers = [numbers[parent] for parent in record["parent"]]
     assert sweep.ancestors(lineage) == numbers
-    records = read_metrics(whole / "pods.jsonl")
-    drawn = figures(lineage_figures("", to_json(EXPERIMENT), records))
+    drawn = figures(lineage_figures("", whole, to_json(EXPERIMENT)))
     assert list(drawn) == ["Pods", "learning_rate"]
     assert all(each["data"][0]["y"].count(None) == 4 * (2 * 3 + 1) for each in drawn.values())
     last = lineage[-1]["hyperparameter_learning_rate"]

@@ -367,7 +367,7 @@ def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path
     assert "Thin lines are the pods." in page.text
 
 
-def test_a_pod_that_met_a_fault_is_not_the_best():
+def test_a_pod_that_met_a_fault_is_not_the_best(tmp_path):
     record = {"updates": 9, "episodes": [8, None, 8], "evaluation_return": [-200.0, -100.0, None]}
     returns = returns_of(record, "evaluation_return")
     np.testing.assert_array_equal(returns, [-200.0, np.nan, np.nan])
@@ -377,7 +377,9 @@ def test_a_pod_that_met_a_fault_is_not_the_best():
     }
 
     def lines():
-        drawn = lineage_figures("", experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+        records = [{"updates": 5, "parent": [0, 1, 2]}, record]
+        (tmp_path / "pods.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+        drawn = lineage_figures("", tmp_path, experiment)
         return [x["y"] for x in figures(drawn)["Pods"]["data"]]
 
     assert set(lines()[1]) == {0, None}
