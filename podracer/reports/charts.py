@@ -304,12 +304,12 @@ def differing_settings(groups: Groups) -> Settings:
     }
 
 
-def settings_text(settings: Mapping[str, str], digits: int = 17) -> list[str]:
-    """Return names, without their parts, and values; long fractions have so many digits."""
+def settings_text(settings: Mapping[str, str], digits: int = 0) -> list[str]:
+    """Return names, without their parts, and values; `digits` round long fractions."""
 
     def rounded(value: str) -> str:
         with contextlib.suppress(ValueError):
-            if len(value) > 8 and isinstance(number := json.loads(value), float):
+            if digits and len(value) > 8 and isinstance(number := json.loads(value), float):
                 return f"{number:.{digits}g}"
         return value
 

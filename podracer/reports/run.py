@@ -104,7 +104,7 @@ def group_runs(runs: Sequence[RunRecords]) -> Groups:
         key = json.dumps([run.configuration, alone], sort_keys=True)
         of_recipe.setdefault(run.recipe, {}).setdefault(key, []).append(run)
     groups: Groups = {}
-    for digits in (6, 17):  # all of them where labels would be the same
+    for digits in (6, 0):  # all of them where labels would be the same
         groups = {}
         for recipe, peers in of_recipe.items():
             for key, settings in differing_settings(peers).items():
