@@ -38,13 +38,9 @@ class Shares(NamedTuple):
 
 def utilization_section(runs: Sequence[RunRecords]) -> str:
     """Return the utilization section of a report: a verdict on each run."""
-    verdicts = {run.name: html.escape(verdict(run)) for run in runs}
-    parts = [
-        f"<p>{f'<b>{html.escape(name)}</b>: ' if len(runs) > 1 else ''}{text}</p>"
-        for name, text in verdicts.items()
-        if text
-    ]
-    return "".join(parts)
+    names = [f"<b>{html.escape(run.name)}</b>: " if len(runs) > 1 else "" for run in runs]
+    texts = [html.escape(verdict(run)) for run in runs]
+    return "".join(f"<p>{n}{text}</p>" for n, text in zip(names, texts, strict=True) if text)
 
 
 def utilization_facts(run: RunRecords) -> dict[str, str]:
@@ -56,16 +52,12 @@ def utilization_facts(run: RunRecords) -> dict[str, str]:
     if shares := time_shares(run):
         actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
         facts["Idle"] = f"actors {actors}, learner {learner}"
-    if faults := _total(run.series("environment_faults", "updates")[1]):
+    counts = run.series("environment_faults", "updates")[1]  # they restart at each resume
+    if faults := counts[:-1][np.diff(counts) < 0].sum() + counts[-1:].sum():
         facts["Environment faults"] = f"{faults:,.0f}"
     if run.last("emulator_frames") is not None:
         facts["Emulator frames"] = compact(run.last("emulator_frames"))
     return facts
-
-
-def _total(counts: np.ndarray) -> float:
-    """Return the last value of a cumulative count `[n]` that restarts at each resume."""
-    return float(counts[:-1][np.diff(counts) < 0].sum() + counts[-1:].sum())
 
 
 def time_shares(run: RunRecords) -> Shares | None:
@@ -75,7 +67,8 @@ def time_shares(run: RunRecords) -> Shares | None:
     start or a resume, when actors also create their environments and fill the queue.
     """
     keys = [*ACTOR_STAGES, *LEARNER_STAGES]
-    table = _table(run, (*keys, "time_compile"))
+    rows = [[record.get(key) for key in (*keys, "time_compile")] for record in run.records]
+    table = np.nan_to_num(np.array(rows, float).reshape(-1, len(keys) + 1), posinf=0, neginf=0)
     warm = table[table[:, -1] == 0]
     total = dict(zip(keys, (warm if warm[:, :-1].any() else table).sum(axis=0), strict=False))
     acting = {key: total[key] for key in _ADVICE}
@@ -130,9 +123,3 @@ def _bottleneck(shares: Shares, *, has_lag: bool) -> tuple[str, str]:
     advice = "a larger queue or lag, which evens out bursts"
     advice = "fewer evaluations first" if reports >= 2 * _MATTERS else advice
     return "No bottleneck stands out", f"Try {advice}."
-
-
-def _table(run: RunRecords, keys: Sequence[str]) -> np.ndarray:
-    """Return metrics as f64 `[records, keys]`; missing and non-finite values are 0."""
-    rows = [[record.get(key) for key in keys] for record in run.records]
-    return np.nan_to_num(np.array(rows, float).reshape(-1, len(keys)), posinf=0, neginf=0)

@@ -23,12 +23,10 @@ from podracer.reports.tournament_log import (
 from podracer.scores.format import clock, compact
 from podracer.scores.runs import RunRecords
 from podracer.tournament.events import (
-    Entry,
     Event,
     Failed,
     Rejected,
     Stopped,
-    TournamentState,
     check_settings,
 )
 
@@ -67,12 +65,15 @@ def facts(log: TournamentLog) -> dict[str, str]:
     state, settings = log.state, log.state.header.tournament
     best = state.board[0] if state.board else None
     pods = state.pods.values()
+    # An entry also counts the frames of its first parent.
+    parents = [log.entries[entry.parents[0]] for entry in log.entries.values() if entry.parents]
+    frames = sum(x.frames for x in log.entries.values()) - sum(x.frames for x in parents)
     statuses = Counter(pod.status for pod in pods)
     counts = [f"{statuses[s]} {s}" for s in ("running", "quarantined") if s in statuses]
     return {
         "Best entry": best.id if best else "-",
         "Score": score_text(best) if best else "-",
-        "Frames in all": compact(sum(_frames(log, entry) for entry in log.entries.values())),
+        "Frames in all": compact(frames),
         "Wall time": clock(log.seconds),
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
         "Entries": f"{len(log.entries)}, {len(state.board)} on the board",
@@ -80,26 +81,17 @@ def facts(log: TournamentLog) -> dict[str, str]:
         "Selection": settings["selection"]["kind"],
         "Failures": str(sum(isinstance(event, Failed) for event in log.events)),
         "Refused reports": str(state.rejected),
-        **_evaluation(state),
+        "Episodes of an evaluation": ", ".join(
+            [str(state.header.episodes), *ways_of_acting(state)]
+        ),
         "Seed": str(state.header.seed),
     }
-
-
-def _evaluation(state: TournamentState) -> dict[str, str]:
-    acting = ways_of_acting(state)
-    return {"Episodes of an evaluation": ", ".join([str(state.header.episodes), *acting])}
-
-
-def _frames(log: TournamentLog, entry: Entry) -> int:
-    """Return the frames of an entry's own round; an entry also counts those of its first parent."""
-    return entry.frames - (log.entries[entry.parents[0]].frames if entry.parents else 0)
 
 
 def leaderboard(log: TournamentLog) -> str:
     """Return a table of the entries, best first, under a sentence on their scores."""
     head, rows = board_rows(log.state.board)
-    has_errors = any(entry.episodes > 1 for entry in log.state.board)
-    note = _ERRORS if has_errors else ""
+    note = _ERRORS if any(entry.episodes > 1 for entry in log.state.board) else ""
     return note + table(head, rows) if rows else ""
 
 

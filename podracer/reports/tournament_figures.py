@@ -18,7 +18,6 @@ from podracer.reports.charts import (
     TEXT,
     WINNER,
     Curve,
-    Figure,
     LegendEntry,
     Trace,
     charts,
@@ -51,7 +50,8 @@ def scores(log: TournamentLog) -> str:
     entries = list(log.entries.values())
     if not entries:
         return ""
-    name, unit = _time_unit(log.seconds)
+    units = ((name, unit) for name, unit, limit in _UNITS if log.seconds < limit)
+    name, unit = next(units, ("days", 86_400))
 
     def time(entry: Entry) -> float:
         return log.since(entry.created) / unit
@@ -107,35 +107,22 @@ def _lines(
         traces.append(_line(ends, group, color, width))
         places = np.array([x(entry) for entry in entries]), np.array([*map(y, entries)])
         marker = {"color": color, "size": 4 + width}
-        texts = [describe(entry, log) for entry in entries]
+        texts = [describe(entry) for entry in entries]
         traces.append(trace(*places, group, text=texts, mode="markers", marker=marker))
     return traces
 
 
 def _line(points: Curve, group: str, color: str, width: float) -> Trace:
-    line = {"color": color, "width": width}
-    opacity = min(1, 0.4 + width / 4)
-    return trace(*points, group, hoverinfo="skip", line=line, opacity=opacity)
+    style = {"line": {"color": color, "width": width}, "opacity": min(1, 0.4 + width / 4)}
+    return trace(*points, group, hoverinfo="skip", **style)
 
 
-def describe(entry: Entry, log: TournamentLog) -> str:
+def describe(entry: Entry) -> str:
     """Return an entry's name, score, recipe and hyperparameters, in lines."""
     values = [f"{name} {number(value)}" for name, value in entry.hyperparameters.items()]
-    parents = ", ".join(entry.parents) or "fresh"
-    score = f"score {number(entry.score)}"
-    return "\n".join(
-        [
-            f"{entry.id} from {parents}",
-            f"{score}, {compact(entry.frames)} frames of {recipe_of(entry)}",
-            *values,
-        ]
-    )
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit that suits a duration, and its seconds."""
-    fitting = ((name, unit) for name, unit, limit in _UNITS if seconds < limit)
-    return next(fitting, ("days", 86_400))
+    amounts = f"score {number(entry.score)}, {compact(entry.frames)} frames"
+    origin = f"{entry.id} from {', '.join(entry.parents) or 'fresh'}"
+    return "\n".join([origin, f"{amounts} of {recipe_of(entry)}", *values])
 
 
 # --- the lineage ----------------------------------------------------------------------------------
@@ -158,19 +145,18 @@ def lineage(log: TournamentLog) -> str:
         "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
     }
     places = np.array([e.round for e in entries]), np.array([e.pod for e in entries])
-    texts = [describe(entry, log) for entry in entries]
+    texts = [describe(entry) for entry in entries]
     traces = [
         _line(_curved(links), _PODS, GRAY, 0.7),
         _line(_curved(winners), _WINNERS, WINNER, 2.2),
         trace(*places, _PODS, text=texts, mode="markers", marker=marker),
     ]
-    layout = {"xaxis": _rounds(log), **_rows(log)}
-    return charts(
-        "lineage",
-        [figure("Entries by round and pod", traces, "round", **layout)],
-        _NAMES,
-        width=600,
-    )
+    count = len(log.state.pods)  # a row for each, the first one on top
+    axis = {"range": [count - 0.4, -0.6], "title": {"text": "pod"}, "showgrid": False}
+    axis |= {"tickvals": list(range(count))} if count <= 16 else {}
+    layout = {"xaxis": _rounds(log), "yaxis": axis, "height": min(110 + 20 * count, 900)}
+    chart = figure("Entries by round and pod", traces, "round", **layout)
+    return charts("lineage", [chart], _NAMES, width=600)
 
 
 def _curved(links: Sequence[Link]) -> tuple[np.ndarray, np.ndarray]:
@@ -189,12 +175,3 @@ def _rounds(log: TournamentLog) -> dict[str, Any]:
     """Return an x axis with a column for each round, with room for curved lines."""
     step = {"dtick": 1} if log.rounds < 12 else {"tickformat": "d"}
     return {"range": [-0.35, log.rounds - 0.65], **step}
-
-
-def _rows(log: TournamentLog) -> Figure:
-    """Return a y axis with a row for each pod, the first one on top."""
-    count = len(log.state.pods)
-    axis = {"range": [count - 0.4, -0.6], "title": {"text": "pod"}, "showgrid": False}
-    if count <= 16:
-        axis |= {"tickvals": list(range(count))}
-    return {"yaxis": axis, "height": min(110 + 20 * count, 900)}

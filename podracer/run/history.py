@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,16 @@ class History:
                 "`devices` and `num_processes` choose.",
                 ", then on ".join(self.topologies),
             )
-        if changes := "; ".join(self._changes()):
-            _LOG.warning(
-                "The run was computed with %s: correct, but perhaps not bit-exact.", changes
-            )
-
-    def _changes(self) -> Iterator[str]:
+        changes = []
         for name in _COMPUTING:
-            versions: list[str] = []
-            for attempt in self.versions:
-                versions = _joined(versions, [attempt[name]] if name in attempt else [])
-            if len(versions) > 1:
-                yield f"{name} {', then '.join(versions)}"
+            versions = (attempt[name] for attempt in self.versions if name in attempt)
+            texts = [version for version, _ in itertools.groupby(versions)]
+            changes += [f"{name} {', then '.join(texts)}"] if len(texts) > 1 else []
+        if changes:
+            _LOG.warning(
+                "The run was computed with %s: correct, but perhaps not bit-exact.",
+                "; ".join(changes),
+            )
 
 
 def _computing(versions: Mapping[str, Any]) -> dict[str, str]:

@@ -304,7 +304,9 @@ def members_of(
         values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
         if has_selection(experiment):  # changes them: all pods are of one configuration
             values = dict.fromkeys(values, "chosen by the selection")
-        agent = _with_values(experiment.get("agent", {}), values)
+        starts = {f"{name}.start" for name in values}  # a schedule's value is its start
+        settings = dict(leaves(experiment.get("agent", {})))
+        agent = {k: x for k, x in settings.items() if k not in starts} | values
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
         frames, records = 0, []
         for record in series:
@@ -319,13 +321,6 @@ def members_of(
         name = f"{run.name} pod {index}"
         members.append(RunRecords(name, config, records, crash, whole=run, pod=index))
     return members
-
-
-def _with_values(agent: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return an agent's settings by dotted name, with other values; a schedule's is its start."""
-    settings = dict(leaves(agent))
-    starts = {f"{name}.start" for name in values}
-    return {k: x for k, x in settings.items() if k not in starts} | values
 
 
 MOST_PARTS = 16  # components of a metric of several numbers that are shown apart
