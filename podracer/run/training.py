@@ -35,6 +35,7 @@ from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.steps import Choice
 from podracer.io.text import redact
+from podracer.run import warm_start
 from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.console import with_progress
 from podracer.run.control import Control, Controller, check_control
@@ -53,7 +54,6 @@ from podracer.run.resume import (
 )
 from podracer.run.setup import RunSetup, make_run_setup, run_metadata
 from podracer.run.sweep import RECORDS, read_run
-from podracer.run.warm_start import Begin, Weights, describe_begin, recorded_begin
 from podracer.run.warnings import run_warnings
 
 _LOG = logging.getLogger("podracer")
@@ -69,7 +69,7 @@ def train(
     resume: bool = False,
     weights: str | Path | None = None,
     checkpoint: Choice = "newest",
-    begin: Begin | None = None,
+    begin: warm_start.FirstState | None = None,
     attach: Sequence[MakeAttachment | str] = (),
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
@@ -88,7 +88,7 @@ def train(
     recipe's its target return does not count, and one of the host is trained under Sebulba.
 
     With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
-    begins with what the agent of the run `weights` has learned at a `checkpoint`, see `Weights` and
+    begins with what the agent of the run `weights` has learned at a `checkpoint`, see `warm_start` and
     `podracer.load`, or with the state that `begin` returns.
 
     To `attach` what follows each seal, give functions of the `RunInfo` that return an `Attachment`,
@@ -143,8 +143,9 @@ def train(
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
         peers.check_same_configuration({**config, "run": command})
+    beginning = None if begin is None else warm_start.begin_of(begin)
     if weights is not None:
-        begin = Weights(weights, setup, checkpoint)
+        beginning = warm_start.begin_with_weights(weights, setup, checkpoint)
     directory = name_run_directory(experiment, run_dir)
     info = RunInfo(experiment, directory, setup.topology, setup.state_bytes)
     makers = find_attachments(attach, directory)
@@ -153,7 +154,7 @@ def train(
     check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     recorder, sinks = Recorder(experiment, setup.env), with_progress(sinks, progress)
-    run = Run(setup, config, recorder, info, sinks, callbacks, control, begin, attachments)
+    run = Run(setup, config, recorder, info, sinks, callbacks, control, beginning, attachments)
     lock = RunLock(directory, check, setup.saved_bytes) if is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
@@ -197,7 +198,7 @@ class Run:
         sinks: Sequence[Sink | MakeSink] = (),
         callbacks: Sequence[Callback] = (),
         control: Control | None = None,
-        begin: Begin | None = None,
+        begin: warm_start.Begin | None = None,
         attachments: Sequence[Attachment] = (),
     ) -> None:
         self.setup, self.recorder, self.begin = setup, recorder, begin
@@ -242,13 +243,13 @@ class Run:
             attachment.sealed()
 
     def _initial_state(self) -> TrainState:
-        begin = self.begin or recorded_begin(self.directory, self.setup)
+        begin = self.begin or warm_start.recorded_begin(self.directory, self.setup)
         if self.is_main:
-            seal_json(self.directory / CONFIG, self.config | describe_begin(begin))
+            seal_json(self.directory / CONFIG, self.config | (begin.about if begin else {}))
         self.setup.start_compile()  # compiles side by side with that of the initial state
         if begin is None:
             return self.setup.init()
-        state, totals = begin(self.setup)
+        state, totals = begin.first_state(self.setup)
         self.recorder.restore(totals)
         return state
 

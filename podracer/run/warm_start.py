@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,32 @@ from podracer.run.resume import Totals
 from podracer.run.setup import RunSetup
 from podracer.run.sweep import best_pod
 
-Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
+FirstState = Callable[[RunSetup], tuple[TrainState, Totals]]
 """Function that returns the first state of a new run, in place of `RunSetup.init`."""
 
 
-class Weights:
-    """First state of a run, whose learner comes from another run's checkpoint.
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """Beginning of a run in place of `RunSetup.init`."""
+
+    first_state: FirstState
+    about: dict[str, Any]
+    """Entries of `config.json` by which a run that ended before its first save begins again."""
+
+
+def begin_of(function: FirstState) -> Begin:
+    """Return the beginning with a state that a user's function returns."""
+    inner = function.func if isinstance(function, partial) else function
+    return Begin(function, {"begin": getattr(inner, "__qualname__", type(inner).__name__)})
+
+
+def begin_with_weights(run: str | Path, setup: RunSetup, checkpoint: Choice = "newest") -> Begin:
+    """Return the beginning with a learner from another run's checkpoint.
 
     It has the other's parameters, targets, optimizer and statistics. Environments, lifetimes,
     replay and random numbers begin anew, and so do the fields of the learner's state that are
     declared by `types.reset_on_warm_start`: the frames that schedules count, and an update rule
-    that is not learned, which is that of the new run's file.
+    that is not learned, which is that of the new run's file. Counters are at 0.
 
     Args:
         run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
@@ -44,51 +59,38 @@ class Weights:
     Raises `ConfigError` if there is no run or the learners differ in structure, and what
     `load_part` raises.
     """
+    directory = user_path(run)
+    check_is_run(directory)
+    restored = load_part(directory, ".learner.shared", checkpoint)
+    leaves: dict[str, Any] = restored.state
+    if read_config(directory / CONFIG)["experiment"].get("pods"):
+        pod = best_pod(directory, restored)
+        leaves = {name: array[pod] for name, array in leaves.items()}
+    shared = setup.abstract_state.learner.shared
+    reset = tuple(reset_paths(shared))
 
-    def __init__(self, run: str | Path, setup: RunSetup, checkpoint: Choice = "newest") -> None:
-        directory = user_path(run)
-        check_is_run(directory)
-        restored = load_part(directory, ".learner.shared", checkpoint)
-        self._shared: dict[str, Any] = restored.state
-        if read_config(directory / CONFIG)["experiment"].get("pods"):
-            pod = best_pod(directory, restored)
-            self._shared = {name: array[pod] for name, array in self._shared.items()}
-        identity = identity_of(directory) or {}
-        self.about = {
-            "run": str(directory.absolute()),
-            "id": identity.get("id", ""),
-            "updates": restored.step,
-        }
-        shared = setup.abstract_state.learner.shared
-        reset = tuple(reset_paths(shared))
-        self._shared, new = (
-            {name: leaf for name, leaf in leaves.items() if not _is_within(name, reset)}
-            for leaves in (self._shared, leaves_by_path(shared))
-        )
-        _check_same(directory, self._shared, new, setup.num_pods)
+    def without_reset(leaves: dict[str, Any]) -> dict[str, Any]:
+        inner = tuple(path + end for path in reset for end in ".[")
+        return {k: x for k, x in leaves.items() if k not in reset and not k.startswith(inner)}
 
-    def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
-        """Return the first state, and counters at 0."""
+    old = without_reset(leaves)
+    _check_same(directory, old, without_reset(leaves_by_path(shared)), setup.num_pods)
+
+    def first_state(setup: RunSetup) -> tuple[TrainState, Totals]:
         state = setup.init()
 
         def put(path: Any, new: jax.Array) -> jax.Array:
-            old = self._shared.get(jax.tree_util.keystr(path))
-            if old is None:
+            leaf = old.get(jax.tree_util.keystr(path))
+            if leaf is None:
                 return new
-            return jax.device_put(jnp.broadcast_to(old, new.shape), new.sharding)
+            return jax.device_put(jnp.broadcast_to(leaf, new.shape), new.sharding)
 
         shared = jax.tree_util.tree_map_with_path(put, state.learner.shared)
         return state.with_shared(shared), Totals()
 
-
-def describe_begin(begin: Begin | None) -> dict[str, Any]:
-    """Return what `config.json` says of how a run began."""
-    if begin is None:
-        return {}
-    if isinstance(begin, Weights):
-        return {"weights": begin.about}
-    function = begin.func if isinstance(begin, partial) else begin
-    return {"begin": getattr(function, "__qualname__", type(function).__name__)}
+    run_id = (identity_of(directory) or {}).get("id", "")
+    about = {"run": str(directory.absolute()), "id": run_id, "updates": restored.step}
+    return Begin(first_state, {"weights": about})
 
 
 def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
@@ -108,18 +110,18 @@ def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
     if (record := config.get("weights")) is None:
         return None
     try:
-        weights = Weights(record["run"], setup, record["updates"])
+        begin = begin_with_weights(record["run"], setup, record["updates"])
     except (ConfigError, CheckpointError) as error:
         raise ConfigError(
             f"{run} ended before its first save, and began with the weights of {record['run']}, "
             f"which cannot be read: {error}"
         ) from error
-    if weights.about != record:
+    if begin.about["weights"] != record:
         raise ConfigError(
             f"{run} ended before its first save, and began with {record['run']}, where another run "
             "is now: begin a new run."
         )
-    return weights
+    return begin
 
 
 def reset_paths(tree: Any, path: str = "") -> Iterator[str]:
@@ -136,11 +138,6 @@ def reset_paths(tree: Any, path: str = "") -> Iterator[str]:
             yield name
         elif keys:
             yield from reset_paths(child, name)
-
-
-def _is_within(name: str, paths: Sequence[str]) -> bool:
-    """Return whether a leaf is one of the parts of a state with these paths, or within one."""
-    return any(name == path or name.startswith((path + ".", path + "[")) for path in paths)
 
 
 def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: int) -> None:

@@ -33,7 +33,7 @@ from podracer.replay import Replay
 from podracer.run.records import Recorder
 from podracer.run.resume import Totals
 from podracer.run.setup import make_run_setup
-from podracer.run.warm_start import Weights, describe_begin, reset_paths
+from podracer.run.warm_start import begin_of, begin_with_weights, reset_paths
 from podracer.schedules import Linear, init_frames
 from podracer.types import LearnerState
 
@@ -93,9 +93,9 @@ def test_a_run_goes_on_from_the_best_checkpoint_or_a_numbered_one(tmp_path, monk
         run = podracer.train(EXPERIMENT, evaluations=2, run_dir=tmp_path / "other").run_dir
     for choice, updates in {"best": 5, 5: 5, "newest": 10}.items():
         setup = make_run_setup(EXPERIMENT)
-        weights = Weights(run, setup, choice)
-        assert weights.about["updates"] == updates
-        params = weights(setup)[0].learner.shared.params
+        begin = begin_with_weights(run, setup, choice)
+        assert begin.about["weights"]["updates"] == updates
+        params = begin.first_state(setup)[0].learner.shared.params
         best = podracer.load(run, checkpoint=updates)[1].shared.params
         jax.tree.map(np.testing.assert_array_equal, params, best)
     with pytest.raises(CheckpointError, match="no checkpoint of update 7"):
@@ -170,7 +170,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
         podracer.train(EXPERIMENT, run_dir=own, resume=True)
     podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
-    assert describe_begin(functools.partial(mine)) == describe_begin(mine)
+    assert begin_of(functools.partial(mine)).about == begin_of(mine).about
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
     assert int(first.state.shared.num_rollouts) > 0
     others = dataclasses.replace(experiment, environment="lifetimes:worlds:medium,envs=2,steps=40")
     setup = make_run_setup(others)
-    shared = Weights(first.run_dir, setup)(setup)[0].learner.shared
+    shared = begin_with_weights(first.run_dir, setup).first_state(setup)[0].learner.shared
     jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
     assert int(shared.num_rollouts) == 0
     assert "reward_medium" in shared.metrics
