@@ -88,8 +88,8 @@ def train(
     recipe's its target return does not count, and one of the host is trained under Sebulba.
 
     With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
-    begins with what the agent of the run `weights` has learned at a `checkpoint`, see `warm_start` and
-    `podracer.load`, or with the state that `begin` returns.
+    begins with what the agent of the run `weights` has learned at a `checkpoint`, see
+    `warm_start` and `podracer.load`, or with the state that `begin` returns.
 
     To `attach` what follows each seal, give functions of the `RunInfo` that return an `Attachment`,
     or names of packages: `"mirror:s3://bucket/run"` of podracer-cloud copies each checkpoint in the
@@ -245,7 +245,7 @@ class Run:
     def _initial_state(self) -> TrainState:
         begin = self.begin or warm_start.recorded_begin(self.directory, self.setup)
         if self.is_main:
-            seal_json(self.directory / CONFIG, self.config | (begin.about if begin else {}))
+            seal_json(self.directory / CONFIG, self.config | (begin.entries if begin else {}))
         self.setup.start_compile()  # compiles side by side with that of the initial state
         if begin is None:
             return self.setup.init()

@@ -32,7 +32,7 @@ class Begin:
     """Beginning of a run in place of `RunSetup.init`."""
 
     first_state: FirstState
-    about: dict[str, Any]
+    entries: dict[str, Any]
     """Entries of `config.json` by which a run that ended before its first save begins again."""
 
 
@@ -89,8 +89,8 @@ def begin_with_weights(run: str | Path, setup: RunSetup, checkpoint: Choice = "n
         return state.with_shared(shared), Totals()
 
     run_id = (identity_of(directory) or {}).get("id", "")
-    about = {"run": str(directory.absolute()), "id": run_id, "updates": restored.step}
-    return Begin(first_state, {"weights": about})
+    weights = {"run": str(directory.absolute()), "id": run_id, "updates": restored.step}
+    return Begin(first_state, {"weights": weights})
 
 
 def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
@@ -116,7 +116,7 @@ def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
             f"{run} ended before its first save, and began with the weights of {record['run']}, "
             f"which cannot be read: {error}"
         ) from error
-    if begin.about["weights"] != record:
+    if begin.entries["weights"] != record:
         raise ConfigError(
             f"{run} ended before its first save, and began with {record['run']}, where another run "
             "is now: begin a new run."

@@ -94,7 +94,7 @@ def test_a_run_goes_on_from_the_best_checkpoint_or_a_numbered_one(tmp_path, monk
     for choice, updates in {"best": 5, 5: 5, "newest": 10}.items():
         setup = make_run_setup(EXPERIMENT)
         begin = begin_with_weights(run, setup, choice)
-        assert begin.about["weights"]["updates"] == updates
+        assert begin.entries["weights"]["updates"] == updates
         params = begin.first_state(setup)[0].learner.shared.params
         best = podracer.load(run, checkpoint=updates)[1].shared.params
         jax.tree.map(np.testing.assert_array_equal, params, best)
@@ -170,7 +170,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
         podracer.train(EXPERIMENT, run_dir=own, resume=True)
     podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
-    assert begin_of(functools.partial(mine)).about == begin_of(mine).about
+    assert begin_of(functools.partial(mine)).entries == begin_of(mine).entries
 
 
 @pytest.mark.slow
