@@ -37,6 +37,7 @@ class StallError(PodracerError):
 
 
 _NO_PLATFORM = re.compile("Unable to initialize backend '([^']*)': (.*)")
+_PEERS = re.compile("Gloo|[Cc]oordination|[Bb]arrier")
 _DISK = (
     errno.EIO,
     errno.ENOSPC,
@@ -69,6 +70,8 @@ def classify_error(error: Exception) -> Exception:
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0][:300]
     is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    # An array that is read raises it as a ValueError.
+    is_of_peer = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and _PEERS.search(text)
     if isinstance(error, MemoryError):
         failure = DeviceError(f"out of memory: take fewer environments. ({first_line})")
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -80,7 +83,7 @@ def classify_error(error: Exception) -> Exception:
     elif is_of_jax and "RESOURCE_EXHAUSTED" in text:
         advice = "take fewer environments, a shorter rollout or more devices."
         failure = DeviceError(f"out of device memory: {advice} ({first_line})")
-    elif _is_of_peer(error) and jax.process_count() > 1:
+    elif is_of_peer and jax.process_count() > 1:
         failure = PeerLostError(f"{LOST} ({first_line})")
     elif (start := _NO_PLATFORM.match(first_line)) and isinstance(error, RuntimeError):
         detail = start[2]
@@ -96,12 +99,6 @@ def classify_error(error: Exception) -> Exception:
         return error
     failure.__cause__ = error
     return failure
-
-
-def _is_of_peer(error: Exception) -> bool:
-    """Return whether processes could not talk; an array that is read raises it as a ValueError."""
-    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
-    return is_of_jax and re.search(r"Gloo|[Cc]oordination|[Bb]arrier", str(error)) is not None
 
 
 def _is_raised_in(error: Exception, module: str) -> bool:

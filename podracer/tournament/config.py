@@ -102,7 +102,12 @@ class Tournament:
             self.experiment_of(pod)
         if isinstance(self.selection, Generational):
             self._check_generations(self.selection)
-        self._check_comparable()
+        environments = {str(to_json(experiment.environment)) for experiment in self.experiments}
+        if len(environments) > 1:
+            raise ConfigError(
+                "returns in different environments cannot be compared, so all recipes of a "
+                f"tournament need the same one, not {', '.join(sorted(environments))}."
+            )
 
     def _check_numbers(self) -> None:
         check_ranges(self, "")
@@ -114,14 +119,6 @@ class Tournament:
                 )
         if (gpus := self.pod_gpus) > 1 and gpus % 1:
             raise ConfigError(f"pod_gpus must not be a fraction above 1, but it is {gpus}.")
-
-    def _check_comparable(self) -> None:
-        environments = {str(to_json(experiment.environment)) for experiment in self.experiments}
-        if len(environments) > 1:
-            raise ConfigError(
-                "returns in different environments cannot be compared, so all recipes of a "
-                f"tournament need the same one, not {', '.join(sorted(environments))}."
-            )
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""

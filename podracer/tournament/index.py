@@ -14,7 +14,6 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from podracer.errors import CheckpointError
 from podracer.io.directories import LOG
@@ -57,7 +56,10 @@ class Index:
         Raises `sqlite3.Error` if the file is damaged, or locked by a reader.
         """
         with self._connection:
-            self._connection.executemany(_INSERT, map(_row, entries))
+            for entry in entries:
+                values = [getattr(entry, name) for name in _COLUMNS]
+                texts = (json.dumps(x) if isinstance(x, dict | tuple) else x for x in values)
+                self._connection.execute(_INSERT, [entry.id, *texts])
             self._connection.execute(
                 "UPDATE log SET events = ?, checksum = ?, sha256 = ?",
                 (events, checksum, _seal(events, checksum)),
@@ -94,8 +96,3 @@ def check_length(log: Path, checksums: Sequence[str], length: tuple[int, str]) -
 
 def _seal(events: int, checksum: str) -> str:
     return hashlib.sha256(f"{events} {checksum}".encode()).hexdigest()
-
-
-def _row(entry: Entry) -> list[Any]:
-    values = [getattr(entry, name) for name in _COLUMNS]
-    return [entry.id, *(json.dumps(v) if isinstance(v, dict | tuple) else v for v in values)]

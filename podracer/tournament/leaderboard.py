@@ -142,16 +142,7 @@ def _decode(fields: Mapping[str, Any]) -> Event:
             f"the tournament has format {fields['format']}, this version reads {FORMAT}: "
             "use the version that wrote it."
         )
-    _refuse_dropped(fields)
-    dropped = ("event", "opponents", "training", "matches")  # the last three are empty
-    values = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in dropped
-    }
-    return EVENTS[fields["event"]](**values)
-
-
-def _refuse_dropped(fields: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what earlier versions had: events of a league, or of a capacity."""
+    # Earlier versions had leagues, and events of a capacity.
     league = (fields.get(name) for name in ("opponents", "training", "matches"))
     if any(league) or fields.get("tournament", {}).get("opponents") is not None:
         raise ConfigError("the tournament is a league, which this version no longer has.")
@@ -159,6 +150,11 @@ def _refuse_dropped(fields: Mapping[str, Any]) -> None:
         raise ConfigError(
             "the tournament has had a `capacity` file, which this version no longer follows."
         )
+    dropped = ("event", "opponents", "training", "matches")  # the last three are empty
+    values = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in dropped
+    }
+    return EVENTS[fields["event"]](**values)
 
 
 # --- the writer -----------------------------------------------------------------------------------
@@ -282,8 +278,13 @@ class Leaderboard:
             for name in names:
                 if _is_inside(self.directory, name):
                     shutil.rmtree(self.directory / name, ignore_errors=True)
-            for name in self._with_others:
-                self._delete_earlier_steps(self.directory / name)
+            for checkpoint in (self.directory / name for name in self._with_others):
+                if checkpoint.parent.name != CHECKPOINTS:
+                    continue
+                for path in checkpoint.parent.glob("[0-9]*"):  # earlier steps
+                    name = path.relative_to(self.directory).as_posix()
+                    if path != checkpoint and _is_inside(self.directory, name):
+                        shutil.rmtree(path, ignore_errors=True)
             self._with_others.clear()
             deleted = [n for n in names if not os.path.lexists(self.directory / n)]
             self._unreferenced.difference_update(deleted)
@@ -363,25 +364,13 @@ class Leaderboard:
         self._checksum, self._size = checksum, self._size + len(line)
         return _decode({k: v for k, v in json.loads(line).items() if k != "sha256"})
 
-    def _delete_earlier_steps(self, checkpoint: Path) -> None:
-        if checkpoint.parent.name != CHECKPOINTS:
-            return
-        for path in checkpoint.parent.glob("[0-9]*"):
-            name = path.relative_to(self.directory).as_posix()
-            if path != checkpoint and _is_inside(self.directory, name):
-                shutil.rmtree(path, ignore_errors=True)
-
     def _misplaced(self, report: Submitted) -> str | None:
-        if not _is_inside(self.directory, report.checkpoint):
-            name = report.checkpoint[:200]
-            return f"the checkpoint {name!r} is not a directory inside the tournament's"
+        if not _is_inside(self.directory, name := report.checkpoint):
+            return f"the checkpoint {name[:200]!r} is not a directory inside the tournament's"
         # One round, one directory: to delete or overwrite one must not touch another.
         expected = f"pods/p{report.pod}r{report.round}/{CHECKPOINTS}"
-        if str(PurePosixPath(report.checkpoint).parent) != expected:
-            return (
-                f"the checkpoint {report.checkpoint!r} is not in {expected}, as those of its round"
-            )
-        return None
+        is_of_round = str(PurePosixPath(name).parent) == expected
+        return None if is_of_round else f"the checkpoint {name!r} is not in {expected}"
 
     def _make_index(self, entries: Iterable[Entry]) -> Index:
         index = Index(self.directory, self.state.header.size)

@@ -42,7 +42,6 @@ from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_en
 from podracer.tournament.events import (
     Absent,
     Failed,
-    PodState,
     Stopped,
     Submitted,
     TournamentState,
@@ -206,9 +205,6 @@ class Orchestrator:
                 return 0
             time.sleep(PAUSE_SECONDS)
 
-    def _is_unfinished(self, pod: PodState) -> bool:
-        return pod.status != "quarantined" and pod.round < self.tournament.rounds
-
     def _check_all_finished(self) -> None:
         """Raise `PodracerError` if pods were quarantined: then not all rounds were done."""
         reasons: dict[str, list[str]] = {}
@@ -268,7 +264,7 @@ class Orchestrator:
     def _settle(self, pod: int, delay: float = 0.0) -> None:
         """Note whether a pod that does not run has rounds left, and when it may start."""
         pod_state = self.state.pods[pod]
-        if pod_state.is_live and self._is_unfinished(pod_state):
+        if pod_state.is_live and pod_state.round < self.tournament.rounds:
             self._idle[pod] = self._clock() + delay
         else:
             self._idle.pop(pod, None)
@@ -302,7 +298,8 @@ class Orchestrator:
         for pod, round in self._waiting():
             if self._idle.get(pod, time_of_pass) > time_of_pass:
                 continue
-            decision = self._earlier_decision(pod)
+            earlier = self.state.pods[pod].attempt  # at this round, whose decision stands
+            decision = earlier and {name: getattr(earlier, name) for name in DECISION}
             if decision is None and round not in waiting_rounds:
                 decision = self._decide(pod, round)
             if decision is None:
@@ -315,13 +312,6 @@ class Orchestrator:
             if self._signals.exit_code:  # since an inline start, which is a whole round
                 break
             self._start(pod, round, decision)
-
-    def _earlier_decision(self, pod: int) -> dict[str, Any] | None:
-        """Return the decision of a pod's last attempt at its round, which stands."""
-        attempt = self.state.pods[pod].attempt
-        if attempt is None:
-            return None
-        return {name: getattr(attempt, name) for name in DECISION}
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Return the decision of a round; None if it has to wait."""

@@ -232,7 +232,8 @@ def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
             groups.setdefault(pod // rule.group_size, []).append(entry)
     if not groups:
         return Start()
-    best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
+    scores = {n: sum(x.score / len(entries) for x in entries) for n, entries in groups.items()}
+    best = sorted(groups, key=lambda group: (-scores[group], group))
     best = best[: rule.parents]
     pods = {view.pod, *rounds, *newest}
     numbers = sorted({pod // rule.group_size for pod in pods})
@@ -240,7 +241,3 @@ def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
     parents = generation(np.asarray(ranks), len(best))
     entries = groups[best[parents[numbers.index(view.pod // rule.group_size)]]]
     return Start(tuple(entry.id for entry in entries), entries[0].hyperparameters)
-
-
-def _mean_score(entries: Sequence[Entry]) -> float:
-    return sum(entry.score / len(entries) for entry in entries)
