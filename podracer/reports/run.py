@@ -21,6 +21,7 @@ from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group
+from podracer.reports import seeds
 from podracer.reports.charts import (
     COLORS,
     Groups,
@@ -32,15 +33,6 @@ from podracer.reports.charts import (
     settings_text,
 )
 from podracer.reports.page import page, row, section, table, tiles
-from podracer.reports.seeds import (
-    REMARKS,
-    by_environment,
-    caption,
-    counted,
-    environment_title,
-    final_scores,
-    remarks,
-)
 from podracer.reports.selection import lineage_figures
 from podracer.reports.sweep import sweep
 from podracer.reports.timeline import utilization_facts, utilization_section
@@ -108,7 +100,7 @@ def group_runs(runs: Sequence[RunRecords]) -> Groups:
         groups = {}
         for recipe, peers in of_recipe.items():
             for key, settings in differing_settings(peers).items():
-                parts = [recipe, *settings_text(settings, digits), counted(peers[key])]
+                parts = [recipe, *settings_text(settings, digits), seeds.counted(peers[key])]
                 several = len(peers[key]) > 1
                 groups[", ".join(parts) if several else peers[key][0].name] = peers[key]
         if len(groups) == sum(map(len, of_recipe.values())):
@@ -134,9 +126,9 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: 
         title = f"{runs[0].top.name}, {len(runs)} pods"
     body = [
         *(crash_note(run) for run in runs if run.crash),
-        _summary(runs, remarks(groups)),
+        _summary(runs, seeds.remarks(groups)),
         _end_note(runs),
-        final_scores(groups),
+        seeds.final_scores(groups),
         *(content for _, content in learning_sections(groups)),
         section("Settings and score", sweep(groups)),
         section("Lineage", lineages),
@@ -150,7 +142,8 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: 
 
 def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:
     facts = [
-        _facts(run) | ({REMARKS: notes[run.name]} if run.name in notes else {}) for run in runs
+        _facts(run) | ({seeds.REMARKS: notes[run.name]} if run.name in notes else {})
+        for run in runs
     ]
     if len(runs) == 1:
         return tiles(facts[0])
@@ -215,7 +208,7 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
 
     Each environment has charts of its own, as returns of two have no common measure.
     """
-    environments, lines = by_environment(groups), caption(groups)
+    environments, lines = seeds.by_environment(groups), seeds.caption(groups)
     keys: dict[str, list[str]] = {}
     records = (record for runs in groups.values() for run in runs for record in run.records)
     for key in dict.fromkeys(k for record in records for k, x in record.items() if x is not None):
@@ -237,7 +230,7 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
         for environment, members in environments.items():
             block = f"{name} {environment}"
             if content := curves(block, members, panels, num_blocks=len(environments)):
-                parts.append(environment_title(environment, environments) + content)
+                parts.append(seeds.environment_title(environment, environments) + content)
         yield name, section(title, "".join(parts) + lines if parts else "")
         lines = ""  # said once
 

@@ -11,24 +11,12 @@ from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.io.text import redact
 from podracer.reports import tournament_figures as pictures
+from podracer.reports import tournament_log
 from podracer.reports.page import page, section, table, tiles
 from podracer.reports.run import configuration
-from podracer.reports.tournament_log import (
-    TournamentLog,
-    board_rows,
-    read_tournament_log,
-    score_text,
-    ways_of_acting,
-)
 from podracer.scores.format import clock, compact
 from podracer.scores.runs import RunRecords
-from podracer.tournament.events import (
-    Event,
-    Failed,
-    Rejected,
-    Stopped,
-    check_settings,
-)
+from podracer.tournament import events
 
 _NAMED = 24  # ancestors
 _ERRORS = "<p><small>Scores are mean returns &plusmn; their standard errors.</small></p>"
@@ -41,8 +29,8 @@ def write_tournament_report(directory: Path, file: Path, refresh: float = 0) -> 
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
     directory, file = user_path(directory).resolve(), user_path(file)
-    log = read_tournament_log(directory)
-    check_settings(log.state.header)
+    log = tournament_log.read_tournament_log(directory)
+    events.check_settings(log.state.header)
     body = dict(tournament_sections(log)).values()
     settings = section("Configuration", configuration(_experiments(log)))
     content = page(directory.name, [*body, settings], refresh)
@@ -50,7 +38,7 @@ def write_tournament_report(directory: Path, file: Path, refresh: float = 0) -> 
     return file
 
 
-def tournament_sections(log: TournamentLog) -> Iterator[tuple[str, str]]:
+def tournament_sections(log: tournament_log.TournamentLog) -> Iterator[tuple[str, str]]:
     """Yield the parts of a page: a name and HTML, empty where there is nothing to show."""
     yield "overview", tiles(facts(log))
     yield "leaderboard", section("Leaderboard", leaderboard(log))
@@ -60,7 +48,7 @@ def tournament_sections(log: TournamentLog) -> Iterator[tuple[str, str]]:
     yield "failures", section("Failures", failures(log))
 
 
-def facts(log: TournamentLog) -> dict[str, str]:
+def facts(log: tournament_log.TournamentLog) -> dict[str, str]:
     """Return the facts of the summary."""
     state, settings = log.state, log.state.header.tournament
     best = state.board[0] if state.board else None
@@ -72,30 +60,30 @@ def facts(log: TournamentLog) -> dict[str, str]:
     counts = [f"{statuses[s]} {s}" for s in ("running", "quarantined") if s in statuses]
     return {
         "Best entry": best.id if best else "-",
-        "Score": score_text(best) if best else "-",
+        "Score": tournament_log.score_text(best) if best else "-",
         "Frames in all": compact(frames),
         "Wall time": clock(log.seconds),
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
         "Entries": f"{len(log.entries)}, {len(state.board)} on the board",
         "Pods": ", ".join([str(len(pods)), *counts]),
         "Selection": settings["selection"]["kind"],
-        "Failures": str(sum(isinstance(event, Failed) for event in log.events)),
+        "Failures": str(sum(isinstance(event, events.Failed) for event in log.events)),
         "Refused reports": str(state.rejected),
         "Episodes of an evaluation": ", ".join(
-            [str(state.header.episodes), *ways_of_acting(state)]
+            [str(state.header.episodes), *tournament_log.ways_of_acting(state)]
         ),
         "Seed": str(state.header.seed),
     }
 
 
-def leaderboard(log: TournamentLog) -> str:
+def leaderboard(log: tournament_log.TournamentLog) -> str:
     """Return a table of the entries, best first, under a sentence on their scores."""
-    head, rows = board_rows(log.state.board)
+    head, rows = tournament_log.board_rows(log.state.board)
     note = _ERRORS if any(entry.episodes > 1 for entry in log.state.board) else ""
     return note + table(head, rows) if rows else ""
 
 
-def ancestry(log: TournamentLog) -> str:
+def ancestry(log: tournament_log.TournamentLog) -> str:
     """Return a sentence about the ancestors of the winner."""
     if not log.ancestry:
         return ""
@@ -106,7 +94,7 @@ def ancestry(log: TournamentLog) -> str:
     return f"<p><b>{best}</b> descends from {', '.join(ancestors[:_NAMED])}{remainder}.</p>"
 
 
-def failures(log: TournamentLog) -> str:
+def failures(log: tournament_log.TournamentLog) -> str:
     """Return the failures in the order of time."""
     rows = [
         [clock(log.since(event.time)), *cells]
@@ -116,18 +104,18 @@ def failures(log: TournamentLog) -> str:
     return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
 
 
-def _failure_cells(event: Event) -> list[str]:
+def _failure_cells(event: events.Event) -> list[str]:
     match event:
-        case Failed():
+        case events.Failed():
             return [str(event.pod), str(event.round), "failed", event.reason]
-        case Rejected():
+        case events.Rejected():
             return [str(event.pod), str(event.round), "report refused", event.reason]
-        case Stopped():
+        case events.Stopped():
             return [str(event.pod), "", event.status, event.reason]
     return []
 
 
-def _experiments(log: TournamentLog) -> list[RunRecords]:
+def _experiments(log: tournament_log.TournamentLog) -> list[RunRecords]:
     """Return the configurations of the experiments that pods began with, and of the tournament."""
     settings = redact(log.state.header.tournament, stable=True)
     experiments = settings.pop("experiments")

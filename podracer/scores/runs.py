@@ -73,7 +73,7 @@ class RunRecords:
 
     def progress(self, frames: int | None = None) -> float:
         """Return the share of the run's frames that are done, or that `frames` of all pods are."""
-        frames = self.top.last("frames") or 0 if frames is None else frames
+        frames = (self.top.last("frames") or 0) if frames is None else frames
         members = max(1, len(pods_in(self.top.config)))
         return min(frames / members / (self._limit("frames") or math.nan), 1.0)
 

@@ -29,24 +29,8 @@ from podracer.io.attachments import MakeAttachment, find_attachments
 from podracer.io.directories import holds_begun_tournament
 from podracer.io.paths import user_path
 from podracer.io.signals import PREEMPTED, StopSignals
-from podracer.tournament import selection
-from podracer.tournament.config import (
-    Tournament,
-    check_all_begin,
-    check_pods,
-    restore_experiment,
-    with_pod_seeds,
-    with_values,
-)
+from podracer.tournament import config, events, selection
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_engine
-from podracer.tournament.events import (
-    Absent,
-    Failed,
-    Stopped,
-    Submitted,
-    TournamentState,
-    find_entry,
-)
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.pod import Reference, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
@@ -63,7 +47,7 @@ DECISION = ("parents", "hyperparameters", "experiment")
 
 _LOG = logging.getLogger("podracer")
 
-Watch = Callable[[TournamentState], None]
+Watch = Callable[[events.TournamentState], None]
 
 
 @dataclasses.dataclass
@@ -94,11 +78,11 @@ class TournamentInfo:
     """Facts about a tournament for attachments."""
 
     directory: Path
-    snapshot: Callable[[], tuple[TournamentState, int]]  # see `Leaderboard`, once they are entered
+    snapshot: Callable[[], tuple[events.TournamentState, int]]  # see `Leaderboard`, once they are entered
 
 
 def run_tournament(
-    tournament: Tournament,
+    tournament: config.Tournament,
     directory: str | Path,
     recipes: Sequence[str] = (),
     watch: Watch = lambda state: None,
@@ -120,10 +104,10 @@ def run_tournament(
     user_experiments = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
         user_experiments = tournament.experiments
-    check_pods(tournament, user_experiments)
+    config.check_pods(tournament, user_experiments)
     directory = user_path(directory)
     if not holds_begun_tournament(directory):
-        check_all_begin(tournament)
+        config.check_all_begin(tournament)
     info = TournamentInfo(directory, lambda: board.snapshot())
     attachments = [make(info) for make in find_attachments(attach, directory)]
 
@@ -131,7 +115,7 @@ def run_tournament(
         for attachment in attachments:
             attachment.sealed()
 
-    def show(state: TournamentState) -> None:
+    def show(state: events.TournamentState) -> None:
         watch(state)
         tell_attachments()
 
@@ -158,7 +142,7 @@ class Orchestrator:
 
     def __init__(
         self,
-        tournament: Tournament,
+        tournament: config.Tournament,
         board: Leaderboard,
         engine: Engine,
         signals: StopSignals,
@@ -178,7 +162,7 @@ class Orchestrator:
             self._settle(pod)
 
     @property
-    def state(self) -> TournamentState:
+    def state(self) -> events.TournamentState:
         return self.board.state
 
     def run(self) -> int:
@@ -244,11 +228,11 @@ class Orchestrator:
         assert pod_state.attempt is not None
         steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update
         frames = saved_updates(attempt.directory) * steps
-        self.board.fail(Failed(pod, pod_state.round, token, reason, frames, fault))
+        self.board.fail(events.Failed(pod, pod_state.round, token, reason, frames, fault))
         if fault == "machine":
             return self._back_off(pod, reason, has_progress=frames > pod_state.frames)
         if self.state.pods[pod].failures >= self.tournament.retries:
-            self.board.record(Stopped(pod, "quarantined", reason))
+            self.board.record(events.Stopped(pod, "quarantined", reason))
         return 0.0
 
     def _back_off(self, pod: int, reason: str, *, has_progress: bool) -> float:
@@ -279,7 +263,9 @@ class Orchestrator:
         if report is None:
             return reason_of_failure(attempt.directory, code)
         pod, evaluation = attempt.pod, self.tournament.evaluation
-        submitted = Submitted(pod, self.state.pods[pod].round, evaluation=evaluation, **report)
+        submitted = events.Submitted(
+            pod, self.state.pods[pod].round, evaluation=evaluation, **report
+        )
         reason = self.board.submit(submitted)
         return reason and f"its report was refused: {reason}"
 
@@ -331,21 +317,21 @@ class Orchestrator:
         """Return the parent's experiment, or the pod's own, with the chosen hyperparameters."""
         experiment = self.tournament.experiment_of(pod)
         if start.parents:
-            parent = find_entry(self.state, pod, start.parents[0])
+            parent = events.find_entry(self.state, pod, start.parents[0])
             experiment = self._restored(parent.experiment)
             if parent.pod != pod:
-                experiment = with_pod_seeds(experiment, self.tournament.seed, pod)
+                experiment = config.with_pod_seeds(experiment, self.tournament.seed, pod)
         current = hyperparameters(experiment.agent)
         changed = {k: v for k, v in start.hyperparameters.items() if current.get(k) != v}
         agent = with_hyperparameters(experiment.agent, changed)
-        pods = tuple(with_values(member, changed) for member in experiment.pods)
+        pods = tuple(config.with_values(member, changed) for member in experiment.pods)
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
         started = self.board.start(pod, round, **decision)
 
         def reference(name: str) -> Reference:
-            entry = find_entry(self.state, pod, name)
+            entry = events.find_entry(self.state, pod, name)
             return Reference(name, entry.checkpoint, entry.digest)
 
         task = Task(
@@ -366,7 +352,7 @@ class Orchestrator:
         self._running[started.token] = Attempt(pod, directory, self._clock())
 
     def _restored(self, experiment: Mapping[str, Any]) -> Experiment:
-        return restore_experiment(experiment, self.tournament.experiments)
+        return config.restore_experiment(experiment, self.tournament.experiments)
 
     # --- failures and the end ---------------------------------------------------------------------
 
@@ -385,7 +371,7 @@ class Orchestrator:
         if waited > self.tournament.straggler_seconds:
             for number, pod in self.state.pods.items():
                 if pod.is_live and pod.round == round - 1 and not pod.absent:
-                    self.board.record(Absent(number, pod.round))
+                    self.board.record(events.Absent(number, pod.round))
 
     def _leave(self) -> int:
         """Stop all pods, so that they save; return the exit code."""
