@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from podracer.io.reading import MALFORMED, parse_object
-
-_LARGEST = 2**26  # bytes of a file that is compared with its seal
-_STEP = re.compile(r"[0-9]{12}")
+from podracer.errors import CheckpointError
+from podracer.io.reading import MALFORMED, parse_object, read_limited
 
 
 class Sealed(NamedTuple):
@@ -56,12 +51,8 @@ def read_sealed(run: Path) -> Sealed:
 
 
 def _newest_metadata(checkpoints: Path) -> dict[str, Any]:
-    try:
-        steps = sorted(name for name in os.listdir(checkpoints) if _STEP.fullmatch(name))
-    except OSError:
-        steps = []
-    for step in reversed(steps):
-        metadata = read_object(checkpoints / step / "meta.json").get("metadata")
+    for step in sorted(checkpoints.glob("[0-9]" * 12), reverse=True):
+        metadata = read_object(step / "meta.json").get("metadata")
         if isinstance(metadata, dict):
             return metadata
     return {}
@@ -74,20 +65,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        with open_file(path) as file:
-            content = file.read(_LARGEST + 1)
-    except OSError:
+        return None if path.is_symlink() else read_limited(path)
+    except (OSError, CheckpointError):
         return None
-    return content if len(content) <= _LARGEST else None
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises `OSError` for anything else, such as a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileNotFoundError(f"{path} is not a file")
-    return os.fdopen(descriptor, "rb")
 
 
 def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
