@@ -34,7 +34,6 @@ from podracer.reports.charts import (
 )
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.selection import lineage_figures
-from podracer.reports.sweep import sweep
 from podracer.reports.timeline import utilization_facts, utilization_section
 from podracer.scores.format import clock, compact, number, percent
 from podracer.scores.runs import (
@@ -128,9 +127,8 @@ def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: 
         *(crash_note(run) for run in runs if run.crash),
         _summary(runs, seeds.remarks(groups)),
         _end_note(runs),
-        seeds.final_scores(groups),
+        section("Scores", seeds.final_scores(groups)),
         *(content for _, content in learning_sections(groups)),
-        section("Settings and score", sweep(groups)),
         section("Lineage", lineages),
         of_packages,
         section("Who waits for whom", utilization_section(runs)),

@@ -5,55 +5,50 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from podracer.reports.charts import Groups
+from podracer.reports.charts import Groups, Settings, differing_settings, settings_text
+from podracer.reports.page import table
 from podracer.scores.format import number
 from podracer.scores.runs import RunRecords
 from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_runs
 from podracer.scores.statistics import ENOUGH
 
 REMARKS = "Remarks"
-_SENTENCES = 8  # more are folded
+_FEWEST = 3  # configurations that are a sweep
+_SPREAD = "95 % interval, or each seed"
+_HEAD = ("Configuration", "Score", _SPREAD, "Mean", "Measure", REMARKS)
 
 
-def final_scores(groups: Groups, *, of_directories: bool = False) -> str:
-    """Return a sentence on the final score of each group of several runs, as HTML.
+def final_scores(groups: Groups) -> str:
+    """Return tables of the configurations' scores in each environment, best first, as HTML.
 
-    With `of_directories` only for groups whose runs are in several directories.
+    There is one where a configuration has several runs, or where three or more differ.
     """
-    sentences = []
+    environments, parts = by_environment(groups), []
+    for environment, members in environments.items():
+        settings = differing_settings(members)
+        is_sweep = len(members) >= _FEWEST and any(settings.values())
+        if is_sweep or max(map(len, members.values())) > 1:
+            rows = _score_rows(members, settings)
+            parts.append(environment_title(environment, environments) + table(_HEAD, rows))
+    return "".join(parts)
+
+
+def _score_rows(groups: Groups, settings: Settings) -> list[list[str]]:
+    scores, rows = {}, []
     for label, members in groups.items():
-        places = {run.top.path for run in members} if of_directories else members
-        if len(places) > 1:
-            peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
-            sentences.append(_sentence(label, members, score_of_runs(members, peers)))
-    content = "".join(sentences)
-    if len(sentences) <= _SENTENCES:
-        return content
-    title = f"Scores of {len(sentences)} configurations"
-    return f"<details><summary>{title}</summary>{content}</details>"
-
-
-def _sentence(label: str, members: Sequence[RunRecords], score: Score) -> str:
-    acting = f"{members[0].acting} evaluation".lstrip()
-    name = acting if score.is_evaluation else "episode return"
-    interval = f", 95 % interval {spread_text(score)}" if score.interval else ""
-    marks = f" <b>{html.escape('; '.join(score.marks))}</b>" if score.marks else ""
-    return (
-        f"<p><b>{html.escape(label)}</b>: final {name} {number(score.mean)}{interval} "
-        f"<small>({html.escape(_basis(score))})</small>{marks}</p>"
-    )
-
-
-def _basis(score: Score) -> str:
-    """Return over what a score is a mean, of few seeds with each value."""
-    count = len(score.values)
-    mean = "interquartile mean" if count >= ENOUGH else "mean"
-    seeds = f"{count} {'seed' if count == 1 else 'seeds'}"
-    if not score.are_independent:
-        return f"{mean} over {count} pods, which are not independent"
-    if score.interval:
-        return f"{mean} over {seeds}, bootstrap"
-    return f"{mean} over {seeds}: {spread_text(score)}" if count > 1 else seeds
+        peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
+        scores[label] = score_of_runs(members, peers)
+    for label, score in sorted(scores.items(), key=lambda item: item[1].rank):
+        first, count = groups[label][0], len(score.values)
+        is_alone = len(groups[label]) == 1
+        name = ", ".join(settings_text(settings[label], 3)) if is_alone else ""
+        mean = "interquartile mean" if count >= ENOUGH else "mean"
+        noun = "seed" if score.are_independent else "dependent pod"
+        of_all = f"{mean} of {count} {noun}{'' if count == 1 else 's'}"
+        measure = f"{first.acting} evaluation" if score.is_evaluation else "episode return"
+        cells = [name or label, number(score.mean), spread_text(score), of_all, measure.lstrip()]
+        rows.append([*cells, "; ".join(score.marks) or "-"])
+    return rows
 
 
 def remarks(groups: Groups) -> dict[str, str]:

@@ -228,8 +228,8 @@ def test_a_page_of_many_long_runs_stays_below_six_megabytes(tmp_path):
 
 def test_runs_that_differ_only_in_the_seed_are_one_curve(compared):
     assert "catch, learning_rate 0.001, 2 seeds" in compared.text
-    assert "final evaluation 0.625 (mean over 2 seeds: 0.500, 0.750)" in compared.text
-    assert "95 %" not in compared.text
+    assert "2 seeds 0.625 0.500, 0.750 mean of 2 seeds evaluation" in compared.text
+    assert " to " not in compared.text.partition("Scores")[2].partition("Learning")[0]
 
 
 @pytest.mark.parametrize("seeds", [ENOUGH - 1, ENOUGH])
@@ -237,9 +237,9 @@ def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, seeds):
     runs = [make_run(tmp_path / f"{i}", seed=i, offset=0.25 * (i == 0)) for i in range(seeds)]
     page = Page(write_report(runs, tmp_path / "report.html"))
     if seeds < ENOUGH:
-        words = "final evaluation 0.562 (mean over 4 seeds: 0.750, 0.500, 0.500, 0.500)"
+        words = "4 seeds 0.562 0.750, 0.500, 0.500, 0.500 mean of 4 seeds evaluation"
     else:
-        words = "final evaluation 0.500, 95 % interval 0.500 to 0.667 (interquartile mean over"
+        words = "5 seeds 0.500 0.500 to 0.667 interquartile mean of 5 seeds evaluation"
     assert words in page.text
     traces = figures(page.source)["Episode return (dots: evaluation)"]["data"]
     parts = {trace["name"]: trace["curves"] for trace in traces if "name" in trace}
@@ -294,7 +294,7 @@ def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
     assert facts["Evaluation policy"] == "greedy with epsilon 0.01"
     assert facts["Distinct episodes"] == "5 of 8"
     both = Page(write_report(runs, tmp_path / "both.html"))
-    assert "final greedy with epsilon 0.01 evaluation 2.00" in both.text
+    assert "mean of 2 seeds greedy with epsilon 0.01 evaluation" in both.text
 
 
 def test_a_ranking_shows_settings_as_they_are_and_what_its_scores_are(tmp_path):
@@ -305,7 +305,8 @@ def test_a_ranking_shows_settings_as_they_are_and_what_its_scores_are(tmp_path):
     other = {"seed": 0, "agent": {**agent, "torso": "tanh"}}
     runs.append(make_run(tmp_path / "d", records=0, experiment=other))  # has no score
     page = Page(write_report(runs, tmp_path / "report.html"))
-    assert "Configuration Runs Episode return 95 %" in page.text
+    assert "Configuration Score 95 % interval, or each seed Mean Measure Remarks" in page.text
+    assert page.text.count("mean of 1 seed episode return") == 3
     assert "epochs 3, normalized true, rate 0.00123, torso relu" in page.text
 
 
@@ -344,7 +345,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     deep = [make_run(tmp_path / parent / "seeds" / "s0", records=1) for parent in ("x", "y")]
     page = Page(write_report([*runs, *deep, deep[0]], tmp_path / "report.html"))
     assert all(f"{parent}/seeds/s0" in page.text for parent in ("x", "y"))
-    assert "catch, 1 seed, 4 runs : final episode return 1.00 (1 seed)" in page.text
+    assert "catch, 1 seed, 4 runs 1.00 - mean of 1 seed episode return" in page.text
     others = ("y/run", "x/seeds/s0", "y/seeds/s0")
     for name in others:  # the run that was named twice is there once
         assert len(re.findall(rf"{name} is a repetition of \S*x/run", page.text)) == 1
@@ -363,7 +364,7 @@ def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path
     page = Page(write_report([path], tmp_path / "report.html"))
     assert page.text.count("out of luck") == 1
     assert "run pod 2" in page.text
-    assert "catch, 3 pods : final episode return" in page.text
+    assert "catch, 3 pods 0.200 - mean of 3 dependent pods episode return" in page.text
     assert "Thin lines are the pods." in page.text
 
 

@@ -204,9 +204,11 @@ def text_of(page):
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
 
-def sentences(page):
-    found = re.findall(r"<p><b>(?:(?!</p>).)*: final .*?</p>", page)
-    return {text_of(sentence).strip() for sentence in found}
+def rows(page):
+    """The rows of the table of scores by their first cells, as text."""
+    table = page.partition("<h2>Scores</h2>")[2].partition("</section>")[0]
+    found = (re.findall(r"<t[hd]>(.*?)</t", row) for row in re.findall("<tr>(.*?)</tr>", table))
+    return {html.unescape(cells[0]): html.unescape(" | ".join(cells[1:])) for cells in found}
 
 
 @settings(
@@ -240,19 +242,18 @@ def test_all_outputs_say_the_same_scores_counts_and_intervals(all_made, monkeypa
 
 def check_groups(page, groups, all_made):
     """The report says of each configuration what is right."""
-    reported = sentences(page)
+    reported = rows(page)
     for rate, (of_seed, num_runs) in groups.items():
         apart = f"learning_rate {rate}, " if all(of_seed for of_seed, _ in groups.values()) else ""
         seeds = f"{len(of_seed)} {'seed' if len(of_seed) == 1 else 'seeds'}"
         runs = "" if num_runs == len(of_seed) else f", {num_runs} runs"
-        (found, *more) = [s for s in reported if f"catch, {apart}{seeds}{runs} :" in s] or [None]
-        assert not more
+        found = reported.get(f"catch, {apart}{seeds}{runs}")
         assert (found is not None) == (num_runs > 1)
         if found is None:
             continue
         mean, interval = words(of_seed)
-        shown = f" evaluation {mean}" + (f", 95 % interval {interval}" if interval else "")
-        assert f"{shown} (" in found
+        assert found.startswith(f"{mean} | {interval or ''}")
+        assert (" to " in found.split(" | ")[1]) == (interval is not None)
         outcomes = [learner.outcome for _, learner in of_seed.values()]
         for outcome, reason in NO_SCORE.items():
             count = outcomes.count(outcome)
@@ -276,7 +277,7 @@ def check_sweep(directory, made, folder, capsys):
     finish_sweep(directory, read_experiment(directory))
     table = capsys.readouterr().out
     (directory / "best.json").unlink(missing_ok=True)
-    reported = sentences(write_report([directory], Path(folder) / "one.html").read_text())
+    reported = rows(write_report([directory], Path(folder) / "one.html").read_text())
     for configuration in configurations(directory):
         rate = configuration.hyperparameters[0].value
         of_seed, _ = alone[rate]
@@ -292,11 +293,10 @@ def check_sweep(directory, made, folder, capsys):
         for mark in score.marks:
             assert f"learning_rate {rate}" in table
             assert mark in table
-        found = [text for text in reported if f"learning_rate {rate}," in text]
+        found = [text for name, text in reported.items() if f"learning_rate {rate}," in name]
         assert len(found) == (len(of_seed) > 1)
         for text in found:
-            assert f" evaluation {mean}" in text
-            assert (interval or "") in text
+            assert text.startswith(f"{mean} | {interval or ''}")
             assert all(mark in text for mark in score.marks)
 
 
