@@ -10,9 +10,7 @@ last save. The engine starts `python -m podracer.tournament.process DIRECTORY`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import math
@@ -48,7 +46,7 @@ from podracer.errors import (
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
-from podracer.io.run_directory import own_directory, write_json
+from podracer.io.run_directory import RunLock, own_directory, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, read_meta, step_name
 from podracer.io.text import explain_error
@@ -288,7 +286,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
             disable_async_dispatch()
         if experiment.devices:  # a pod is one process, whatever the launcher's variables say
             jax.config.update("jax_num_cpu_devices", experiment.devices)
-        wait_for_lock(directory / "lock")
+        wait_for_lock(directory)
         return run(directory, user_experiments)
     except Exception as error:
         return explain_error(classify_error(error))
@@ -300,14 +298,16 @@ class StillInUse(PodracerError):
     exit_code = 77
 
 
-def wait_for_lock(lock: Path) -> None:
+def wait_for_lock(directory: Path) -> None:
     """Wait until an earlier attempt, whose orchestrator was killed, has saved and ended."""
     deadline = time.monotonic() + 60.0
-    while lock.exists():
-        # For writing, without which NFS gives no exclusive lock.
-        with lock.open("r+b") as file, contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        if time.monotonic() > deadline:
-            raise StillInUse(f"{lock.parent} is still in use by an earlier attempt.")
+    while True:
+        try:
+            with RunLock(directory):
+                return
+        except DirectoryError:
+            return  # which the run refuses as the machine's fault
+        except ConfigError:
+            if time.monotonic() > deadline:
+                raise StillInUse(f"{directory} is still in use by an earlier attempt.") from None
         time.sleep(0.1)

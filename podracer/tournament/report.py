@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,16 @@ from podracer.io.json_schema import count, unsound_fields
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.signals import how_killed
 from podracer.io.text import redact
+from podracer.tournament.events import Submitted
 
 REPORT = "report.json"
 
+_KINDS = {"int": count, "float": float, "str": str}
+_OF_THE_ENGINE = ("pod", "round", "evaluation", "time")  # fields of `Submitted`
 _SCHEMA = {
-    "token": count,
-    "score": float,
-    "standard_error": float,
-    "episodes": count,
-    "frames": count,
-    "seconds": float,
-    "checkpoint": str,
-    "digest": str,
-    "unfinished": count,
+    field.name: _KINDS[str(field.type)]
+    for field in dataclasses.fields(Submitted)
+    if field.name not in _OF_THE_ENGINE
 }
 
 

@@ -467,8 +467,8 @@ def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch)
     clock = itertools.count(step=61.0)
     monkeypatch.setattr(pods.time, "monotonic", lambda: next(clock))
     with RunLock(tmp_path), pytest.raises(pods.StillInUse, match="in use by an earlier attempt"):
-        pods.wait_for_lock(tmp_path / "lock")
-    pods.wait_for_lock(tmp_path / "lock")
+        pods.wait_for_lock(tmp_path)
+    pods.wait_for_lock(tmp_path)
 
 
 def test_pods_that_are_sweeps_have_seeds_of_their_own():
