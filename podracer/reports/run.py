@@ -23,13 +23,10 @@ from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports import seeds
 from podracer.reports.charts import (
-    COLORS,
     Groups,
     Panel,
-    charts,
     curves,
     differing_settings,
-    figure,
     settings_text,
 )
 from podracer.reports.page import page, row, section, table, tiles

@@ -78,7 +78,8 @@ class TournamentInfo:
     """Facts about a tournament for attachments."""
 
     directory: Path
-    snapshot: Callable[[], tuple[events.TournamentState, int]]  # see `Leaderboard`, once they are entered
+    # Of the `Leaderboard`, once there is one.
+    snapshot: Callable[[], tuple[events.TournamentState, int]]
 
 
 def run_tournament(
