@@ -234,7 +234,7 @@ class OwnLearner:
             return LearnerState(new), {}
 
         state = OwnState(jnp.zeros(3), jnp.zeros(()), {"frames": jnp.zeros(())}, init_frames())
-        rule = Rule(lambda state, about: b"", lambda state, figure: None)
+        rule = Rule(lambda state, about: b"")
         return idle(spec, state, learn, rule)
 
 
