@@ -114,8 +114,8 @@ _RAINBOW_FLAGS = {
 # With the convolution: less of Rainbow in Asterix, see the remarks.
 _RAINBOW_CNN_FLAGS = {
     **_RAINBOW_FLAGS,
-    "Freeway": " --learning-rate 5e-4 --high 6 --optimizer-epsilon 1e-5",
-    "Asterix": " --learning-rate 5e-4 --optimizer-epsilon 1e-5 --epsilon 1:0.01:250000 --low -25 "
+    "Freeway": " --learning-rate 5e-4 --high 6 --optimizer.epsilon 1e-5",
+    "Asterix": " --learning-rate 5e-4 --optimizer.epsilon 1e-5 --epsilon 1:0.01:250000 --low -25 "
     "--n-step 1 --no-dueling --stream-hidden",
 }
 _RAINBOW_REMARK = (
@@ -527,8 +527,9 @@ def experiment_of(command: str) -> Experiment:
     """Return the experiment that a cell's command names."""
     recipe, *flags = shlex.split(command)
     experiment, flags = find_recipe(recipe, flags)
-    options = TrainOptions(arch=experiment.arch)
-    parsed = parse_experiment(f"train {recipe}", flags, experiment, options, {"hosts": Hosts()})
+    parsed = parse_experiment(
+        f"train {recipe}", flags, experiment, TrainOptions(), {"hosts": Hosts()}
+    )
     return parsed[1]
 
 

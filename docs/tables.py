@@ -6,14 +6,12 @@
 import dataclasses
 import json
 import textwrap
-import typing
 from pathlib import Path
 
 from podracer import envs, recipes
-from podracer.cli.flags import Group, fields_of, group_of, names_of_command
-from podracer.cli.values import format_schedule
+from podracer.cli.settings import settings_of
+from podracer.cli.values import format_value
 from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
-from podracer.schedules import Linear
 
 DOCS = Path(__file__).parent
 SUITE = DOCS.parent / "benchmarks" / "results" / "suite.jsonl"
@@ -92,58 +90,28 @@ Environments of your own need no name: [add an environment](add-an-environment.m
 """
 
 
-def words_of(flag, value):
-    """The words of a command that set a flag to a value."""
-    if isinstance(value, bool):
-        path, _, name = flag.rpartition(".")
-        return [f"--{flag}" if value else f"--{path}{'.' * bool(path)}no-{name}"]
-    if isinstance(value, tuple):
-        return [" ".join([f"--{flag}", *map(str, value)])]
-    return [f"--{flag} {format_schedule(value) if isinstance(value, Linear) else value}"]
+def words_of(setting):
+    """The word of a command that gives a setting its value."""
+    if setting.is_switch:
+        return setting.flag if setting.value else f"--no-{setting.flag[2:]}"
+    return f"{setting.flag} {format_value(setting.value)}".rstrip()
+
+
+def has_flag(setting):
+    """Whether a setting belongs to the complete command of a recipe."""
+    is_of_run = "." not in setting.path
+    is_empty = setting.value == "" or (setting.value is None and bool(setting.choices))
+    return not (setting.is_part or is_empty or (is_of_run and setting.path not in RUN_FIELDS))
 
 
 def command(name):
     """The complete command of a recipe: each flag of its agent and driver with its value."""
-    experiment = recipes.find(name)
-    run = [x for x in fields_of(experiment) if x.name in RUN_FIELDS]
-    parts = {"agent": experiment.agent, experiment.arch: experiment.driver}
-    groups = {"run": Group("", run)} | {title: group_of(part) for title, part in parts.items()}
-    words = [
-        word
-        for path, flag in names_of_command(groups).items()
-        if not has_no_flag(*value_at(experiment, path))
-        for word in words_of(flag, value_at(experiment, path)[1])
-    ]
+    words = [words_of(x) for x in settings_of(recipes.find(name)) if has_flag(x)]
     lines = textwrap.wrap(
         " ".join(word.replace(" ", "\0") for word in words), 100, break_on_hyphens=False,
         break_long_words=False,
     )  # fmt: skip
     return " \\\n  ".join([f"podracer train {name}", *(x.replace("\0", " ") for x in lines)])
-
-
-def value_at(experiment, path):
-    """The type of a field and its value."""
-    title, *names = path
-    part = {"run": experiment, "agent": experiment.agent}.get(title, experiment.driver)
-    for name in names[:-1]:
-        part = getattr(part, name)
-    return typing.get_type_hints(type(part))[names[-1]], getattr(part, names[-1])
-
-
-def has_no_flag(kind, value):
-    """Whether a field is None in the place of a part, or an empty text."""
-    kinds = typing.get_args(kind)
-    is_part = any(dataclasses.is_dataclass(x) or getattr(x, "_is_protocol", False) for x in kinds)
-    return value == "" or (value is None and is_part)
-
-
-def leaves(part):
-    """Yield (flag, text) of all fields of a part, at any depth."""
-    for field in fields_of(part):
-        if field.is_part:
-            yield from leaves(field.value)
-        else:
-            yield field.flag, field.text or ""
 
 
 def settings():
@@ -157,14 +125,15 @@ def settings():
         sections += f"```bash\n{command(name)}\n```\n\n"
         if sized:
             sections += f"On an accelerator: {code(changes(sized))}.\n\n"
-        for owner, part in ((agent, experiment.agent), (experiment.arch, experiment.driver)):
-            for flag, text in leaves(part):
-                texts.setdefault((flag, text), set()).add(owner)
+        for setting in settings_of(experiment):
+            if "." in setting.path and not setting.is_part:
+                owner = agent if setting.path.startswith("agent") else experiment.arch
+                texts.setdefault((setting.flag, setting.text), set()).add(owner)
     of_flag = {}
     for flag, _ in texts:
         of_flag[flag] = of_flag.get(flag, 0) + 1
     rows = [
-        [code([f"--{flag}"]), " ".join(text.split()).replace("|", "\\|"),
+        [code([flag]), " ".join(text.split()).replace("|", "\\|"),
          ", ".join(sorted(owners)) if of_flag[flag] > 1 else ""]
         for (flag, text), owners in sorted(texts.items())
     ]  # fmt: skip
@@ -172,7 +141,8 @@ def settings():
 
 Each block is the recipe with every value written out: the command does what `podracer train RECIPE` does, on a CPU.
 Flags that are the same in all recipes, such as `--seed`, are left out. `podracer train RECIPE --help` shows them all with
-their texts. In Python a flag is a field: `podracer.train("catch", agent={{"learning_rate": 1e-3}})`.
+their texts. A flag is the path of a field in Python, or the end of that path: `--agent.learning-rate 1e-3` or
+`--learning-rate 1e-3` is `podracer.train("catch", agent={{"learning_rate": 1e-3}})`.
 
 ## Recipes
 

@@ -1,4 +1,4 @@
-"""Fields of settings and states: leaf or structure, range, and flag."""
+"""Fields of settings and states: leaf or structure, and range."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -14,6 +14,7 @@ import numpy as np
 
 from podracer.arguments import named
 from podracer.errors import ConfigError
+from podracer.names import NO_FLAG as NO_FLAG
 
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
@@ -49,19 +50,6 @@ def reset_on_warm_start() -> Any:
     are such fields.
     """
     return dataclasses.field(metadata={"reset_on_warm_start": True})
-
-
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """Marker of a field with a longer flag: `Annotated[float, Flag("optimizer-epsilon")]`.
-
-    Flags have no prefix unless two are the same, and the fields of a part may have general names.
-    """
-
-    name: str
-
-
-NO_FLAG = Flag("")  # marks a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`
 
 
 @dataclass_transform(

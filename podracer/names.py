@@ -1,9 +1,12 @@
-"""Suggestions for mistyped names."""
+"""Names of settings: suggestions for mistyped ones, and the marker of those without a flag."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+NO_FLAG = "no flag"
+"""Marker of a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`."""
 
 # What other libraries call a setting, and its names here: that which a configuration has is meant.
 OTHER_NAMES = {

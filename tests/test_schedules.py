@@ -19,7 +19,7 @@ from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.cli.recipe_flags import parse_experiment
-from podracer.cli.values import format_schedule, read_schedule
+from podracer.cli.values import format_value, read_value
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
@@ -31,6 +31,7 @@ from podracer.run.setup import build
 from podracer.schedules import (
     MAX_FRAMES,
     Linear,
+    Schedule,
     add_frames,
     current_values,
     over_run,
@@ -95,14 +96,17 @@ def test_the_counter_of_frames_does_not_wrap():
 
 
 def test_texts_of_schedules():
-    assert read_schedule("6e-4:0:50e6") == DECAY
-    assert read_schedule(format_schedule(DECAY)) == DECAY
-    assert read_schedule("1e-3") == 1e-3
-    assert read_schedule("1e-3:0") == Linear(1e-3, 0.0)
-    assert read_schedule(format_schedule(Linear(1e-3, 0.0))) == Linear(1e-3, 0.0)
+    def read(text):
+        return read_value(Schedule, [text], "--rate")
+
+    assert read("6e-4:0:50e6") == DECAY
+    assert read(format_value(DECAY)) == DECAY
+    assert read("1e-3") == 1e-3
+    assert read("1e-3:0") == Linear(1e-3, 0.0)
+    assert read(format_value(Linear(1e-3, 0.0))) == Linear(1e-3, 0.0)
     for text in ("1:2:3:4", "fast", "1e-3:0:", ""):
-        with pytest.raises(ValueError, match=r"START:END\[:FRAMES\]"):
-            read_schedule(text)
+        with pytest.raises(ConfigError, match=r"--rate: .* START:END\[:FRAMES\]"):
+            read(text)
 
 
 @struct
@@ -116,10 +120,10 @@ def parsed(*flags: str) -> Experiment:
 
 
 def test_flags_of_schedules_and_optimizers():
-    agent = parsed("--learning-rate", "6e-4:0:50e6", "--optimizer", "rmsprop").agent
+    agent = parsed("--learning-rate", "6e-4:0:50e6", "--optimizer.name", "rmsprop").agent
     assert agent.learning_rate == DECAY
     assert agent.optimizer == Optimizer("rmsprop")
-    assert parsed("--learning-rate", "0.5", "--optimizer-epsilon", "0.1").agent == (
+    assert parsed("--learning-rate", "0.5", "--optimizer.epsilon", "0.1").agent == (
         dataclasses.replace(
             recipes.find("catch_a2c").agent, learning_rate=0.5, optimizer=Optimizer(epsilon=0.1)
         )
@@ -127,7 +131,7 @@ def test_flags_of_schedules_and_optimizers():
 
 
 def test_a_wrong_schedule_is_one_sentence():
-    with pytest.raises(ConfigError, match=r"--learning-rate: .*START:END\[:FRAMES\]"):
+    with pytest.raises(ConfigError, match=r"--agent.learning-rate: .*START:END\[:FRAMES\]"):
         parsed("--learning-rate", "6e-4:0:")
 
 

@@ -1,8 +1,8 @@
 """PPO that is paid for what is new: random network distillation around an agent of the library.
 
 A second network learns to repeat a random one, and its error is the bonus. Its fields are flags
-too: `podracer train rnd:curious_catch --rnd-network.hidden 128 128`. Source: Burda et al. 2019
-(arXiv 1810.12894). Different from the paper: the two rewards share one value function.
+too: `podracer train rnd:curious_catch --rnd-network.torso.hidden 128 128`. Source: Burda et al.
+2019 (arXiv 1810.12894). Different from the paper: the two rewards share one value function.
 """
 
 from __future__ import annotations

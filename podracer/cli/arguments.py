@@ -1,101 +1,104 @@
-"""The one reader of the command line: arguments become dataclasses, by tyro."""
+"""The reader of the command line: flags become configurations, and dataclasses of options."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-import tyro
-
-from podracer.cli.sentences import of_parser, unexpected
-from podracer.cli.values import REGISTRY, RUN
+from podracer.cli.help import page
+from podracer.cli.settings import Explain, Flag, Table, split_flags
+from podracer.cli.values import Limits as Limits
+from podracer.cli.values import Mark, item_of
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of, local_run
 
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Marker of a field of options: its value, if there is one, lies in `[low, high]`."""
-
-    low: float = 1
-    high: float = 2**31 - 1
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise `ConfigError` if the value of a field, or an item of it, is outside."""
-        for number in value if isinstance(value, tuple) else (value,):
-            if not self.low <= number <= self.high:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(
-                    f"{flag} must lie in [{self.low:,}, {self.high:,}], but it is {number}."
-                )
-
-
 Count = Annotated[int, Limits()]
 Seed = Annotated[int, Limits(0, 2**32 - 1)]
-Arch = Literal["anakin", "sebulba"]
-StoredRun = Annotated[Path, RUN]
-RunPath = Annotated[StoredRun, tyro.conf.Positional]
+RunPath = Annotated[Path, Mark.RUN, Mark.POSITIONAL]
 Attachments = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        metavar="NAME:ARGUMENT",
-        help="Parts of packages that follow what is saved: `mirror:s3://bucket/run` of "
-        "podracer-cloud copies it in the background.",
-    ),
+    "Parts of packages that follow what is saved, as NAME:ARGUMENT: `mirror:s3://bucket/run` of "
+    "podracer-cloud copies it in the background.",
 ]
 Trackers = Annotated[
     tuple[Literal["wandb", "trackio", "mlflow"], ...],
-    tyro.conf.arg(
-        help="Experiment trackers that get every record too. Their own environment variables say "
-        "where they keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."
-    ),
+    "Experiment trackers that get every record too. Their own environment variables say where they "
+    "keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI.",
 ]
-Variations = Annotated[
-    tuple[tuple[str, ...], ...],
-    tyro.conf.UseAppendAction,
-    tyro.conf.arg(metavar="NAME=VALUES ...", help_behavior_hint=""),
-]
+
+
+def read_parts(
+    parts: Mapping[str, Any],
+    command: str,
+    arguments: Sequence[str],
+    description: str = "",
+    explain: Explain | None = None,
+) -> dict[str, Any]:
+    """Return configurations with the values of flags; `--help` prints their page and exits with 0.
+
+    Flags that choose a part are read first. Raises `ConfigError` for what does not fit.
+    """
+    first, flags = split_flags(arguments)
+    pages = [flag for flag in flags if flag.spelling in ("--help", "-h")]
+    flags = [flag for flag in flags if flag not in pages]
+    table = Table(parts, command, explain)
+    choosers: list[Flag] = []
+    while choice := table.choice([flag for flag in flags if flag not in choosers]):
+        setting = table.find(choice)
+        part = setting.choose(choice.split(setting)[0][0], choice.spelling)
+        table = table.with_values({setting.path: part})
+        choosers.append(choice)
+    if pages:
+        print(page(table, description, pages[0].words))
+        sys.exit(0)
+    words_of: dict[str, list[str]] = {}
+    strays: list[tuple[str, Flag | None]] = [(word, None) for word in first]
+    for flag in flags:
+        setting = table.find(flag)
+        words, stray = flag.split(setting)
+        strays += [(word, flag) for word in stray]
+        if setting.path in words_of and item_of(setting.hint) is not str:
+            raise ConfigError(f"{setting.flag} is given twice: give it once.")
+        if setting.is_switch and not words:
+            words = ("true" if table.paths(flag.name) else "false",)
+        words_of.setdefault(setting.path, []).extend(words)
+    positional = [x for x in table.settings.values() if x.is_positional]
+    for setting in (x for x in positional if x.path not in words_of):
+        count = len(strays) if item_of(setting.hint) else min(len(strays), 1)
+        if count:
+            words_of[setting.path] = [word for word, _ in strays[:count]]
+            del strays[:count]
+        elif setting.value is dataclasses.MISSING:
+            word = setting.word
+            raise ConfigError(f"{command} needs {word}: write podracer {command} {word}.")
+    for word, flag in strays:
+        table.refuse(word, flag)
+    settings = (table.settings[path] for path in words_of)
+    values = {x.path: x.read(words_of[x.path]) for x in settings if not (x.is_part or x.choices)}
+    return dict(table.with_values(values).parts)
 
 
 def parse(
     kind: Any,
     command: str,
     arguments: Sequence[str],
-    default: Any = None,
     description: str = "",
-    explain: Callable[[str], None] = lambda flag: None,
 ) -> Any:
     """Return the dataclass `kind` made from flags; `description` stands above its help.
 
-    Exits with 0 after `--help`. Raises `ConfigError` if the flags do not fit or a value is outside
-    its `Limits`. `explain` may raise a better error for an unknown flag, which it gets as it was
-    written.
+    Runs at addresses are copied. The rest is as in `read_parts`.
     """
-    text = description or None
-    parsed, unknown = _tyro(kind, command, arguments, default=default, description=text)
-    if not unknown:
-        check_limits(get_type_hints(kind, include_extras=True), vars(parsed))
-        return _with_copies(parsed)
-    for argument in unknown:
-        if argument.startswith("--"):
-            explain(argument.partition("=")[0])
-    raise ConfigError(unexpected(unknown, command, flags_of(kind)))
+    text = description or kind.__doc__ or ""
+    return _with_copies(read_parts({"": blank(kind)}, command, arguments, text)[""])
 
 
-def flags_of(kind: Any) -> Iterator[str]:
-    """Yield the names of the flags of a dataclass and of the dataclasses in it, with `--`."""
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        markers, field_type = getattr(hint, "__metadata__", ()), getattr(hint, "__origin__", hint)
-        if dataclasses.is_dataclass(field_type):
-            yield from flags_of(field_type)
-        elif not {tyro.conf.Positional, tyro.conf.Suppress} & {*markers}:
-            own_names = filter(None, (getattr(marker, "name", None) for marker in markers))
-            yield "--" + next(own_names, name.replace("_", "-"))
+def blank(kind: Any) -> Any:
+    """Return options by default; those that must be given are `dataclasses.MISSING`."""
+    fields = [x for x in dataclasses.fields(kind) if x.default_factory is dataclasses.MISSING]
+    return kind(**{field.name: field.default for field in fields})
 
 
 def _with_copies(options: Any) -> Any:
@@ -109,17 +112,22 @@ def _with_copies(options: Any) -> Any:
     return dataclasses.replace(options, **changed) if changed else options
 
 
-def take_flags(
-    arguments: Sequence[str], *names: str, command: str = ""
-) -> tuple[dict[str, str], list[str]]:
+def take_flags(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Return the values of the flags that are given, the last ones, and the other arguments.
 
     For flags on which others depend. Raises `ConfigError` for one without a value.
     """
-    kind = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-    flags = dataclasses.make_dataclass("Flags", [(name, kind, ()) for name in names])
-    values, remaining = _tyro(flags, command, arguments, add_help=False)
-    return {name: texts[-1] for name, texts in vars(values).items() if texts}, remaining
+    remaining, flags = split_flags(arguments)
+    values = {}
+    for flag in flags:
+        if flag.name in names:
+            (values[flag.name],), strays = flag.split()
+            remaining += strays
+        elif flag.is_joined:
+            remaining += [f"{flag.spelling}={flag.words[0]}", *flag.words[1:]]
+        else:
+            remaining += [flag.spelling, *flag.words]
+    return values, remaining
 
 
 def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
@@ -130,53 +138,3 @@ def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], list(arguments[1:])
     return default, list(arguments)
-
-
-def read_value(kind: Any, name: str, text: str) -> Any:
-    """Return the value of a type that a text gives, as a flag would, or raise `ConfigError`."""
-    return _tyro(kind, "", [text], name=name, add_help=False)[0]
-
-
-def _tyro(
-    kind: Any,
-    command: str,
-    arguments: Sequence[str],
-    *,
-    default: Any = None,
-    name: str = "",
-    **options: Any,
-) -> Any:
-    """Return what the arguments give, and those that are unknown.
-
-    Raises `ConfigError` for those that do not fit, which the value of one flag calls by its `name`.
-    """
-    if default is not None:
-        options["default"] = default
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(
-                kind,
-                prog=f"podracer {command}".strip(),
-                args=list(arguments),
-                config=(
-                    tyro.conf.AvoidSubcommands,
-                    tyro.conf.OmitArgPrefixes,
-                    tyro.conf.SuppressFixed,
-                ),
-                registry=REGISTRY,
-                return_unknown_args=True,
-                **options,
-            )
-    except SystemExit as stop:
-        if not stop.code:  # after the page of `--help`
-            sys.exit(0)
-        raise ConfigError(of_parser(box.getvalue(), command, name)) from None
-
-
-def check_limits(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value outside the `Limits` of its field's annotation."""
-    for name, value in values.items():
-        for marker in getattr(hints[name], "__metadata__", ()):
-            if isinstance(marker, Limits) and value is not None:
-                marker.check(name, value)

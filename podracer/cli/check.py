@@ -7,8 +7,7 @@ import importlib
 import json
 from typing import Annotated, Any
 
-import tyro
-
+from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 
 
@@ -16,7 +15,7 @@ from podracer.errors import ConfigError
 class CheckOptions:
     """Check an environment: what it declares, then what it does in random play, in this process."""
 
-    environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENVIRONMENT")]
+    environment: Annotated[str, Mark.POSITIONAL]
     """Name of the environment, as `podracer list environments` shows them, or MODULE:NAME of an
     environment or a class of Gymnasium."""
     json: bool = False

@@ -20,7 +20,7 @@ from podracer.devices.reductions import global_mean
 from podracer.devices.startup import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
 
-PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "mctx", "tyro",
+PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "mctx",
             "tensorboardX")  # fmt: skip
 
 

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 
 TEMPLATE = Path(__file__).parent / "template"  # a package that works as it is, under this name:
@@ -24,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?", re.ASCII)  # a distri
 class InitOptions:
     """Write a small package with an environment, an agent, recipes and tests of your own."""
 
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    name: Annotated[str, Mark.POSITIONAL]
     """Name of the package, and of the folder that is made here."""
 
 

@@ -7,9 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from podracer.cli.arguments import parse
+from podracer.cli.values import Mark
 
 _OTHER_NAMES = {
     "agent": "agents",
@@ -25,9 +24,7 @@ Row = dict[str, str]  # its name and its description, and what else there is to 
 class ListOptions:
     """Flags of `podracer list`."""
 
-    kind: Annotated[Literal["all", "agents", "environments", "recipes"], tyro.conf.Positional] = (
-        "all"
-    )
+    kind: Annotated[Literal["all", "agents", "environments", "recipes"], Mark.POSITIONAL] = "all"
     """What to list."""
     json: bool = False
     """Print one JSON object."""

@@ -10,30 +10,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from podracer.cli.arguments import (
     Attachments,
     Count,
     Trackers,
-    Variations,
     leading_name,
-    take_flags,
+    read_parts,
 )
-from podracer.cli.flags import group_of, parse_parts
 from podracer.cli.leaderboard import print_ranking
 from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
 from podracer.cli.running import run
 from podracer.cli.sentences import in_flags
-from podracer.cli.values import read_spaces
+from podracer.cli.spaces import read_spaces
+from podracer.cli.values import Mark
 from podracer.config.experiment import Experiment
 from podracer.devices.machine import num_cores
 from podracer.devices.startup import Hosts
-from podracer.drivers.selection import RULES, Range
+from podracer.drivers.selection import Range, Rule
 from podracer.errors import ConfigError
 from podracer.io.directories import holds_begun_tournament, quoted_path
-from podracer.names import nearest
 from podracer.reports.standings import LiveStandings
 from podracer.run.sweep import (
     Configuration,
@@ -44,24 +40,24 @@ from podracer.run.sweep import (
 )
 from podracer.tournament.config import Tournament, read_tournament
 from podracer.tournament.orchestrator import run_tournament
-from podracer.tournament.selection import SELECTION_RULES, PopulationBased
+from podracer.tournament.selection import PopulationBased
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions:
     """Flags of `podracer sweep` that are no part of the experiment."""
 
-    vary: Variations = ()
+    vary: tuple[str, ...] = ()
     """Hyperparameters to vary: learning_rate=1e-4,3e-4 tries each value, learning_rate=1e-5:1e-2
     draws from a range; several lists of values make a grid."""
     seeds: Count = 3
     """Number of seeds for each configuration, counted up from --seed; at least 1."""
     draws: int = 0
     """Number of random configurations to draw where a hyperparameter has a range."""
-    select: Literal["population-based", "truncation", "generational"] | None = None
-    """Rule of a tournament by which pods start from better ones while they train;
-    population-based perturbs the hyperparameters that have a range. Its own flags are in the help
-    page of `podracer sweep --select RULE --help`."""
+    select: Rule | None = None
+    """Rule of a tournament by which pods start from better ones while they train; PopulationBased
+    perturbs the hyperparameters that have a range. Its own flags are in the help page of
+    `podracer sweep --select RULE --help`."""
     average: Literal["all", "hypercube", "ring"] | None = None
     """Pods with which each pod averages its parameters while they train: `all`, one neighbor of a
     `hypercube` after the other, or the pod before in a `ring`, as in GALA."""
@@ -78,20 +74,17 @@ def sweep(arguments: Sequence[str]) -> int:
     recipe, flags = leading_name(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
     experiment = dataclasses.replace(experiment, target_return=None)  # it is for one learner alone
-    kind = RULES.get(take_flags(flags, "select")[0].get("select", ""))
-    options, experiment, rules = parse_experiment(
+    options, experiment, _ = parse_experiment(
         f"sweep {recipe}",
         flags,
         experiment,
         SweepOptions(),
-        {"selection": kind()} if kind else {},
-        "Train many configurations and seeds in parallel, as one compiled program.",
+        description="Train many configurations and seeds in parallel, as one compiled program.",
     )
     seeds = range(experiment.seed, experiment.seed + options.seeds)
-    spaces = read_spaces(options.vary)
+    spaces = read_spaces(options.vary, experiment.agent)
     pods = make_pods(spaces, seeds, options.draws, experiment.seed)
-    rule = rules.get("selection")
-    exchange = make_exchange(rule, options.average, options.every, spaces)
+    exchange = make_exchange(options.select, options.average, options.every, spaces)
     experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange)
 
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
@@ -133,15 +126,11 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
 
 @dataclasses.dataclass(frozen=True)
 class TournamentOptions:
-    """Selection rule and directory of the tournament."""
+    """Recipes and directory of the tournament."""
 
-    recipes: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    recipes: Annotated[tuple[str, ...], Mark.POSITIONAL] = ()
     """Recipes that pods begin with, in turn; by default cartpole_ppo."""
-    selection: str = "PopulationBased"
-    """Rule that chooses how a pod starts its next round: Independent, Uniform, Softmax,
-    KTournament, Truncation, PopulationBased or Generational. Its own flags are in the help page of
-    `podracer tournament --selection RULE --help`."""
-    vary: Variations = ()
+    vary: tuple[str, ...] = ()
     """Hyperparameters that PopulationBased perturbs, each with its range, such as
     learning_rate=1e-5:1e-2."""
     run_dir: Path | None = None
@@ -151,20 +140,16 @@ class TournamentOptions:
 
 def tournament(arguments: Sequence[str]) -> int:
     """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
-    name = take_flags(arguments, "selection")[0].get("selection", TournamentOptions.selection)
-    if name not in SELECTION_RULES:
-        raise ConfigError(f"There is no selection rule {name!r}: {nearest(name, SELECTION_RULES)}")
-    # Without the experiments, which have no flags: objects of the user's own may be in them.
-    default = Tournament((), SELECTION_RULES[name](), rounds=4, round_frames=32_768)
-    parts = {"run": TournamentOptions(selection=name), "tournament": default}
-    groups = {title: group_of(part) for title, part in parts.items()}
+    parts = {
+        "options": TournamentOptions(),
+        "tournament": Tournament((), rounds=4, round_frames=32_768),
+    }
     description = "Train pods that submit to a leaderboard and restart from it."
-    values = parse_parts(groups, "tournament", arguments, description)
-    options = TournamentOptions(**values["run"])
+    options, settings = read_parts(parts, "tournament", arguments, description).values()
     names = options.recipes or ("cartpole_ppo",)
     experiments = tuple(find_recipe(name, ())[0] for name in names)
-    settings = dataclasses.replace(default, experiments=experiments, **values["tournament"])
-    if spaces := read_spaces(options.vary):
+    settings = dataclasses.replace(settings, experiments=experiments)
+    if spaces := read_spaces(options.vary, experiments[0].agent):
         if not isinstance(settings.selection, PopulationBased):
             raise ConfigError("--vary belongs to --selection PopulationBased.")
         bounds = tuple(space for space in spaces.values() if isinstance(space, Range))

@@ -6,14 +6,15 @@ import dataclasses
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any
 
-from podracer.cli.arguments import RunPath, Trackers
-from podracer.cli.flags import Field, Group, fields_of, group_of, owners_of, parse_parts
+from podracer.cli.arguments import RunPath, Trackers, blank, read_parts
 from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
 from podracer.cli.running import run
+from podracer.cli.settings import settings_of
 from podracer.config.experiment import Experiment
+from podracer.config.serialization import KINDS
 from podracer.devices.startup import Hosts
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of, local_run
@@ -46,26 +47,28 @@ class ResumeOptions(RunOptions):
     track: Trackers = ()
 
 
-def free_settings() -> list[Field]:
+def free_settings() -> Any:
     """Return the settings that a resumed run may change, as they decide no update."""
-    fields = []
-    for field in fields_of(Experiment):
-        if field.name in FREE_ON_RESUME:
-            text = _DEVICES if field.name == "devices" else field.text
-            hint = field.hint | Literal["unchanged"]
-            fields.append(field._replace(hint=hint, value=_NOT_GIVEN, text=text))
-    return fields
+    fields = [
+        (
+            x.path,
+            Annotated[x.hint, _DEVICES if x.path == "devices" else x.text],
+            _NOT_GIVEN,
+        )
+        for x in settings_of(blank(Experiment))
+        if x.path in FREE_ON_RESUME
+    ]
+    return dataclasses.make_dataclass("Settings", fields, frozen=True)()
 
 
 def resume(arguments: Sequence[str]) -> int:
     """Run `podracer resume`: continue a run, a sweep or a tournament."""
-    settings = Group("Settings that may change, as they decide no update.", free_settings())
-    groups = {"resume": group_of(ResumeOptions), "settings": settings, "hosts": group_of(Hosts())}
+    parts = {"options": blank(ResumeOptions), "settings": free_settings(), "hosts": Hosts()}
     description = inspect.cleandoc(ResumeOptions.__doc__ or "")
-    values = parse_parts(groups, "resume", arguments, description, _refuse_other_settings)
-    options, hosts = ResumeOptions(**values["resume"]), Hosts(**values["hosts"])
+    parts = read_parts(parts, "resume", arguments, description, _refuse_other_settings)
+    options, hosts = parts["options"], parts["hosts"]
     options = dataclasses.replace(options, run=_brought(options))
-    changes = {name: x for name, x in values["settings"].items() if x != _NOT_GIVEN}
+    changes = {name: x for name, x in vars(parts["settings"]).items() if x != _NOT_GIVEN}
     if is_tournament(options.run):
         flags_of_runs = {"track": options.track, "environment": options.environment}
         flags_of_runs |= {name: x for name, x in vars(hosts).items() if x != getattr(Hosts, name)}
@@ -98,11 +101,13 @@ def _brought(options: ResumeOptions) -> Path:
     return local_run(address, directory=directory)
 
 
-def _refuse_other_settings(flag: str) -> None:
-    """Raise `ConfigError` for a flag of `train` that would make another run."""
-    name = flag.removeprefix("--").replace("_", "-")
-    if owners_of(name):
-        raise ConfigError(
-            f"resume goes on as the run began: with another --{name} it would be another run, "
-            f"podracer train RECIPE --{name} ... --weights RUN."
-        )
+def _refuse_other_settings(name: str) -> str:
+    """Return the sentence about a setting of `train` that would make another run, or ""."""
+    last, flag = name.split(".")[-1].removeprefix("no_"), name.replace("_", "-")
+    names = {field.name for kind in KINDS.values() for field in dataclasses.fields(kind)}
+    if last not in names:
+        return ""
+    return (
+        f"resume goes on as the run began: with another --{flag} it would be another run, "
+        f"podracer train RECIPE --{flag} ... --weights RUN."
+    )

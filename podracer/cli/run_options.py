@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from podracer.cli.arguments import RunPath
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
@@ -20,16 +18,12 @@ if TYPE_CHECKING:
 PolicyName = Literal["greedy", "sampled"]
 AtCheckpoint = Annotated[
     Literal["newest", "best"] | int,
-    tyro.conf.arg(
-        name="checkpoint",
-        metavar="newest|best|UPDATES",
-        help="Checkpoint to take: the `newest`, that of the `best` evaluation, or by its number of "
-        "updates. The best of many evaluations is biased upward: `podracer eval` with another "
-        "--seed tells what it is worth.",
-    ),
+    "Checkpoint to take: the `newest`, that of the `best` evaluation, or by its number of updates. "
+    "The best of many evaluations is biased upward: `podracer eval` with another --seed tells what "
+    "it is worth.",
 ]
 
-OutputFile = Annotated[Path | None, tyro.conf.arg(name="out")]
+OutputFile = Path | None
 
 
 @dataclasses.dataclass(frozen=True)

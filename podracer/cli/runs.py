@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
-from podracer.cli.arguments import Count, Limits, RunPath, StoredRun, parse, take_flags
+from podracer.cli.arguments import Count, Limits, RunPath, parse, take_flags
 from podracer.cli.run_options import (
     AtCheckpoint,
     CheckpointOptions,
@@ -23,6 +21,7 @@ from podracer.cli.run_options import (
     PolicyName,
     output_file,
 )
+from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 from podracer.io.addresses import output_folder, place_of
 from podracer.io.directories import is_tournament, quoted_path
@@ -99,12 +98,11 @@ def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]
     if name is None or name.endswith(".json"):
         return None, arguments
     from podracer import recipes
-    from podracer.cli.recipe_flags import find_modules_here
+    from podracer.cli.recipe_flags import find_modules_here, recipe_options
 
     find_modules_here(name, None)
-    fields = {field.name for field in dataclasses.fields(EvalOptions)}
-    names = [option for option in recipes.options_of(name) if option not in fields]
-    values, remaining = take_flags(arguments, *names)
+    names = [field.name for field in dataclasses.fields(EvalOptions)]
+    values, remaining = recipe_options(name, arguments, names)
     return recipes.find(name, **values).environment if values else None, remaining
 
 
@@ -182,7 +180,7 @@ def play(options: PlayOptions) -> int:
 class ReportOptions:
     """Write one HTML page about runs or a tournament."""
 
-    runs: Annotated[tuple[StoredRun, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[Path, ...], Mark.RUN, Mark.POSITIONAL]
     """Directories or addresses of one or more runs, or the directory of one tournament."""
     output: OutputFile = None
     """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
@@ -207,8 +205,6 @@ def report(options: ReportOptions) -> int:
     from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
 
-    if not options.runs:
-        raise ConfigError("report needs at least one run directory.")
     for run in options.runs:
         if not is_tournament(run):
             check_is_run(run)

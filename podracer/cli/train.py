@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.cli.arguments import Arch, Attachments, Trackers
+from podracer.cli.arguments import Attachments, Trackers
 from podracer.cli.recipe_flags import (
     find_experiment,
     own_recipe,
@@ -27,9 +27,6 @@ class TrainOptions:
     run_dir: Path | None = None
     """Directory that keeps the run. By default a new one is made in runs/."""
     attach: Attachments = ()
-    arch: Arch = "anakin"
-    """Architecture: anakin runs JAX environments on the device, sebulba host environments. The
-    flags of an architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
     update_rule: Path | None = None
     """File of a learned update rule, which replaces the recipe's agent and trains its network: one
     that `podracer rule` wrote, or DiscoRL's disco_103.npz."""
@@ -74,7 +71,7 @@ def _parse(arguments: Sequence[str]) -> tuple[str, TrainOptions, Experiment, Hos
         f"train {recipe}",
         flags,
         experiment,
-        TrainOptions(arch=experiment.arch),
+        TrainOptions(),
         {"hosts": Hosts()},
         description,
     )

@@ -53,7 +53,8 @@ def tune(arguments: Sequence[str]) -> int:
     initialize_devices(Hosts(), experiment.devices, "sebulba")
     codes: list[int] = []
     if not experiment.devices and has_one_cpu_device():
-        measured = _measured_by_processes([recipe, *flags], options.seconds, codes)
+        remaining = [x for x in take_flags(flags, "devices", "seconds")[1] if x != "--json"]
+        measured = _measured_by_processes([recipe, *remaining], options.seconds, codes)
     else:
         measured = _measured(experiment, options.seconds)
     if not options.json:
@@ -64,9 +65,8 @@ def tune(arguments: Sequence[str]) -> int:
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
-        measured_names = {"devices", *(f"driver.{name}" for name in best.settings)}
-        remaining = take_flags(flags, "seconds", *best.settings)[1]
-        remaining = [x for x in remaining if x.partition("=")[0] not in measured_names]
+        names = [*best.settings, *(f"driver.{name}" for name in best.settings)]
+        remaining = take_flags(flags, "seconds", *names)[1]
         other_arguments = shlex.join([recipe, *remaining])
         print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")

@@ -51,12 +51,6 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 }
 
 SUFFIX = "_accelerator"  # ends the name of an experiment at that size
-_READERS: dict[Any, Callable[[str], Any]] = {
-    str: str,
-    int: int,
-    float: float,
-    bool: lambda text: {"true": True, "false": False}[text.lower()],
-}
 
 
 def find(name: str, **options: Any) -> Experiment:
@@ -65,7 +59,7 @@ def find(name: str, **options: Any) -> Experiment:
     The name is a recipe of the library or of an installed package (an entry point of the group
     `podracer.recipes`), or it is `MODULE:FUNCTION`, which is imported. One that ends in .json
     is a file with an experiment: a run's `config.json`, or a sweep's `best.json`. `options` are the
-    recipe's own, as text, see `options_of`; the `recipe` of a file may be an experiment, too.
+    recipe's own, see `options_of`; the `recipe` of a file may be an experiment, too.
 
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
@@ -78,9 +72,8 @@ def find(name: str, **options: Any) -> Experiment:
                 f"{name} needs a value of {key!r}, which has no default: add it, or name a "
                 "function that returns an Experiment."
             )
-    values = {key: _option(function, key, text) for key, text in options.items()}
     try:
-        experiment = function(**values)
+        experiment = function(**options)
     except PodracerError:
         raise
     except Exception as error:
@@ -92,15 +85,16 @@ def find(name: str, **options: Any) -> Experiment:
     return dataclasses.replace(experiment, recipe=name)
 
 
-def options_of(name: str) -> tuple[str, ...]:
-    """Return the names of a recipe's own options, such as the `game` of `atari_impala`.
+def options_of(name: str) -> dict[str, Any]:
+    """Return the types of a recipe's own options by name, such as the `game` of `atari_impala`.
 
     A file has the options `environment`, which replaces its own, and `recipe`, which names a recipe
     whose own classes the file may use.
     """
     if name.endswith(".json"):
-        return ("environment", "recipe")
-    return tuple(_parameters(name))
+        return {"environment": str, "recipe": str}
+    hints = get_type_hints(_function(name))
+    return {key: hints.get(key, str) for key in _parameters(name)}
 
 
 def accelerator_changes(name: str) -> Mapping[str, Any]:
@@ -154,21 +148,6 @@ def _of_file(
         return experiment
     recorded = read_config(path)["experiment"]["environment"]
     return dataclasses.replace(experiment, environment=recorded).with_environment(environment)
-
-
-def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
-    """Return a recipe's option as its annotation says: int, float, bool, or the text itself."""
-    kind = get_type_hints(function).get(name, str)
-    if kind not in _READERS:
-        raise ConfigError(
-            f"the argument {name!r} of the recipe is annotated {kind}: a flag is a str, int, float "
-            "or bool."
-        )
-    try:
-        return _READERS[kind](text)
-    except (KeyError, ValueError):
-        kind = kind.__name__
-        raise ConfigError(f"{name} must be of type {kind}, but it is {text!r}.") from None
 
 
 def _function(name: str) -> Callable[..., Experiment]:

@@ -9,6 +9,7 @@ import pytest
 
 from podracer import recipes
 from podracer.cli.commands import COMMANDS
+from podracer.cli.help import page
 from podracer.cli.main import main
 from podracer.io.entry_points import installed
 
@@ -44,51 +45,56 @@ def pages():
 
 
 def help_page(arguments, monkeypatch):
-    """The help page in ASCII, in one column of groups."""
+    """The help page in ASCII, and the table of its settings."""
+    tables = []
+
+    def seen(table, *words):
+        tables.append(table)
+        return page(table, *words)
+
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("podracer.cli.arguments.page", seen)
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii", "replace"))
     with pytest.raises(SystemExit) as leaving:
-        main([*arguments, "--help"])
+        main([*arguments])
     assert leaving.value.code == 0
     sys.stdout.flush()
-    return sys.stdout.buffer.getvalue().decode()
-
-
-def flags(page):
-    """The flags of a help page and their texts, without the defaults."""
-    texts, flag = {}, None
-    for line in page.splitlines():
-        if line.startswith("  --") and not line.startswith("  ---"):
-            invocation, *text = re.split(r" {2,}", line.strip(), maxsplit=1)
-            flag = re.split("[ ,]", invocation)[0]
-            texts[flag] = " ".join(text)
-        elif not line.startswith("   "):
-            flag = None
-        elif flag:
-            texts[flag] += line
-    defaults = r"\((?:default|required|sets)\b"
-    return {flag: re.split(defaults, " ".join(text.split()))[0] for flag, text in texts.items()}
+    return sys.stdout.buffer.getvalue().decode(), tables[0]
 
 
 @pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_flag_has_a_sentence_and_a_plain_name(stride, monkeypatch):
+def test_every_flag_has_a_sentence_and_a_plain_name_on_a_page_of_few_lines(stride, monkeypatch):
     wrong = {}
     for arguments in list(pages())[::stride]:
-        for flag, text in flags(help_page(arguments, monkeypatch)).items():
-            if not re.match(r"\s*[A-Z`].*\.\s*$", text, re.S) or flag.endswith("_"):
-                wrong.setdefault(f"{flag}: {text.strip()!r}", " ".join(arguments))
+        text, table = help_page([*arguments, "--help"], monkeypatch)
+        lines = text.splitlines()
+        assert len(lines) <= 160
+        assert max(map(len, lines)) <= 120
+        for setting in table.settings.values():
+            place = " ".join(arguments)
+            if setting.choices or not setting.is_part:
+                name = setting.flag[2:]
+                assert name in text or setting.is_positional, place
+                if not re.match(r"[A-Z`].*\.$", setting.text) or name.endswith("_"):
+                    wrong.setdefault(f"{name}: {setting.text!r}", place)
     assert not wrong
 
 
 def test_groups_are_named_and_the_run_comes_first(monkeypatch):
-    page = help_page(["train", "cartpole_dqn"], monkeypatch)
-    titles = re.findall(r"^ ([a-z_.]+ options) *$", page, re.M)
-    parts = [
-        f"agent{part} options"
-        for part in ("", ".network", ".network.torso", ".optimizer", ".replay")
-    ]
-    assert titles[0] == "run options"
-    assert sorted(titles[1:6]) == parts
-    assert titles[6:] == ["anakin options", "hosts options"]
-    order = [page.index(f"--{flag} ") for flag in ("frames", "seed", "run-dir", "arch", "devices")]
+    text, _ = help_page(["train", "cartpole_dqn", "--help"], monkeypatch)
+    titles = re.findall(r"^([a-z_.]+): \w+\.", text, re.M)
+    parts = ["", ".network", ".network.torso", ".optimizer", ".replay"]
+    assert sorted(titles[:-1]) == sorted(f"agent{part}" for part in parts)
+    assert titles[-1] == "driver"
+    order = [text.index(f"--{name} ") for name in ("frames", "seed", "run-dir", "arch")]
     assert order == sorted(order)
+    assert order[-1] < text.index("\nagent: DQN.")
+
+
+def test_a_word_shows_the_whole_text(monkeypatch):
+    text, table = help_page(["train", "cartpole_dqn", "--help", "target-return"], monkeypatch)
+    (line,) = re.findall(r"^  --.*", text, re.M)
+    assert line.startswith("  --target-return 475.0")
+    whole = table.settings["target_return"].text
+    assert " ".join(text.split()).endswith(whole)
+    assert len(whole) > 100

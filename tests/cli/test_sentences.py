@@ -5,12 +5,9 @@ import dataclasses
 import pytest
 
 from podracer import recipes
-from podracer.cli.recipe_flags import parse_experiment
-from podracer.cli.sentences import FIELD_NAMES, in_flags, of_parser
-from podracer.cli.train import TrainOptions
+from podracer.cli.sentences import FIELD_NAMES, in_flags
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
-from podracer.errors import ConfigError
 from podracer.run.setup import build
 from podracer.run.warnings import run_warnings
 from podracer.tournament.config import Tournament
@@ -20,11 +17,11 @@ from podracer.tournament.config import Tournament
     ("sentence", "in_words_of_flags"),
     [
         ("take `evaluations=0`", "take --evaluations 0"),
-        ("run it with `driver.fused=False`.", "run it with --no-fused."),
-        ("leave out `agent.replay.prioritized=True`", "leave out --prioritized"),
+        ("run it with `driver.fused=False`.", "run it with --no-driver.fused."),
+        ("leave out `agent.replay.prioritized=True`", "leave out --agent.replay.prioritized"),
         ("`exchange.every=3` is odd", "--every 3 is odd"),
         ('give `evaluation_policy="sampled"`', "give --evaluation-policy sampled"),
-        ("take `driver=podracer.SebulbaConfig()`", "take --arch sebulba"),
+        ("take `driver=podracer.SebulbaConfig()`", "take --driver sebulba"),
         ('the file: `agent.rule_file="disco_103.npz"`', "the file: --update-rule disco_103.npz"),
         ("give `exchange.rule`, or `exchange.peers`", "give --select, or --average"),
         ("more than `act` computes", "more than `act` computes"),
@@ -48,37 +45,3 @@ def test_names_without_a_part_are_fields():
     """Of what a user configures, or of what sweeps, exports and plans."""
     fields = {x.name for kind in (Experiment, Hosts, Tournament) for x in dataclasses.fields(kind)}
     assert set(FIELD_NAMES) - fields == {"attach", "draws", "format", "prices", "track", "weights"}
-
-
-def test_a_setting_that_leads_nowhere_is_explained_as_in_python():
-    experiment = recipes.find("catch_a2c")
-    with pytest.raises(ConfigError) as in_python:
-        experiment.with_fields({"agent": {"hidden": 8}})
-    with pytest.raises(ConfigError) as on_command_line:
-        parse_experiment("train", ["agent.hidden=8"], experiment, TrainOptions())
-    assert str(in_python.value) == str(on_command_line.value)
-
-
-ASCII_BOX = """ Value error
- -----------------------------------
-  Error parsing --seed: 'x' must be
-  a whole number.
-  -----------------------------------
-  Argument helptext:
-      --seed INT
-
-"""
-BOX = """╭─ Value error ─────────────────────╮
-│ Error parsing --seed: 'x' must be │
-│ a whole number.                   │
-│ ───────────────────────────────── │
-│ Argument helptext:                │
-│     --seed INT                    │
-╰───────────────────────────────────╯
-"""
-
-
-def test_a_box_of_the_parser_is_one_sentence_in_ascii_too():
-    for box in (BOX, ASCII_BOX):
-        assert of_parser(box, "train") == "--seed: 'x' must be a whole number."
-    assert of_parser("another form\nof an error", "train") == "another form of an error"

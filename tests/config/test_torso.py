@@ -1,4 +1,4 @@
-"""`--torso`: convolutions for any recipe, and the sentence on images that it would flatten."""
+"""Convolutions for any recipe, and the sentence on images that it would flatten."""
 
 import dataclasses
 import json
@@ -12,10 +12,12 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.agent import Blueprint, Context
-from podracer.cli.flags import fields_of, flag_names
 from podracer.cli.main import main
+from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.sentences import in_flags
-from podracer.config.torso import flattened_images, torso_kind, with_torso
+from podracer.cli.settings import Table
+from podracer.cli.train import TrainOptions
+from podracer.config.torso import flattened_images
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 SIZE = 16
@@ -113,6 +115,10 @@ def test_without_the_flag_a_sentence_names_it(tmp_path, caplog):
     assert caplog.text.count("side by side") == 1
 
 
+def with_torso(experiment, kind):
+    return parse_experiment("train", ["--torso", kind], experiment, TrainOptions())[1]
+
+
 def spec_of(*shape):
     return DevicePictures(shape).spec
 
@@ -131,9 +137,9 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
     experiment = recipes.find("pendulum_ppo").with_fields({"agent": {"learning_rate": 1e-3}})
     spec = spec_of(*shape)
     sentences = flattened_images(Blueprint(experiment.agent, spec))
-    assert [f"--torso {kind} gives" in in_flags(text) for text in sentences] == [True] * (
-        kind is not None
-    )
+    assert [f"--agent.network.torso {kind} gives" in in_flags(text) for text in sentences] == [
+        True
+    ] * (kind is not None)
     if kind is not None:
         changed = Blueprint(with_torso(experiment, kind).agent, spec, Context(8))
         assert flattened_images(changed) == []
@@ -141,19 +147,21 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
 
 
 @pytest.mark.slow
-def test_every_recipe_with_a_torso_takes_every_kind_without_two_flags_of_a_name():
-    with_one = [name for name in recipes.RECIPES if torso_kind(recipes.find(name))]
-    assert len(with_one) > 30
-    for name in with_one:
+def test_every_recipe_with_a_torso_takes_every_kind():
+    tables = {name: Table({"": recipes.find(name)}) for name in recipes.RECIPES}
+    found = {name: table.paths("network.torso") for name, table in tables.items()}
+    paths = {name: path for name, ends in found.items() for path in ends}
+    assert len(paths) > 30
+    for name, path in paths.items():
         experiment = recipes.find(name)
         for kind in ("mlp", "cnn", "resnet"):
-            changed = with_torso(experiment, kind)
-            assert torso_kind(changed) == kind
-            assert changed == experiment or torso_kind(experiment) != kind
-            old, new = experiment.agent.network.torso, changed.agent.network.torso
+            old, new = (
+                Table({"": x}, "").settings[path].value
+                for x in (experiment, with_torso(experiment, kind))
+            )
+            assert type(new).__name__.lower() == kind
             assert new.layer_norm == old.layer_norm
-            names = list(flag_names(fields_of(changed.agent)).values())
-            assert len(set(names)) == len(names), f"{name} --torso {kind}"
+            assert new == old or type(new) is not type(old)
 
 
 def test_a_network_without_a_torso_has_no_such_flag(capsys):

@@ -20,7 +20,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.cli.main import main
 from podracer.cli.pods import finish_sweep
-from podracer.cli.values import read_spaces
+from podracer.cli.spaces import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
 from podracer.devices.mesh import make_mesh
@@ -481,7 +481,7 @@ def test_a_grid_has_every_combination_with_every_seed():
 
 
 def test_ranges_are_drawn_evenly_on_their_scale():
-    spaces = read_spaces([["learning_rate=1e-6:1e-2"], ["entropy_cost=0:1", "x=1,2"]])
+    spaces = read_spaces(["learning_rate=1e-6:1e-2", "entropy_cost=0:1", "x=1,2"])
     pods = sweep.make_pods(spaces, [0], 2000, 3)
     values = {n: [p.hyperparameters[i].value for p in pods] for i, n in enumerate(("rate", "cost"))}
     rate, cost = np.log10(values["rate"]), np.asarray(values["cost"])
@@ -490,7 +490,17 @@ def test_ranges_are_drawn_evenly_on_their_scale():
     assert abs(cost.mean() - 0.5) < 0.03
     assert {p.hyperparameters[2].value for p in pods} == {1.0, 2.0}
     assert pods == sweep.make_pods(spaces, [0], 2000, 3)
-    assert spaces == read_spaces([["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"]])
+    assert spaces == read_spaces(["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"])
+
+
+def test_a_hyperparameter_has_the_name_of_its_setting():
+    agent = recipes.find("cartpole_dqn").agent
+    names = ["agent.learning_rate=1,2", "optimizer.epsilon=1,2", "epsilon=1,2", "rmsprop-decay=1,2"]
+    assert list(read_spaces(names, agent)) == [
+        "learning_rate", "optimizer.epsilon", "epsilon", "optimizer.rmsprop_decay",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="twice"):
+        read_spaces(["agent.epsilon=1,2", "epsilon=3,4"], agent)
 
 
 @pytest.mark.parametrize(
@@ -509,4 +519,4 @@ def test_ranges_are_drawn_evenly_on_their_scale():
 )
 def test_what_cannot_be_read_is_refused(vary, draws, words):
     with pytest.raises(ConfigError, match=words):
-        sweep.make_pods(read_spaces([vary]), [0], draws)
+        sweep.make_pods(read_spaces(vary), [0], draws)

@@ -20,7 +20,7 @@ from variants import variants
 import podracer
 from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
-from podracer.cli.values import read_spaces
+from podracer.cli.spaces import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers import selection
@@ -387,7 +387,7 @@ def test_what_cannot_be_selected_is_refused(tmp_path, changes, words):
 
 
 def test_a_selection_is_made_of_flags():
-    spaces = read_spaces([["learning_rate=1e-5:1e-2", "entropy_cost=0,0.01"]])
+    spaces = read_spaces(["learning_rate=1e-5:1e-2", "entropy_cost=0,0.01"])
     made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, spaces)
     assert made == Selection(PopulationBased((BOUNDS[0],), fraction=0.3), 10)
     assert sweep.make_exchange(None, None, 0, spaces) is None

@@ -17,6 +17,12 @@ from commands import flags_of_commands, flags_of_recipes
 from pages import ROOT, blocks, run_page
 
 import podracer
+from podracer import recipes
+from podracer.cli.arguments import take_flags
+from podracer.cli.pods import SweepOptions
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
+from podracer.cli.train import TrainOptions
+from podracer.devices.startup import Hosts
 from podracer.io.entry_points import PACKAGES
 
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
@@ -154,6 +160,23 @@ def test_commands_of_a_page_and_their_flags_exist(page, flags):
             )
         words = f"{name(page)}: podracer {command} {shlex.join(arguments)}"
         assert not unknown(arguments, allowed), words
+
+
+PLACEHOLDER = re.compile(r"[$|&]|\.\.\.|^[A-Z/a-z]*[A-Z]+$")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_id)
+def test_values_in_commands_of_a_page_are_read(page):
+    """Of those that name a recipe of the library and no file."""
+    options = {"train": (TrainOptions(), {"hosts": Hosts()}), "sweep": (SweepOptions(), {})}
+    for command, *arguments in commands(page):
+        recipe, *flags = arguments or [""]
+        is_whole = not any(PLACEHOLDER.search(word) for word in flags)
+        if command in options and recipe in recipes.RECIPES and is_whole and page != HISTORY:
+            flags = take_flags(flags, "update_rule")[1]
+            _, experiment, flags = find_experiment([recipe, *flags])
+            if "--help" not in flags:
+                parse_experiment(command, flags, experiment, *options[command])[1].check()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY], ids=page_id)

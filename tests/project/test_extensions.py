@@ -116,7 +116,14 @@ def test_a_clone_acts_as_its_teacher_and_ppo_goes_on_from_it(load):
 
 def test_fields_of_the_second_network_are_flags_with_its_name(load):
     experiment = load("rnd").curious_catch()
-    flags = ("--hidden", "32", "--rnd-network.hidden", "128", "16", "--bonus", "2")
+    flags = (
+        "--ppo.network.torso.hidden",
+        "32",
+        "--rnd-network.torso.hidden",
+        "128,16",
+        "--bonus",
+        "2",
+    )
     agent = parse_experiment("train mine", flags, experiment, TrainOptions())[1].agent
     assert agent.ppo.network.torso.hidden == (32,)
     assert agent.rnd_network.torso.hidden == (128, 16)

@@ -139,11 +139,6 @@ def test_only_the_command_line_speaks_of_flags():
     assert found == []
 
 
-def test_no_library_of_flags_below_the_command_line():
-    users = [path for path in FILES if "import tyro" in path.read_text()]
-    assert {room_of(module_of(path)) for path in users} == {"cli"}
-
-
 def test_functions_stay_short():
     long = []
     for path in FILES:

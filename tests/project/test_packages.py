@@ -18,19 +18,19 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3180,  # the contract: files beside the rooms
+    "": 3170,  # the contract: files beside the rooms
     "agents": 6780,
     "checks": 820,
-    "cli": 2870,
-    "config": 650,
+    "cli": 2820,
+    "config": 610,
     "devices": 1550,
     "drivers": 3970,
     "envs": 4000,
     "io": 3410,
     "networks": 1270,
     "ops": 1670,
-    "recipes": 1320,
-    "reports": 2260,
+    "recipes": 1300,
+    "reports": 2250,
     "run": 3270,
     "scores": 760,
     "testing": 700,

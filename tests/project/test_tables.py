@@ -33,10 +33,8 @@ def test_a_command_of_the_page_is_the_recipe(first):
     for text in commands[::stride]:
         name, *flags = shlex.split(text.replace("\\\n", " "))
         _, experiment, remaining = find_experiment([name, *flags])
-        options = TrainOptions(arch=experiment.arch)
-        assert parse_experiment(f"train {name}", remaining, experiment, options)[1] == recipes.find(
-            name
-        )
+        parsed = parse_experiment(f"train {name}", remaining, experiment, TrainOptions())
+        assert parsed[1] == recipes.find(name)
 
 
 def test_every_extra_of_an_environment_has_its_size():

@@ -20,9 +20,10 @@ from podracer.cli.main import main
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.config.serialization import from_json, to_json
-from podracer.fields import NO_FLAG, check_ranges
+from podracer.fields import check_ranges
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
+from podracer.names import NO_FLAG
 from podracer.reports.recording import record_frames
 from podracer.reports.run import write_report
 
@@ -308,7 +309,7 @@ def test_files_name_the_classes_that_an_installed_package_declares(installed_pac
     assert podracer_command("list", "agents") == 0
     assert re.search("Narrow +A2C with a waist.", capsys.readouterr().out)
     assert podracer_command("train", "catch_a2c", "--waist", 3) == 78
-    assert "no flag --waist: it belongs to Narrow" in capsys.readouterr().err
+    assert "no flag --waist: it belongs to --agent Narrow" in capsys.readouterr().err
     path.write_text(json.dumps({"experiment": experiment}))
     read = recipes.find(str(path)).agent
     assert (type(read).__name__, read.waist, read.network.extra) == ("Narrow", 2, 5)
@@ -534,8 +535,9 @@ def test_flags_of_a_second_network_begin_with_its_name():
         novelty_scale: float = 0.5
 
     agent = parsed_agent(
-        WithNovelty(), "--hidden", "4", "--novelty-network.hidden", "16", "--optimizer", "rmsprop",
-        "--novelty-optimizer.optimizer", "radam", "--novelty-scale", "2",
+        WithNovelty(), "--network.torso.hidden", "4", "--novelty-network.torso.hidden", "16",
+        "--agent.optimizer.name", "rmsprop",
+        "--novelty-optimizer.name", "radam", "--novelty-scale", "2",
     ).agent  # fmt: skip
     assert agent.network.torso.hidden == (4,)
     assert agent.novelty_network.torso.hidden == (16,)
@@ -567,21 +569,63 @@ def test_a_part_has_no_flags_where_it_says_so():
 
 
 @pytest.mark.parametrize(
-    ("settings", "agent"),
+    ("flags", "agent"),
     [
-        (("agent.learning_rate=1e-3",), {"learning_rate": 1e-3}),
-        (("agent.learning_rate=1e-3:0",), {"learning_rate": podracer.Linear(1e-3, 0.0)}),
+        ("--agent.learning-rate 1e-3", {"learning_rate": 1e-3}),
+        ("--learning_rate 1e-3:0", {"learning_rate": podracer.Linear(1e-3, 0.0)}),
         (
-            ("agent.network.torso.hidden=64,32", "agent.optimizer.name=rmsprop"),
+            "--agent.network.torso.hidden 64,32 --optimizer.name=rmsprop",
             {"network": {"torso": {"hidden": (64, 32)}}, "optimizer": {"name": "rmsprop"}},
         ),
         (
-            ("agent.network.shared=False", "--value-cost", "2"),
+            "--no-agent.network.shared --value-cost 2",
             {"network": {"shared": False}, "value_cost": 2.0},
         ),
+        ("--shared=false", {"network": {"shared": False}}),
+        (
+            "--hidden 8 --torso resnet --channels 4 --torso.blocks 1",
+            {"network": {"torso": podracer.networks.ResNet((4,), 1, hidden=8)}},
+        ),
     ],
-)  # fmt: skip
-def test_a_setting_means_what_it_does_in_python(settings, agent):
+)
+def test_a_flag_means_what_its_path_does_in_python(flags, agent):
     experiment = recipes.find("catch_a2c")
-    changed = parse_experiment("train", settings, experiment, TrainOptions())[1]
+    changed = parse_experiment("train", flags.split(), experiment, TrainOptions())[1]
     assert changed == experiment.with_fields({"agent": agent})
+
+
+def test_an_agent_is_chosen_by_its_name():
+    experiment = recipes.find("catch_a2c")
+    flags = ["--value-cost", "0.25", "--agent", "ppo"]
+    agent = parse_experiment("train", flags, experiment, TrainOptions())[1].agent
+    assert agent == podracer.PPO(value_cost=0.25)
+
+
+def test_a_setting_whose_name_begins_with_no_is_not_switched_off():
+    @podracer.struct
+    class WithNoise(podracer.A2C):
+        no_noise: bool = podracer.static(default=False)
+        noise: bool = podracer.static(default=True)
+
+    agent = parsed_agent(WithNoise(), "--no-noise").agent
+    assert (agent.no_noise, agent.noise) == (True, True)
+
+
+def test_an_end_of_several_paths_is_that_of_the_shallowest_or_refused():
+    @podracer.struct
+    class WithTwo(podracer.A2C):
+        epsilon: float = 0.5
+        inner: podracer.PPO = podracer.static(default=podracer.PPO())
+
+    agent = parsed_agent(WithTwo(), "--epsilon", "0.25").agent
+    assert (agent.epsilon, agent.optimizer.epsilon) == (0.25, podracer.A2C().optimizer.epsilon)
+
+    @podracer.struct
+    class Equal(podracer.A2C):
+        first: podracer.TorsoNetwork = podracer.static(default=podracer.TorsoNetwork())
+
+    sentence = "write --agent.network.memory-size or --agent.first.memory-size."
+    with pytest.raises(podracer.ConfigError, match=f"--memory-size is ambiguous: {sentence}"):
+        parsed_agent(Equal(), "--memory-size", "8")
+    agent = parsed_agent(Equal(), "--first.memory-size", "8").agent
+    assert (agent.first.memory_size, agent.network.memory_size) == (8, 128)

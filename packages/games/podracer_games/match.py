@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from podracer.cli.arguments import Limits, Seed, parse
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
+from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 from podracer.io.paths import user_path
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class MatchOptions:
     """Let trained policies play each other in a game of two players, and rate them."""
 
-    players: Annotated[tuple[str, ...], tyro.conf.Positional]
+    players: Annotated[tuple[str, ...], Mark.POSITIONAL]
     """Two or more players: directories of runs, `RUN:POD` for a pod of a sweep, `random`, or
     `minimax-DEPTH` with a depth of 1 to 6 moves."""
     recipe: str | None = None

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from podracer.cli.arguments import Arch, Limits, take_flags
+from podracer.cli.arguments import Limits
 from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
+from podracer.cli.settings import split_flags
 from podracer.devices.startup import Hosts, initialize_devices
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ class CompileOptions:
     machine. Unless `--num-envs` is given, each device has the recipe's number of environments,
     timesteps of replay and frames, at its size for an accelerator; `--frames` counts for the run.
     """
-    arch: Arch = "anakin"
-    """Architecture: anakin runs JAX environments on the device, sebulba host environments."""
     update_rule: Path | None = None
     """File of a learned update rule, as for `podracer train`."""
     json: bool = False
@@ -117,7 +116,7 @@ def _parse(
     sized = with_size_for(target.platform, arguments, experiment)
     if sized is not arguments:
         experiment = _parse_flags(command, sized, defaults, summary)[0]
-    names = {*take_flags(flags, "num_envs", "frames")[0], *(x.partition("=")[0] for x in flags)}
+    names = {flag.name for flag in split_flags(flags)[1]}
     if options.target != "here" and not names & {"num_envs", "driver.num_envs"}:
         frames = {"frames": experiment.frames} if "frames" in names else {}
         experiment = dataclasses.replace(scaled(experiment, len(target.devices)), **frames)
@@ -132,7 +131,7 @@ def _parse_flags(
         f"{command} {recipe}",
         flags,
         experiment,
-        dataclasses.replace(defaults, arch=experiment.arch),
+        defaults,
         description=summary,
     )
     return experiment, flags, options

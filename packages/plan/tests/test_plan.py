@@ -573,9 +573,9 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
     [
         ([], 4 * 128, 4 * 4_096_000),
         (["--frames", "1e6"], 4 * 128, 10**6),
-        (["frames=1e6"], 4 * 128, 10**6),
+        (["--frames=1e6"], 4 * 128, 10**6),
         (["--num-envs", "256"], 256, 4_096_000),
-        (["driver.num_envs=256"], 256, 4_096_000),
+        (["--driver.num-envs", "256"], 256, 4_096_000),
     ],
 )
 def test_each_device_has_the_recipes_share_of_what_is_not_given(

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from podracer.cli.arguments import RunPath, parse
-from podracer.cli.run_options import AtCheckpoint, output_file
+from podracer.cli.run_options import AtCheckpoint, OutputFile, output_file
+from podracer.cli.values import Mark
 
-ModelsPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODELS")]
+ModelsPath = Annotated[Path, Mark.POSITIONAL]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +22,7 @@ class BacktestOptions:
     run: RunPath
     """Directory of the run."""
     checkpoint: AtCheckpoint = "newest"
-    file: Annotated[Path | None, tyro.conf.arg(name="out")] = None
+    output: OutputFile = None
     """Path of the HTML file. By default backtest.html in the run."""
     json: bool = False
     """Print one JSON object."""
@@ -37,7 +36,7 @@ def backtest(arguments: Sequence[str]) -> int:
     from podracer_trading.backtest import backtest as compare
 
     use_compilation_cache()
-    file = output_file(options.file, options.run / "backtest.html", (".html", ".htm"))
+    file = output_file(options.output, options.run / "backtest.html", (".html", ".htm"))
     result = compare(options.run, checkpoint=options.checkpoint)
     path = page.write_page(result, file)
     if options.json:

@@ -7,7 +7,7 @@ follow a schedule (docs/decisions/0029).
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import optax
 
 from podracer import schedules
 from podracer.devices.kernels import global_norm
-from podracer.fields import Flag, bounded, reset_on_warm_start, static, struct
+from podracer.fields import bounded, reset_on_warm_start, static, struct
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
 
@@ -41,9 +41,9 @@ class OptimizerBuilder(Protocol):
 class Optimizer:
     """Method that makes updates of gradients."""
 
-    name: Annotated[Literal["adam", "rmsprop", "radam"], Flag("optimizer")] = static(default="adam")
+    name: Literal["adam", "rmsprop", "radam"] = static(default="adam")
     """Optimizer of the parameters."""
-    epsilon: Annotated[float, Flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
+    epsilon: float = bounded(1e-5, low=1e-20)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
     # Static: 1 - decay in float64.
     rmsprop_decay: float = static(default=0.99, low=0.0, high=_LARGEST_DECAY)

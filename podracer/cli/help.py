@@ -1,0 +1,88 @@
+"""The help page of a command: its settings with their values, and what they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+from podracer.cli.settings import ALIASES, Setting, Table
+from podracer.cli.values import choices_of, format_value, item_of
+
+# The settings of a run in the order of the page: what matters first comes first.
+_ORDER = (
+    "frames", "seed", "run_dir", "driver", "devices", "environment", "evaluations",
+    "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
+    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds", "size",
+)  # fmt: skip
+_LONG = 40  # settings, above which each has one line
+_COLUMN = 34  # where texts begin, further right on a long page
+_ADVICE = (
+    "A flag may be the end of its name, such as --learning-rate. Values are those of the recipe. "
+    "`--help WORD` shows the whole text of the settings with this word in their names."
+)
+
+
+def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
+    """Return the help page of a command, in groups; of settings with `words` in their names."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    names = [_name(setting) for setting in table.settings.values() if setting.is_positional]
+    usage = " ".join(["usage: podracer", table.command, *names, "[--flags]"])
+    groups: dict[str, list[Setting]] = {"": []}
+    for path, setting in table.settings.items():
+        if setting.is_part:
+            groups[path] = []
+        if setting.choices or not setting.is_part:
+            groups[path.rpartition(".")[0]].append(setting)
+    is_long = sum(map(len, groups.values())) > _LONG and not words
+    order = _ORDER if is_long else ()
+    groups[""].sort(key=lambda x: order.index(x.path) if x.path in order else len(order))
+    lines = [usage, "", *textwrap.wrap(description, width)]
+    lines += ["", *textwrap.wrap(_ADVICE, width)] if is_long else []
+    for path, settings in groups.items():
+        if words:
+            settings = [x for x in settings if any(word in x.flag for word in words)]
+        if settings:
+            lines += ["", *([_title(table.settings[path], width)] if path else [])]
+        for setting in settings:
+            lines += _lines(setting, width, is_long)
+    return "\n".join(lines)
+
+
+def _title(part: Setting, width: int) -> str:
+    kind = type(part.value)
+    doc = (inspect.getdoc(kind) or "").partition("\n")[0]
+    return textwrap.shorten(f"{part.path}: {kind.__name__}. {doc}", width, placeholder=" ...")
+
+
+def _name(setting: Setting) -> str:
+    """Return the name as it is written: a flag, or the word in the place of one."""
+    if setting.is_positional:
+        return f"{setting.word} ..." if item_of(setting.hint) else setting.word
+    names = [setting.flag, *(f"--{x}" for x, path in ALIASES.items() if path == setting.path)]
+    return f"--[no-]{setting.flag[2:]}" if setting.is_switch else ", ".join(names)
+
+
+def _value(setting: Setting) -> str:
+    if isinstance(setting.value, bool):
+        return "(on)" if setting.value else "(off)"
+    if setting.is_part:
+        return type(setting.value).__name__.removesuffix("Config")
+    return "" if setting.value is dataclasses.MISSING else format_value(setting.value)
+
+
+def _lines(setting: Setting, width: int, is_short: bool) -> list[str]:
+    """Return a setting, its value and its text, on one line if it `is_short`."""
+    left = f"  {_name(setting)} {_value(setting)}".rstrip()
+    choices = "|".join(setting.choices or choices_of(item_of(setting.hint) or setting.hint))
+    if is_short:
+        text = f"[{choices}] {setting.text}" if choices and len(choices) < _COLUMN else setting.text
+        left = f"{left:{_COLUMN + 8}}  "
+        return [left + textwrap.shorten(text, max(width - len(left), 20), placeholder=" ...")]
+    text = f"{setting.text} One of {choices}." if choices else setting.text
+    lines = textwrap.wrap(text, width - _COLUMN)
+    if len(left) < _COLUMN and lines:
+        left = f"{left:{_COLUMN}}{lines.pop(0)}"
+    return [left, *(" " * _COLUMN + line for line in lines)]
