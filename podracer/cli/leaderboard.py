@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.run_options import RunOptions, RunPath
 from podracer.errors import ConfigError
-from podracer.io.addresses import place_of
+from podracer.io.addresses import in_addresses
 from podracer.io.directories import quoted_path
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def leaderboard(options: LeaderboardOptions) -> int:
     from podracer.tournament.leaderboard import Leaderboard, read_events
 
     if options.release is not None:
-        if (place := place_of(options.run)) != str(options.run):
+        if (place := in_addresses(str(options.run))) != str(options.run):
             raise ConfigError(f"release it in a directory: podracer resume {place} --run-dir DIR.")
         with Leaderboard(options.run) as board:
             board.release(options.release)

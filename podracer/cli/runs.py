@@ -23,7 +23,7 @@ from podracer.cli.run_options import (
 )
 from podracer.cli.values import Mark
 from podracer.errors import ConfigError
-from podracer.io.addresses import output_folder, place_of
+from podracer.io.addresses import in_addresses, output_folder
 from podracer.io.directories import is_tournament, quoted_path
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def fingerprint(options: FingerprintOptions) -> int:
     if not is_there(options.run / CHECKPOINTS):
         check_is_run(options.run)
     step, digest = stored_fingerprint(options.run, options.checkpoint)
-    print(f"{digest}  {place_of(options.run)} at update {step}")
+    print(f"{digest}  {in_addresses(str(options.run))} at update {step}")
     return 0
 
 

@@ -50,13 +50,8 @@ def output_folder(directory: Path) -> Path:
     return Path() if directory in COPIES else directory
 
 
-def place_of(directory: Path) -> str:
-    """Return what names a directory to the user: the address for a copy to be read."""
-    return COPIES.get(directory, str(directory))
-
-
 def in_addresses(sentence: str) -> str:
-    """Return a sentence with the addresses in the places of directories of copies."""
+    """Return a sentence, or a path, with the addresses in the places of directories of copies."""
     for directory, address in COPIES.items():
         sentence = sentence.replace(str(directory), address)
     return sentence

@@ -17,8 +17,12 @@ def user_path(path: str | Path) -> Path:
     Raises `ConfigError` if there is none, for an address such as `s3://bucket/run`, and for a name
     that is not UTF-8: checkpoints are written by a library that would take it for another.
     """
-    refuse_address(path)
     text = str(path)
+    if ADDRESS.match(text):
+        raise ConfigError(
+            f"{text!r} is an address, but files are kept in directories of this machine: name a "
+            "directory; podracer-cloud copies runs to addresses, and reads them there."
+        )
     try:
         home = Path(text).expanduser()
     except RuntimeError:
@@ -32,16 +36,6 @@ def user_path(path: str | Path) -> Path:
             "another name, or a locale of UTF-8."
         )
     return home
-
-
-def refuse_address(path: str | Path) -> None:
-    """Raise `ConfigError` for an address such as `s3://bucket/run`."""
-    text = str(path)
-    if ADDRESS.match(text):
-        raise ConfigError(
-            f"{text!r} is an address, but files are kept in directories of this machine: name a "
-            "directory; podracer-cloud copies runs to addresses, and reads them there."
-        )
 
 
 def _is_utf8(path: str) -> bool:

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from podracer.io.addresses import place_of
+from podracer.io.addresses import in_addresses
 from podracer.io.text import printable
 from podracer.reports.tournament_log import (
     board_rows,
@@ -75,9 +75,8 @@ class LiveStandings:
             self._hidden, self._next_picture = None, time.monotonic() + PICTURE_SECONDS
 
     def _picture(self, state: TournamentState) -> Group:
-        title = Text.assemble(
-            (place_of(self._directory), "bold"), f"  {_about(state, self._rounds)}"
-        )
+        place = in_addresses(str(self._directory))
+        title = Text.assemble((place, "bold"), f"  {_about(state, self._rounds)}")
         return Group(title, Text(), board(state), Text(), pods(state, self._rounds))
 
     def _lines(self, state: TournamentState) -> None:

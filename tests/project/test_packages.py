@@ -26,7 +26,7 @@ BUDGETS = {
     "devices": 1550,
     "drivers": 3970,
     "envs": 4000,
-    "io": 3410,
+    "io": 3400,
     "networks": 1270,
     "ops": 1670,
     "recipes": 1300,
