@@ -78,7 +78,7 @@ class TournamentInfo:
     """Facts about a tournament for attachments."""
 
     directory: Path
-    # Of the `Leaderboard`, once there is one.
+    # `Leaderboard.snapshot`, once the attachment is entered.
     snapshot: Callable[[], tuple[events.TournamentState, int]]
 
 
