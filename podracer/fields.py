@@ -74,23 +74,19 @@ def unchecked(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_ranges(config: Any, path: str) -> None:
+def check_ranges(config: Any, path: str, default_range: tuple[Any, ...] | None = None) -> None:
     """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
 
     A field of integers takes no other numbers, and a bool no text. Fields that are dataclasses are
     checked too; the range of such a field holds for its numbers without one. `path` names `config`
-    in the message.
+    in the message, and `default_range` holds for its fields without one.
     """
-    _check_ranges(config, path, None)
-
-
-def _check_ranges(config: Any, path: str, default_range: tuple[Any, ...] | None) -> None:
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         name = f"{path}.{field.name}" if path else field.name
         limits_of_field = field.metadata.get("range", default_range)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            _check_ranges(value, name, limits_of_field)
+            check_ranges(value, name, limits_of_field)
             continue
         if str(field.type) == "bool" and isinstance(value, str):  # any text would count as true
             raise ConfigError(f"{name} must be true or false, but it is {value!r}.")

@@ -104,12 +104,12 @@ def print_ranking(
     from podracer.drivers.selection import Generational, Selection
     from podracer.io.sinks import PARENT
     from podracer.reports.seeds import spread_text
-    from podracer.run.sweep import ancestors, selections
+    from podracer.run.sweep import ancestors, read_pods, selections
     from podracer.scores.format import number
     from podracer.scores.runs import acting_text
     from podracer.scores.statistics import ENOUGH
 
-    records = selections(directory)
+    records = selections(read_pods(directory))
     values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
     names = list(dict.fromkeys(name for of_name in values for name in of_name))
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)

@@ -147,7 +147,7 @@ def best_pod(directory: Path, restored: Restored) -> int:
     records = read_pods(directory)
     evaluation = _last_evaluation(directory, records, restored.step)
     evaluated = evaluation["updates"]
-    since = [r for r in _selections(records) if evaluated < r["updates"] <= restored.step]
+    since = [r for r in selections(records) if evaluated < r["updates"] <= restored.step]
     returns = returns_of(evaluation, "evaluation_return")
     origins = np.array(ancestors(since)) if since else np.arange(len(returns))
     returns = returns[origins]
@@ -180,15 +180,11 @@ def write_best(directory: Path, experiment: Experiment, winner: Configuration) -
     return path
 
 
-def selections(directory: Path) -> list[dict[str, Any]]:
-    """Return the records of the chunks that began with a selection, oldest first.
+def selections(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the pods' records of the chunks that began with a selection, oldest first.
 
     Besides the metrics they have the `parent` of each pod, by number.
     """
-    return _selections(read_pods(directory))
-
-
-def _selections(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [record for record in records if PARENT in record]
 
 
@@ -255,7 +251,7 @@ def _hyperparameters(
     experiment: Experiment, records: Sequence[dict[str, Any]], updates: int
 ) -> list[tuple[Hyperparameter, ...]]:
     """Return the hyperparameters that each pod had at an update."""
-    selected = [record for record in _selections(records) if record["updates"] <= updates]
+    selected = [record for record in selections(records) if record["updates"] <= updates]
     if not selected:
         return [pod.hyperparameters for pod in experiment.pods]
     values = {

@@ -263,7 +263,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
     assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
 
-    lineage = sweep.selections(whole)
+    lineage = sweep.selections(sweep.read_pods(whole))
     assert [record["updates"] for record in lineage] == [15, 25, 35]
     numbers = list(range(4))
     for record in lineage:
