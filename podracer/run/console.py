@@ -46,58 +46,39 @@ _NOTEBOOK_SECONDS = 0.5  # between two pictures in a notebook
 def with_progress(
     sinks: Sequence[Sink | MakeSink], progress: bool | None
 ) -> Sequence[Sink | MakeSink]:
-    """Return the sinks, after the `console` if progress is to be shown; None asks `is_watched`."""
-    is_shown = is_watched() if progress is None else progress
-    return [console, *sinks] if is_shown and console not in sinks else sinks
+    """Return the sinks, after the `console` if progress is to be shown.
 
-
-def is_watched() -> bool:
-    """Return whether standard output is an interactive terminal or a notebook."""
-    return Terminal().is_jupyter or (sys.stdout is not None and sys.stdout.isatty())
+    By default it is shown in an interactive terminal and in a notebook.
+    """
+    if progress is None:
+        progress = Terminal().is_jupyter or (sys.stdout is not None and sys.stdout.isatty())
+    return [console, *sinks] if progress and console not in sinks else sinks
 
 
 def console(run: RunInfo) -> Console:
     """Return the sink that shows a run on the terminal or in a notebook, as `train` does."""
-    from podracer.devices.memory import format_bytes  # imports JAX
-
-    experiment = run.experiment
-    policy, epsilon = experiment.evaluation_policy, experiment.evaluation_epsilon
-    return Console(
-        experiment.frames * max(1, len(experiment.pods)),
-        run.run_dir.name,
-        recipe=experiment.recipe,
-        devices=run.devices,
-        memory=format_bytes(run.state_bytes),
-        resumed_from=run.resumed_from,
-        acting=acting_text(policy, epsilon) if experiment.evaluations else "",
-    )
+    return Console(run)
 
 
 class Console:
     """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
-    `total_frames` are those of the whole run. In a notebook the panel is in the output of the cell.
-    Without a terminal it prints a line every `interval` seconds, and always for an evaluation and
-    for the last record. The panel appears at once and stays until `close`.
+    In a notebook the panel is in the output of the cell. Without a terminal it prints a line every
+    `interval` seconds, and always for an evaluation and for the last record. The panel appears at
+    once and stays until `close`.
     """
 
-    def __init__(
-        self,
-        total_frames: int,
-        title: str,
-        *,
-        recipe: str = "",
-        devices: str = "",
-        memory: str = "",
-        acting: str = "",
-        resumed_from: int | None = None,
-        file: TextIO | None = None,
-        interval: float = 5.0,
-    ) -> None:
-        self._total, self._title, self._acting = total_frames, title, acting
-        memory_text = memory and f"{memory} of state on each"
-        resumed = "" if resumed_from is None else f"resumed from update {resumed_from}"
-        self._about = [part for part in (resumed, recipe, devices, memory_text) if part]
+    def __init__(self, run: RunInfo, *, file: TextIO | None = None, interval: float = 5.0) -> None:
+        from podracer.devices.memory import format_bytes  # imports JAX
+
+        experiment, memory = run.experiment, format_bytes(run.state_bytes)
+        acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
+        self._acting = acting if experiment.evaluations else ""
+        self._total = experiment.frames * max(1, len(experiment.pods))
+        self._title = run.run_dir.name
+        parts = [experiment.recipe, run.devices, f"{memory} of state on each"]
+        resumed = f"resumed from update {run.resumed_from}"
+        self._about = parts if run.resumed_from is None else [resumed, *parts]
         self._file = sys.stdout if file is None else file
         self._terminal = Terminal(file=self._file)
         self._spinner = Spinner("dots", style="cyan")

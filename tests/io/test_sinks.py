@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import json
@@ -14,16 +15,19 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console as Terminal
 
+from podracer import recipes
 from podracer.errors import PodracerError
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, group, read_metrics
 from podracer.run.console import Console, line, summarize, with_progress
 from podracer.run.console import console as show
+from podracer.run.result import RunInfo
 from podracer.scores.format import clock, compact, number, percent
 
 
@@ -387,17 +391,20 @@ def test_sinks_close_when_the_run_fails():
 # --- the terminal ---------------------------------------------------------------------------------
 
 
+def info(frames, **settings):
+    experiment = dataclasses.replace(recipes.find("catch"), frames=frames, **settings)
+    return RunInfo(experiment, Path("runs/run"), "8 x cpu", 2048)
+
+
 def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
     out = io.StringIO()
-    console = Console(
-        500_000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf
-    )
+    console = Console(info(500_000, evaluations=0), file=out, interval=math.inf)
     for updates in range(100, 1000, 100):
         evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
         console.write(record(updates, episode_return=0.93, **evaluation))
     console.close()
     head, *lines = out.getvalue().splitlines()
-    assert head == "run [catch] [8 x cpu] 500,000 frames"
+    assert head == "run [catch] [8 x cpu] [2 KiB of state on each] 500,000 frames"
     assert [text.split()[3] for text in lines] == ["10.0k/500k", "50.0k/500k", "90.0k/500k"]
     assert lines[1].endswith("eval  0.970")
     assert not re.search(r"[^ -~]", "".join(lines))
@@ -439,7 +446,7 @@ def test_a_broken_pipe_costs_only_the_console(warnings_logged):
     os.close(reader)
     kept = Recorder()
     file = os.fdopen(writer, "w")
-    with Sinks([kept, Console(10, "run", file=file)]) as together:
+    with Sinks([kept, Console(info(10), file=file)]) as together:
         for updates in (1, 2, 3):
             together.write(record(updates))
     assert kept.seen == [1, 2, 3]
@@ -462,9 +469,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     master, slave = os.openpty()
     stdout = sys.stdout
     with os.fdopen(slave, "w", encoding="utf-8") as terminal:
-        together = Sinks(
-            [Recorder(), Console(50_000, "my-run", recipe="ppo on catch", file=terminal)]
-        )
+        together = Sinks([Recorder(), Console(info(50_000), file=terminal)])
         assert sys.stdout is not stdout  # what others print goes above the panel
         for updates in (100, 200):
             metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
@@ -477,8 +482,8 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     for part in (
-        "my-run",
-        "ppo on catch",
+        "run",
+        "catch  ·  8 x cpu",
         "40 %",
         "20.0k/50.0k",
         "0.750",
@@ -495,7 +500,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
 @pytest.mark.parametrize(("columns", "width"), [(80, 80), (140, 120)])
 def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", str(columns))
-    console = Console(50_000, "my-run", acting="greedy", file=io.StringIO())
+    console = Console(info(50_000), file=io.StringIO())
     metrics = {"policy_loss": 0.125, "value_loss": 0.5, "explained_variance": 0.75, **FAULTS}
     for updates in range(1, 41):
         returns = {"episode_return": float(updates), "evaluation_return": 0.75}
