@@ -40,7 +40,6 @@ _SCALE = [[i / 3, x] for i, x in enumerate(("#5b4b9e", "#2f86b8", "#35b38c", "#a
 _UNITS = (("seconds", 1, 180), ("minutes", 60, 10_800), ("hours", 3600, 259_200))
 _PODS, _WINNERS, _BEST = "a pod", "the winner and its ancestors", "the best so far"
 _NAMES = [LegendEntry(_PODS, POD), LegendEntry(_WINNERS, WINNER)]
-_CURVED = 1000  # links at most that are curved, so that crossings can be followed
 
 Position = Callable[[Entry], float]
 
@@ -112,9 +111,9 @@ def _lines(
     return traces
 
 
-def _line(points: Curve, group: str, color: str, width: float) -> Trace:
-    style = {"line": {"color": color, "width": width}, "opacity": min(1, 0.4 + width / 4)}
-    return trace(*points, group, hoverinfo="skip", **style)
+def _line(points: Curve, group: str, color: str, width: float, shape: str = "linear") -> Trace:
+    line = {"color": color, "width": width, "shape": shape}
+    return trace(*points, group, hoverinfo="skip", line=line, opacity=min(1, 0.4 + width / 4))
 
 
 def describe(entry: Entry) -> str:
@@ -147,8 +146,8 @@ def lineage(log: TournamentLog) -> str:
     places = np.array([e.round for e in entries]), np.array([e.pod for e in entries])
     texts = [describe(entry) for entry in entries]
     traces = [
-        _line(_curved(links), _PODS, GRAY, 0.7),
-        _line(_curved(winners), _WINNERS, WINNER, 2.2),
+        _line(_curved(links), _PODS, GRAY, 0.7, "spline"),
+        _line(_curved(winners), _WINNERS, WINNER, 2.2, "spline"),
         trace(*places, _PODS, text=texts, mode="markers", marker=marker),
     ]
     count = len(log.state.pods)  # a row for each, the first one on top
@@ -161,14 +160,12 @@ def lineage(log: TournamentLog) -> str:
 
 def _curved(links: Sequence[Link]) -> tuple[np.ndarray, np.ndarray]:
     """Return links that start and end horizontally, and pass other entries of their round."""
-    steps = np.linspace(0, 1, 12 if len(links) <= _CURVED else 2)
-    ease = steps**2 * (3 - 2 * steps)
-    lines = []
-    for a, b in links:
-        aside = 1.2 * (steps - steps**2) * (a.round == b.round)
-        x, y = a.round + (b.round - a.round) * steps + aside, a.pod + (b.pod - a.pod) * ease
-        lines.append(list(zip(x.tolist(), y.tolist(), strict=True)))
-    return joined(lines)
+    aside = 0.3
+    return joined(
+        [(a.round, a.pod), (a.round + aside, a.pod),
+         (b.round + (aside if a.round == b.round else -aside), b.pod), (b.round, b.pod)]
+        for a, b in links
+    )  # fmt: skip
 
 
 def _rounds(log: TournamentLog) -> dict[str, Any]:

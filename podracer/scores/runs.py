@@ -73,9 +73,9 @@ class RunRecords:
 
     def progress(self, frames: int | None = None) -> float:
         """Return the share of the run's frames that are done, or that `frames` of all pods are."""
-        frames = (self.top.last("frames") or 0) if frames is None else frames
+        count = (self.top.last("frames") or 0) if frames is None else frames
         members = max(1, len(pods_in(self.top.config)))
-        return min(frames / members / (self._limit("frames") or math.nan), 1.0)
+        return min(count / members / (self._limit("frames") or math.nan), 1.0)
 
     @property
     def best_evaluation(self) -> float | None:

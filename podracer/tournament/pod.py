@@ -306,7 +306,7 @@ def wait_for_lock(directory: Path) -> None:
             with RunLock(directory):
                 return
         except DirectoryError:
-            return  # the run refuses it, as the machine's fault
+            return  # the run refuses it as the machine's fault
         except ConfigError:
             if time.monotonic() > deadline:
                 raise StillInUse(f"{directory} is still in use by an earlier attempt.") from None
