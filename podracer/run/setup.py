@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -71,34 +71,6 @@ def to_host_environments(env: Environment | HostEnvironments) -> HostEnvironment
     return env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
 
 
-class Drive(Protocol):
-    """A driver with all arguments but the initial state."""
-
-    def __call__(
-        self,
-        *,
-        state: TrainState,
-        num_updates: Callable[[int], int],
-        request: Callable[[], int],
-        boundary: Callable[[int], bool],
-        change: Callable[[], Blueprint | None],
-    ) -> Iterator[Progress]: ...
-
-
-class Program(NamedTuple):
-    """Program of a driver that has been checked but not traced, and its part of the machine."""
-
-    mesh: Mesh  # the learners' devices
-    split: sebulba.DeviceSplit | None  # under Sebulba
-    abstract_state: TrainState  # shape, dtype and sharding of every leaf
-    init: Callable[[], TrainState]
-    lower: Callable[[], Callable[[], Any]]
-    drive: Callable[..., Iterator[Progress]]
-    evaluate: Callable[[TrainState], Evaluation]
-    lower_evaluation: Callable[[TrainState], Callable[[], object]]
-    continues_episodes: Callable[[TrainState], bool] = lambda state: True
-
-
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
     """Everything that a run needs on this machine, checked: the experiment's place is taken."""
@@ -107,7 +79,6 @@ class RunSetup:
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners' devices
     num_devices: int  # all devices, under Sebulba also those of the actors
-    split: sebulba.DeviceSplit | None  # under Sebulba
     num_pods: int  # 0 if it is no population
     budget: Budget
     save_seconds: float
@@ -116,10 +87,11 @@ class RunSetup:
     state_bytes: int  # size of the training state on each device of the mesh
     init: Callable[[], TrainState]
     start_compile: CompileInThread[Any]  # compiles the program that `drive` waits for
-    drive: Drive
+    drive: Callable[..., Iterator[Progress]]  # a driver with all arguments but the loop's
     start_evaluation: CompileInThread[object]  # compiles what `evaluate` waits for, for a state
     evaluate: Callable[[TrainState], Evaluation]
-    continues_episodes: Callable[[TrainState], bool]
+    split: sebulba.DeviceSplit | None = None  # under Sebulba
+    continues_episodes: Callable[[TrainState], bool] = lambda state: True
 
     @property
     def saved_bytes(self) -> int:
@@ -153,40 +125,51 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     check_script(env)
     devices = _find_devices(experiment.devices, saved_devices)
     if experiment.pods:
-        program = _population(experiment, blueprint, env, devices)
-    elif isinstance(experiment.driver, anakin.AnakinConfig):
-        program = _anakin(experiment, blueprint, env, devices)
-    else:
-        program = _sebulba(experiment, blueprint, env, devices)
-    compiled = CompileInThread(program.lower)
-    compiled_evaluation = CompileInThread(program.lower_evaluation)
+        return _population(experiment, blueprint, env, devices)
+    if isinstance(experiment.driver, anakin.AnakinConfig):
+        return _anakin(experiment, blueprint, env, devices)
+    return _sebulba(experiment, blueprint, env, devices)
 
-    def evaluate(state: TrainState) -> Evaluation:
+
+def _setup(
+    experiment: Experiment,
+    blueprint: Blueprint,
+    env: Environment | HostEnvironments,
+    abstract: TrainState,
+    mesh: Mesh,
+    *,
+    lower: Callable[[], Callable[[], Any]],
+    drive: Callable[..., Iterator[Progress]],
+    evaluate: Callable[[TrainState], Evaluation],
+    lower_evaluation: Callable[[TrainState], Callable[[], object]],
+    **parts: Any,
+) -> RunSetup:
+    """Return a setup whose programs compile in threads; `parts` are its other fields."""
+    compiled, compiled_evaluation = CompileInThread(lower), CompileInThread(lower_evaluation)
+
+    def evaluate_compiled(state: TrainState) -> Evaluation:
         compiled_evaluation(state).result()
-        return program.evaluate(state)
+        return evaluate(state)
 
     return RunSetup(
         blueprint=blueprint,
         env=env,
-        mesh=program.mesh,
-        num_devices=program.mesh.size if experiment.pods else len(devices),
-        split=program.split,
+        mesh=mesh,
         num_pods=len(experiment.pods),
         budget=Budget(experiment),
         save_seconds=experiment.save_seconds,
         stall_seconds=experiment.stall_seconds,
-        abstract_state=program.abstract_state,
-        state_bytes=checked_size(program.abstract_state, program.mesh),
-        init=program.init,
+        abstract_state=abstract,
+        state_bytes=checked_size(abstract, mesh),
         start_compile=compiled,
-        drive=partial(program.drive, compile=lambda: compiled().result()),
+        drive=partial(drive, compile=lambda: compiled().result()),
         start_evaluation=compiled_evaluation,
-        evaluate=evaluate,
-        continues_episodes=program.continues_episodes,
+        evaluate=evaluate_compiled,
+        **parts,
     )
 
 
-def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> RunSetup:
     config, env = experiment.run_driver, _on_device(env)
     assert isinstance(config, anakin.AnakinConfig)
     anakin.check(blueprint, env, config, len(devices))
@@ -194,10 +177,13 @@ def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any
         check_policy(blueprint.build(), "take `evaluations=0`")
     parts = (blueprint, env, make_mesh(devices), config)
     abstract = abstract_state(*parts)
-    return Program(
-        mesh=parts[2],
-        split=None,
-        abstract_state=abstract,
+    return _setup(
+        experiment,
+        blueprint,
+        env,
+        abstract,
+        parts[2],
+        num_devices=len(devices),
         init=lambda: init_state(*parts, jax.random.key(experiment.seed)),
         lower=partial(anakin.lower_chunk, *parts, abstract),
         drive=partial(anakin.anakin, *parts),
@@ -205,7 +191,7 @@ def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any
     )
 
 
-def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> RunSetup:
     config = experiment.run_driver
     assert isinstance(config, sebulba.SebulbaConfig)
     checked_spec(env)
@@ -219,29 +205,25 @@ def _sebulba(experiment: Experiment, blueprint: Blueprint, env: Any, devices: An
             "`podracer eval` afterwards."
         )
     saved_env = checkpointed_environment(experiment, env)
-    abstract = abstract_state(blueprint, saved_env, split.mesh, config)
-    return Program(
-        mesh=split.mesh,
+    parts = (blueprint, saved_env, split.mesh, config)
+    abstract = abstract_state(*parts)
+    return _setup(
+        experiment,
+        blueprint,
+        env,
+        abstract,
+        split.mesh,
+        num_devices=len(devices),
         split=split,
-        abstract_state=abstract,
-        init=lambda: init_state(
-            blueprint, saved_env, split.mesh, config, jax.random.key(experiment.seed)
-        ),
-        lower=partial(
-            sebulba.lower_update,
-            blueprint,
-            host.spec,
-            split,
-            config,
-            abstract,
-        ),
+        init=lambda: init_state(*parts, jax.random.key(experiment.seed)),
+        lower=partial(sebulba.lower_update, blueprint, host.spec, split, config, abstract),
         drive=partial(sebulba.sebulba, blueprint, host, split, config, seed=experiment.seed),
         **_evaluator(experiment, blueprint, env),
         continues_episodes=partial(sebulba.continues_episodes, config),
     )
 
 
-def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> Program:
+def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> RunSetup:
     pods, config = experiment.pods, experiment.run_driver
     if isinstance(env, HostEnvironments):
         raise ConfigError(
@@ -252,12 +234,20 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
         raise ConfigError(
             "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
         )
-    env = _on_device(env)
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(blueprint, env, config, 1)
     check_policy(blueprint.build(), "train it alone, not in a population")
-    _check_pods(experiment, env)
+    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
+        raise ConfigError(
+            "selection ranks pods by their training returns, which in self-play say nothing of "
+            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
+        )
+    if experiment.evaluations and isinstance(evaluation_environment(env), HostEnvironments):
+        raise ConfigError(
+            f"pods are evaluated on the device, and {env.spec.name} runs on the host: take "
+            f"`evaluations=0`, or train {experiment.recipe} once for each `seed`."
+        )
     mesh = population.population_mesh(devices, len(pods))
     parts, exchange = (blueprint, pods, env, mesh, config), experiment.exchange
     abstract = population.abstract_states(*parts, exchange)
@@ -270,10 +260,13 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
         ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
         fixed=experiment.fixed_evaluation,
     )
-    return Program(
-        mesh=mesh,
-        split=None,
-        abstract_state=abstract,
+    return _setup(
+        experiment,
+        blueprint,
+        env,
+        abstract,
+        mesh,
+        num_devices=mesh.size,
         init=lambda: population.init_states(*parts, exchange),
         lower=partial(population.lower_chunk, *parts, abstract, exchange),
         drive=partial(population.population, *parts, exchange=exchange),
@@ -282,24 +275,10 @@ def _population(experiment: Experiment, blueprint: Blueprint, env: Any, devices:
     )
 
 
-def _check_pods(experiment: Experiment, env: Environment) -> None:
-    """Raise `ConfigError` where the returns of pods rank nothing, or none can be measured."""
-    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
-        raise ConfigError(
-            "selection ranks pods by their training returns, which in self-play say nothing of "
-            "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
-        )
-    if experiment.evaluations and isinstance(evaluation_environment(env), HostEnvironments):
-        raise ConfigError(
-            f"pods are evaluated on the device, and {env.spec.name} runs on the host: take "
-            f"`evaluations=0`, or train {experiment.recipe} once for each `seed`."
-        )
-
-
 def _evaluator(
     experiment: Experiment, blueprint: Blueprint, env: Environment | HostEnvironments
 ) -> dict[str, Any]:
-    """Return `evaluate` and `lower_evaluation` of a `Program`."""
+    """Return `evaluate` and `lower_evaluation` of a `_setup`."""
     agent = blueprint.build()
     try:
         play = make_evaluator(

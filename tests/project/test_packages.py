@@ -31,7 +31,7 @@ BUDGETS = {
     "ops": 1670,
     "recipes": 1300,
     "reports": 2250,
-    "run": 3240,
+    "run": 3220,
     "scores": 760,
     "testing": 700,
     "tournament": 3010,
