@@ -13,31 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import environment, rollout
 from podracer.agent import Agent, with_last_action
 from podracer.arguments import typed
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import fetch, from_first_process, on_one_device
-from podracer.environment import (
-    DescribesFaults,
-    Environment,
-    HostEnvironments,
-    call_environment,
-    evaluation_environment,
-    log_first_faults,
-)
 from podracer.envs.host.dlpack import on_host
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
 from podracer.ops.random import GOLDEN
-from podracer.rollout import (
-    ActorState,
-    Purpose,
-    environment_keys,
-    init_actor,
-    purpose_key,
-    step_environments,
-)
 from podracer.types import (
     NO_ACTION,
     Carry,
@@ -148,14 +133,14 @@ class ActingRule:
         step: jax.Array,
     ) -> tuple[jax.Array, Carry]:
         """Return actions `[B, ...]` at a step of the evaluation with this key, and the carry."""
-        act_keys = episode_keys(key, Purpose.ACT, indices, step)
+        act_keys = episode_keys(key, rollout.Purpose.ACT, indices, step)
         action, _, carry = agent.act(params, carry, timestep, act_keys, self.policy == "sampled")
         if not self.epsilon:
             return action, carry
         assert isinstance(agent.spec.action, Discrete)
         # The action is the best one of these values, so that epsilon-greedy replaces it.
         values = jax.nn.one_hot(action, agent.spec.action.num_actions)
-        explore_keys = episode_keys(key, Purpose.EXPLORE, indices, step)
+        explore_keys = episode_keys(key, rollout.Purpose.EXPLORE, indices, step)
         mask = action_mask(timestep.observation)
         action = epsilon_greedy(values, mask, explore_keys, jnp.float32(self.epsilon))
         return action, with_last_action(carry, action)
@@ -164,7 +149,7 @@ class ActingRule:
 @typed
 def make_evaluator(
     agent: Agent,
-    env: Environment | HostEnvironments,
+    env: environment.Environment | environment.HostEnvironments,
     episodes: int,
     *,
     policy: PolicyKind = "greedy",
@@ -186,8 +171,8 @@ def make_evaluator(
     """
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)
-    env = evaluation_environment(env)
-    if isinstance(env, HostEnvironments):
+    env = environment.evaluation_environment(env)
+    if isinstance(env, environment.HostEnvironments):
         return _host_evaluator(agent, env, rule, episodes, max_steps)
     return ProgramEvaluator(
         jax.jit(partial(play_episodes, agent, env, rule, episodes, max_steps)),
@@ -227,7 +212,7 @@ def to_evaluation(episodes: Episodes) -> Evaluation:
 
 def play_episodes(
     agent: Agent,
-    env: Environment,
+    env: environment.Environment,
     rule: ActingRule,
     episodes: int,
     max_steps: int,
@@ -236,7 +221,7 @@ def play_episodes(
     update: jax.Array,
 ) -> Episodes:
     """Play one episode in each environment of a batch; may be traced."""
-    env = evaluation_environment(env)
+    env = environment.evaluation_environment(env)
     indices = jnp.arange(episodes, dtype=jnp.uint32)
     key = evaluation_key(run_key, update)
 
@@ -258,7 +243,9 @@ def play_episodes(
             ),
         )
 
-    actor = init_actor(agent, env, episode_keys(key, Purpose.RESET, indices, jnp.uint32(0)))
+    actor = rollout.init_actor(
+        agent, env, episode_keys(key, rollout.Purpose.RESET, indices, jnp.uint32(0))
+    )
     zeros, false = jnp.zeros(episodes), jnp.zeros(episodes, bool)
     played = Episodes(zeros, zeros.astype(jnp.int32), false, zeros.astype(jnp.uint32), false)
     _, actor, played = jax.lax.while_loop(
@@ -276,30 +263,30 @@ def play_episodes(
 
 def advance(
     agent: Agent,
-    env: Environment,
+    env: environment.Environment,
     rule: ActingRule,
     params: Params,
-    actor: ActorState,
+    actor: rollout.ActorState,
     key: jax.Array,
     indices: jax.Array,
     t: jax.Array,
-) -> tuple[jax.Array, ActorState]:
+) -> tuple[jax.Array, rollout.ActorState]:
     """Act once in each environment; return the actions and the new state."""
     action, carry = rule.act(agent, params, actor.carry, actor.timestep, key, indices, t + 1)
-    step_keys = episode_keys(key, Purpose.STEP, indices, t + 1)
-    return action, step_environments(env, actor, action, carry, step_keys)
+    step_keys = episode_keys(key, rollout.Purpose.STEP, indices, t + 1)
+    return action, rollout.step_environments(env, actor, action, carry, step_keys)
 
 
 def evaluation_key(run_key: jax.Array, update: jax.Array) -> jax.Array:
     """Return the key of the evaluation after an update."""
-    return jax.random.fold_in(purpose_key(run_key, Purpose.EVALUATE), update)
+    return jax.random.fold_in(rollout.purpose_key(run_key, rollout.Purpose.EVALUATE), update)
 
 
 def episode_keys(
-    key: jax.Array, purpose: Purpose, indices: jax.Array, step: jax.Array
+    key: jax.Array, purpose: rollout.Purpose, indices: jax.Array, step: jax.Array
 ) -> jax.Array:
     """Return keys `[B]` for one purpose at one step of an evaluation."""
-    return environment_keys(purpose_key(key, purpose), indices, step[None])[0]
+    return rollout.environment_keys(rollout.purpose_key(key, purpose), indices, step[None])[0]
 
 
 def _forbids_all(spec: EnvironmentSpec, timestep: TimeStep) -> Any:
@@ -322,7 +309,7 @@ def _hash(hashes: Any, action: Any) -> Any:
 
 
 def _host_evaluator(
-    agent: Agent, env: HostEnvironments, rule: ActingRule, episodes: int, max_steps: int
+    agent: Agent, env: environment.HostEnvironments, rule: ActingRule, episodes: int, max_steps: int
 ) -> ProgramEvaluator:
     act = jax.jit(partial(rule.act, agent))
     logged = set[str]()  # kinds of faults, over all evaluations of a run
@@ -355,7 +342,7 @@ def _host_evaluator(
         params, key, _ = _acting_inputs(params, run_key, update)
         zeros: Any = np.zeros(episodes, np.float32)
         false: Any = np.zeros(episodes, bool)
-        spec = evaluation_environment(env).spec
+        spec = environment.evaluation_environment(env).spec
         observation = jax.tree.map(
             lambda x: np.zeros((episodes, *x.shape), x.dtype), spec.observation
         )
@@ -378,7 +365,7 @@ def _acting_inputs(
 
 def host_steps(
     agent: Agent,
-    env: HostEnvironments,
+    env: environment.HostEnvironments,
     act: Callable[..., tuple[jax.Array, Carry]],
     params: Params,
     run_key: jax.Array,
@@ -392,15 +379,15 @@ def host_steps(
     faults that are not yet `logged` are.
     """
     num_envs = len(is_over)
-    environments = on_host(evaluation_environment(env))
+    environments = on_host(environment.evaluation_environment(env))
     params, key, seed = _acting_inputs(params, run_key, update)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
     make = partial(environments.make, num_envs, num_cores())
     with contextlib.closing(_call(make)) as batch:
         timestep = _call(partial(batch.reset, int(seed), indices, 0))
         for t in itertools.count(1):
-            if isinstance(batch, DescribesFaults):
-                log_first_faults(_PLACE, batch.first_faults, logged)
+            if isinstance(batch, environment.DescribesFaults):
+                environment.log_first_faults(_PLACE, batch.first_faults, logged)
             if (_forbids_all(environments.spec, timestep) & ~is_over).any():
                 raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
             previous_last = np.array(timestep.last)  # the next step may overwrite it
@@ -413,7 +400,7 @@ def host_steps(
 def _call(function: Callable[[], T]) -> T:
     """Call into the environments; a fault's message says that it was in an evaluation."""
     try:
-        return call_environment(_PLACE, function)
+        return environment.call_environment(_PLACE, function)
     except EnvironmentFault as error:
         if not str(error).startswith(_PLACE):  # they raised it themselves
             error.args = (f"{_PLACE}: {error}",)

@@ -17,15 +17,8 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import actor_critic, epochs, normalization
+from podracer.agents.common import actor_critic, epochs, normalization, optimizers
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.optimizers import (
-    CountedState,
-    Optimizer,
-    OptimizerBuilder,
-    ScheduledOptimizer,
-    count_frames,
-)
 from podracer.agents.common.settings import (
     ActorCriticSettings,
     EpochSettings,
@@ -61,7 +54,7 @@ class ActorParams:
 
 
 @struct
-class PPOState(CountedState):
+class PPOState(optimizers.CountedState):
     """Learner state; moments are None where nothing is normalized by them."""
 
     observation_moments: Moments | None
@@ -93,7 +86,7 @@ class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     clip_epsilon: float = bounded(0.2)
     """Clip range epsilon of the probability ratio, and with `clip_value` of the value's change."""
     max_gradient_norm: float = bounded(0.5, low=1e-6)
-    optimizer: OptimizerBuilder = Optimizer()
+    optimizer: optimizers.OptimizerBuilder = optimizers.Optimizer()
     clip_value: bool = static(default=True)
     """Whether the value loss takes the larger error of the new value and of its clipped change."""
     advantage_normalization: epochs.Grouping = static(default="minibatch")
@@ -129,7 +122,7 @@ class _PPO:
     settings: PPO
     spec: EnvironmentSpec
     model: ActorCritic
-    optimizer: ScheduledOptimizer
+    optimizer: optimizers.ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters; local is the discounted sum of past rewards `[B]`, or `()`."""
@@ -190,7 +183,7 @@ class _PPO:
             axis,
             settings.target_kl,
         )
-        learner = count_frames(learner, schedules.to_frames(value_moments.count))
+        learner = optimizers.count_frames(learner, schedules.to_frames(value_moments.count))
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}

@@ -21,13 +21,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import epochs, value_based
-from podracer.agents.common.optimizers import (
-    Optimizer,
-    OptimizerBuilder,
-    ScheduledOptimizer,
-    count_frames,
-)
+from podracer.agents.common import epochs, optimizers, value_based
 from podracer.agents.common.settings import ClippedSettings, EpochSettings, build_optimizer
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
@@ -68,7 +62,7 @@ class PQN(ClippedSettings, EpochSettings):
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     epsilon: Schedule = bounded(Linear(1.0, 0.05, frames=50_000), high=1.0)
     """Probability epsilon of a random action, in [0, 1]."""
-    optimizer: OptimizerBuilder = Optimizer("radam", epsilon=1e-8)
+    optimizer: optimizers.OptimizerBuilder = optimizers.Optimizer("radam", epsilon=1e-8)
     num_epochs: int = static(default=2, low=1)
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((128, 128), layer_norm=True)))
     """Network with a value for each action; without layer normalization it may diverge."""
@@ -91,7 +85,7 @@ class PQN(ClippedSettings, EpochSettings):
 class _PQN:
     settings: PQN
     network: Network
-    optimizer: ScheduledOptimizer
+    optimizer: optimizers.ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         return LearnerState(self.optimizer.init(self.network.init(key)))
@@ -123,7 +117,7 @@ class _PQN:
             self.network, self.optimizer, self.loss, state.shared, batch, (items,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
-        return LearnerState(count_frames(learner, num_frames)), metrics
+        return LearnerState(optimizers.count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their λ-returns."""

@@ -12,25 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import types
 from podracer.checks.errors import describe_error
 from podracer.environment import AutoReset, HostEnvironments, action_struct
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.schema import leaves_by_path
 from podracer.ops.action_masks import action_mask
-from podracer.types import (
-    ACTION_MASK,
-    ArraySpec,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    EnvState,
-    MultiDiscrete,
-    PyTree,
-    TimeStep,
-)
 
 
-def check_environment(environment: Any, *, restarts: bool = False) -> EnvironmentSpec:
+def check_environment(environment: Any, *, restarts: bool = False) -> types.EnvironmentSpec:
     """Return the specification of a device environment; raise `ConfigError` if it is broken.
 
     Leaves of the state and of timesteps must have the shapes and dtypes that the specification and
@@ -77,14 +67,16 @@ def _check_restarts(name: str, program: Any, result: Any) -> None:
         )
 
 
-def check_spec(environment: Any) -> EnvironmentSpec:
+def check_spec(environment: Any) -> types.EnvironmentSpec:
     """Return the specification of an environment of any kind; raise `ConfigError` if it is none."""
     if isinstance(environment, AutoReset):
         return check_spec(environment.inner)  # whose specification it has
     spec = _read_spec(environment)
     leaves = jax.tree.leaves(spec.observation)
-    if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, ArraySpec)})
+    if not leaves or not all(isinstance(leaf, types.ArraySpec) for leaf in leaves):
+        kinds = sorted(
+            {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, types.ArraySpec)}
+        )
         leaf_kinds = f", not of {', '.join(kinds)}" if kinds else ""
         raise ConfigError(
             f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec{leaf_kinds}."
@@ -92,7 +84,7 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
     _check_dtypes(spec)
-    if not isinstance(spec.action, Discrete | MultiDiscrete | Continuous):
+    if not isinstance(spec.action, types.Discrete | types.MultiDiscrete | types.Continuous):
         _refuse_space(spec.name, spec.action)
     _check_action_mask(spec)
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
@@ -103,7 +95,7 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     return spec
 
 
-def _check_dtypes(spec: EnvironmentSpec) -> None:
+def _check_dtypes(spec: types.EnvironmentSpec) -> None:
     for path, leaf in leaves_by_path(spec.observation).items():
         name, dtype = f"{spec.name}: spec.observation{path}", leaf.dtype
         if not jnp.issubdtype(dtype, np.number) and dtype != np.bool_:
@@ -116,7 +108,7 @@ def _check_dtypes(spec: EnvironmentSpec) -> None:
             raise ConfigError(f"{name} is {dtype}, but only uint8 can be `scaled`.")
 
 
-def _read_spec(environment: Any) -> EnvironmentSpec:
+def _read_spec(environment: Any) -> types.EnvironmentSpec:
     if isinstance(environment, type):
         raise ConfigError(
             f"{environment.__name__} is a class: pass an instance, or "
@@ -132,7 +124,7 @@ def _read_spec(environment: Any) -> EnvironmentSpec:
         if is_property or not isinstance(error, AttributeError):
             raise ConfigError(f"{kind}.spec cannot be read: {describe_error(error)}") from error
         spec = None
-    if isinstance(spec, EnvironmentSpec):
+    if isinstance(spec, types.EnvironmentSpec):
         return spec
     if any(_is_of_gymnasium(base) for base in type(environment).__mro__):
         registered = getattr(spec, "id", None)
@@ -163,18 +155,18 @@ def _refuse_space(name: str, space: Any) -> None:
     )
 
 
-def _check_action_mask(spec: EnvironmentSpec) -> None:
+def _check_action_mask(spec: types.EnvironmentSpec) -> None:
     mask = action_mask(spec.observation)
     if mask is None:
         return
-    if isinstance(spec.action, Continuous):
-        raise ConfigError(f"{spec.name}: only discrete actions have an {ACTION_MASK}.")
+    if isinstance(spec.action, types.Continuous):
+        raise ConfigError(f"{spec.name}: only discrete actions have an {types.ACTION_MASK}.")
     number = sum(spec.action.components)
-    if mask != ArraySpec((number,), np.bool_):
-        text = _format(mask) if isinstance(mask, ArraySpec) else repr(mask)
+    if mask != types.ArraySpec((number,), np.bool_):
+        text = _format(mask) if isinstance(mask, types.ArraySpec) else repr(mask)
         raise ConfigError(
-            f"{spec.name}: spec.observation[{ACTION_MASK!r}] must be bool[{number}], an entry for "
-            f"each action, but it is {text}."
+            f"{spec.name}: spec.observation[{types.ACTION_MASK!r}] must be bool[{number}], an "
+            f"entry for each action, but it is {text}."
         )
 
 
@@ -211,7 +203,7 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
         )
     if not (isinstance(result, tuple) and len(result) == 2):
         raise ConfigError(f"{name}: `{method}` must return the pair (state, TimeStep).")
-    if not isinstance(result[1], TimeStep):
+    if not isinstance(result[1], types.TimeStep):
         raise ConfigError(
             f"{name}: `{method}` must return (state, TimeStep), "
             f"but the second part is {type(result[1]).__name__}."
@@ -228,7 +220,7 @@ def _text(program: Any) -> str:
     return re.sub(r"0x[0-9a-f]+", "", f"{program} {constants}")
 
 
-def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> None:
+def _check_timestep(spec: types.EnvironmentSpec, method: str, timestep: types.TimeStep) -> None:
     leaf = jax.ShapeDtypeStruct
     expected = {
         "observation": jax.tree.map(lambda x: leaf(x.shape, x.dtype), spec.observation),
@@ -241,7 +233,7 @@ def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> N
         _check_same(spec.name, f"{method}().timestep.{field}", leaves, getattr(timestep, field))
 
 
-def _check_no_keys(name: str, state: EnvState) -> None:
+def _check_no_keys(name: str, state: types.EnvState) -> None:
     for path, leaf in leaves_by_path(state).items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ConfigError(
@@ -250,7 +242,7 @@ def _check_no_keys(name: str, state: EnvState) -> None:
             )
 
 
-def _check_same(name: str, part: str, expected: PyTree, tree: PyTree) -> None:
+def _check_same(name: str, part: str, expected: types.PyTree, tree: types.PyTree) -> None:
     expected_leaves, leaves = leaves_by_path(expected), leaves_by_path(tree)
     for path, leaf in expected_leaves.items():
         if path not in leaves:

@@ -30,22 +30,7 @@ from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, Arrival, check_divisible
 from podracer.devices.ordering import in_order
 from podracer.devices.reductions import is_for_gpu
-from podracer.drivers.common import (
-    TRAIN_SPEC,
-    Progress,
-    Request,
-    TrainState,
-    abstract_request,
-    apply_unless_fault,
-    learn_key,
-    place_agent,
-    reduce_metrics,
-    request_array,
-    reset_episode_totals,
-    to_progress,
-    updates_of_run,
-    with_agent,
-)
+from podracer.drivers import common
 from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
@@ -53,7 +38,7 @@ from podracer.means import pack, unpack
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
 from podracer.types import Metrics, Params, Trajectory
 
-Program = partial[tuple[TrainState, Metrics]]
+Program = partial[tuple[common.TrainState, Metrics]]
 """Compiled chunk `(state, request) -> (state, metrics)`, with its agent, see `lower_chunk`."""
 
 
@@ -100,14 +85,14 @@ def anakin(
     env: Environment,
     mesh: Mesh,
     config: AnakinConfig,
-    state: TrainState,
+    state: common.TrainState,
     *,
     num_updates: int | Callable[[int], int],
-    request: Callable[[], int] = lambda: Request.NONE,
+    request: Callable[[], int] = lambda: common.Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     change: Callable[[], Blueprint | None] = lambda: None,
     compile: Callable[[], Program] | None = None,
-) -> Iterator[Progress]:
+) -> Iterator[common.Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done.
 
     Where their number is not known before, `num_updates` is a function of the updates so far: how
@@ -127,7 +112,7 @@ def anakin(
         state,
         mesh,
         config,
-        partial(to_progress, spec=blueprint.spec, shared=state.learner.shared),
+        partial(common.to_progress, spec=blueprint.spec, shared=state.learner.shared),
         num_updates=num_updates,
         request=request,
         boundary=boundary,
@@ -139,17 +124,21 @@ def anakin(
 
 
 def lower_chunk(
-    blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
+    blueprint: Blueprint,
+    env: Environment,
+    mesh: Mesh,
+    config: AnakinConfig,
+    state: common.TrainState,
 ) -> Callable[[], Program]:
     """Trace the program for a state, or its shapes and shardings; return a function to compile it.
 
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
-    blueprint = place_agent(blueprint, mesh)
+    blueprint = common.place_agent(blueprint, mesh)
     # By itself JAX takes empty arrays out of a program as replicated, and refuses them in the next.
     placed = jax.tree.map(lambda x: x.sharding if x.size == 0 else None, state)
     chunk = make_chunk(env, mesh, config, out_shardings=(placed, None))
-    lowered = chunk.lower(blueprint, state, abstract_request(mesh))
+    lowered = chunk.lower(blueprint, state, common.abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), blueprint)
 
 
@@ -166,8 +155,8 @@ def make_chunk(
     program = jax.shard_map(
         in_order(lambda agent, *args: chunk(agent, env, config, axis, *args), mesh),
         mesh=mesh,
-        in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
-        out_specs=(TRAIN_SPEC, REPLICATED),
+        in_specs=(REPLICATED, common.TRAIN_SPEC, SHARDED),
+        out_specs=(common.TRAIN_SPEC, REPLICATED),
         check_vma=False,
     )
     return jax.jit(program, donate_argnums=1, out_shardings=out_shardings)
@@ -178,15 +167,15 @@ def chunk(
     env: Environment,
     config: AnakinConfig,
     axis: str | None,
-    state: TrainState,
+    state: common.TrainState,
     request: jax.Array,
-) -> tuple[TrainState, Metrics]:
+) -> tuple[common.TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(update_once, agent, env=env, config=config, axis=axis))  # traced once
 
-    def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+    def body(_: jax.Array, loop: tuple[common.TrainState, Any]) -> tuple[common.TrainState, Any]:
         state, (frames, sums) = loop
         state, metrics = update(state.with_shared(kernels.unpack(state.learner.shared, shapes)))
         state = state.with_shared(kernels.pack(state.learner.shared))
@@ -201,19 +190,19 @@ def chunk(
     state = state.with_shared(kernels.unpack(state.learner.shared, shapes))
     metrics = {**unpack(sums, metric_shapes), "frames": frames}
     episodes = state.actor.episodes
-    metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
-    actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
+    metrics = common.reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
+    actor = dataclasses.replace(state.actor, episodes=common.reset_episode_totals(episodes))
     return dataclasses.replace(state, actor=actor), metrics
 
 
 def update_once(
     agent: Agent,
-    state: TrainState,
+    state: common.TrainState,
     *,
     env: Environment,
     config: AnakinConfig,
     axis: str | None = None,
-) -> tuple[TrainState, Metrics]:
+) -> tuple[common.TrainState, Metrics]:
     """Roll out, learn, and apply the update: one shard.
 
     Under `jax.disable_jit()` it is ordinary Python, which a debugger can step through.
@@ -229,12 +218,16 @@ def update_once(
         learner, metrics, (trajectory, actor) = step
     else:
         trajectory, actor = play(agent.actor_params(state.learner))
-        learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
-    state, metrics = apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
+        learner, metrics = agent.learn(
+            state.learner, trajectory, common.learn_key(state, axis), axis
+        )
+    state, metrics = common.apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
 
 
-def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
+def _rollout_keys(
+    state: common.TrainState, length: int, axis: str | None
+) -> tuple[jax.Array, jax.Array]:
     """Return keys `[T, B]` for acting and for stepping, by global environment and global step."""
     shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
     num_envs = state.actor.timestep.reward.shape[0]
@@ -250,16 +243,16 @@ def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax
 
 def run_chunks(
     compile: Callable[[], Program],
-    state: TrainState,
+    state: common.TrainState,
     mesh: Mesh,
     config: AnakinConfig,
-    to_report: Callable[[int, Any], Progress],
+    to_report: Callable[[int, Any], common.Progress],
     *,
     num_updates: int | Callable[[int], int],
     request: Callable[[], int],
     boundary: Callable[[int], bool],
     change: Callable[[], Blueprint | None] = lambda: None,
-) -> Iterator[Progress]:
+) -> Iterator[common.Progress]:
     """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`.
 
     `to_report` makes the report of a chunk from the number of updates at its end and the metrics.
@@ -270,20 +263,20 @@ def run_chunks(
     compiled = compile()
     compile_seconds = time.perf_counter() - start
 
-    def report(updates: int, arrival: Arrival) -> Progress:
+    def report(updates: int, arrival: Arrival) -> common.Progress:
         nonlocal compile_seconds
         progress = to_report(updates, arrival.values())
         waited, compile_seconds = compile_seconds, 0.0
         return dataclasses.replace(progress, compile_seconds=waited, time=arrival.time)
 
     pending: tuple[int, Arrival] | None = None  # the chunk that may still run
-    agreed_request = Request.NONE.value
-    while updates < (target := updates_of_run(num_updates, updates)):
+    agreed_request = common.Request.NONE.value
+    while updates < (target := common.updates_of_run(num_updates, updates)):
         chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk
         length = min(chunk_end, target) - updates
-        requests = request_array(mesh, request(), length)
+        requests = common.request_array(mesh, request(), length)
         if (blueprint := change()) is not None:
-            compiled = with_agent(compiled, blueprint, mesh)
+            compiled = common.with_agent(compiled, blueprint, mesh)
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
             _handle_signals()
@@ -297,13 +290,14 @@ def run_chunks(
             yield progress
         pending = (updates, arrival)
         current_request = agreed_request if multi_host else request()
-        is_last = updates >= updates_of_run(num_updates, updates)
+        is_last = updates >= common.updates_of_run(num_updates, updates)
         if current_request or is_last or boundary(updates):
             progress = report(updates, arrival)
             if multi_host:  # where every chunk is a boundary, only here
                 current_request = max(current_request, progress.request)
             yield dataclasses.replace(progress, request=current_request, state=state)
-            agreed_request = Request.NONE.value  # answered; a host that still has one repeats it
+            # Answered; a host that still has one repeats it.
+            agreed_request = common.Request.NONE.value
             pending = None
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podracer import rollout
 from podracer.agent import Agent, Blueprint
 from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
@@ -26,14 +27,6 @@ from podracer.fields import struct
 from podracer.means import Mean
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.ops.sums import sum_of_pairs
-from podracer.rollout import (
-    EpisodeStats,
-    Purpose,
-    environment_keys,
-    init_actor,
-    purpose_key,
-    zero_episode_stats,
-)
 from podracer.types import NO_ACTION, EnvironmentSpec, LearnerState, Metrics, PyTree, Trajectory
 
 
@@ -200,10 +193,12 @@ def make_initial_state(
         env = eqx.combine(blueprint.environment, env)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
-    reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]
+    reset_keys = rollout.environment_keys(
+        rollout.purpose_key(key, rollout.Purpose.RESET), indices, start
+    )[0]
     return TrainState(
-        learner=agent.init(purpose_key(key, Purpose.INIT), config.num_envs),
-        actor=() if env is None else init_actor(agent, env, reset_keys),
+        learner=agent.init(rollout.purpose_key(key, rollout.Purpose.INIT), config.num_envs),
+        actor=() if env is None else rollout.init_actor(agent, env, reset_keys),
         update=jnp.uint32(0),
         fault=jnp.zeros(2, jnp.uint32),
         key=key,
@@ -239,10 +234,10 @@ def updates_of_run(num_updates: int | Callable[[int], int], updates: int) -> int
     return num_updates(updates) if callable(num_updates) else num_updates
 
 
-def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
+def reset_episode_totals(episodes: rollout.EpisodeStats) -> rollout.EpisodeStats:
     """Return the statistics with the sums of running episodes kept and the totals set to zero."""
     return dataclasses.replace(
-        zero_episode_stats(episodes.count.shape[0]),
+        rollout.zero_episode_stats(episodes.count.shape[0]),
         running_return=episodes.running_return,
         running_error=episodes.running_error,
         running_length=episodes.running_length,
@@ -255,7 +250,7 @@ def learn_key(state: TrainState, axis: Axis, part: jax.Array | None = None) -> j
     `part` numbers the consecutive updates from one batch of trajectories.
     """
     shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
-    key = jax.random.fold_in(purpose_key(state.key, Purpose.LEARN), state.update)
+    key = jax.random.fold_in(rollout.purpose_key(state.key, rollout.Purpose.LEARN), state.update)
     key = jax.random.fold_in(key, shard)
     return key if part is None else jax.random.fold_in(key, part)
 
@@ -341,7 +336,7 @@ def _checked_leaves(
 
 
 def reduce_metrics(
-    episodes: EpisodeStats,
+    episodes: rollout.EpisodeStats,
     fault: jax.Array,
     sums: Metrics,
     num_updates: jax.Array | int,

@@ -25,18 +25,12 @@ from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, make_mesh, shardings
 from podracer.devices.reductions import platform_of
-from podracer.drivers import anakin
+from podracer.drivers import anakin, selection
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
 from podracer.drivers.common import Progress, TrainState, abstract_request
 from podracer.drivers.exchange import is_due
-from podracer.drivers.selection import (
-    Selection,
-    SelectionState,
-    init_selection_state,
-    with_selection,
-)
 from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.evaluate import (
@@ -52,7 +46,7 @@ from podracer.types import EnvironmentSpec, Metrics, PyTree
 
 PODS = PartitionSpec(POD)
 
-Exchange = Selection | Averaging  # between pods, before the chunks at which one is due
+Exchange = selection.Selection | Averaging  # between pods, before the chunks at which one is due
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,17 +186,19 @@ def make_initial_states(
         return driver.make_initial_state(blueprint, env, config, pod[1])
 
     states = jax.lax.map(make, (agents.settings, keys), batch_size=at_once)
-    if not isinstance(exchange, Selection):
+    if not isinstance(exchange, selection.Selection):
         return states
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
     varying += [bound.name for bound in exchange.bounds]
     values = hyperparameters(agents)
-    return init_selection_state(states, {name: values[name] for name in dict.fromkeys(varying)})
+    return selection.init_selection_state(
+        states, {name: values[name] for name in dict.fromkeys(varying)}
+    )
 
 
 def current_agents(agents: Any, states: TrainState) -> Any:
     """Return the agents with the hyperparameters in the states, where a selection changes them."""
-    if isinstance(states, SelectionState):
+    if isinstance(states, selection.SelectionState):
         return with_hyperparameters(agents, states.hyperparameters)
     return agents
 
@@ -232,7 +228,7 @@ def population(
     def to_report(updates: int, values: Any) -> Progress:
         progress = _to_progress(updates, values, blueprint.spec, state.learner.shared)
         start = updates - int(values["updates"][0])
-        if isinstance(exchange, Selection) and is_due(exchange.every, start):
+        if isinstance(exchange, selection.Selection) and is_due(exchange.every, start):
             pods = {**(progress.pods or {}), **values["selection"]}
             progress = dataclasses.replace(progress, pods=pods)
         return progress
@@ -285,8 +281,8 @@ def make_chunk(
         return _run_batches(chunk, agents.settings, states, batch_size)
 
     program = _over_pods(pods, mesh, out_specs=(PODS, PODS))
-    if isinstance(exchange, Selection):
-        program = with_selection(program, exchange, mesh)
+    if isinstance(exchange, selection.Selection):
+        program = selection.with_selection(program, exchange, mesh)
     elif isinstance(exchange, Averaging):
         program = with_averaging(program, exchange, mesh)
     return jax.jit(program, donate_argnums=1, out_shardings=NamedSharding(mesh, PODS))

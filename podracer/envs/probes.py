@@ -13,20 +13,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from podracer import types
 from podracer.environment import restart, transition
 from podracer.fields import struct
-from podracer.types import (
-    ActionSpace,
-    ArraySpec,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    MultiDiscrete,
-    TimeStep,
-)
 
 GAMMA = 0.9
-_BINARY = Discrete(2)
+_BINARY = types.Discrete(2)
 
 
 @struct
@@ -50,21 +42,21 @@ class Probe:
     best_actions: tuple[int | float, ...] = ()  # in the states of `values`, if not any
     length: int = 1
     timeout: bool = False  # whether episodes end by a time-out, not by a terminal
-    action: ActionSpace = _BINARY
+    action: types.ActionSpace = _BINARY
 
     @property
-    def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec(
-            f"probe:{self.name}", ArraySpec((len(self.values[0][0]),)), self.action
+    def spec(self) -> types.EnvironmentSpec:
+        return types.EnvironmentSpec(
+            f"probe:{self.name}", types.ArraySpec((len(self.values[0][0]),)), self.action
         )
 
-    def reset(self, key: jax.Array) -> tuple[ProbeState, TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[ProbeState, types.TimeStep]:
         state = ProbeState(jax.random.rademacher(key, (), jnp.float32), jnp.int32(0))
         return state, restart(self.observe(state))
 
     def step(
         self, key: jax.Array, state: ProbeState, action: jax.Array
-    ) -> tuple[ProbeState, TimeStep]:
+    ) -> tuple[ProbeState, types.TimeStep]:
         reward = self.reward(state, action)
         state = ProbeState(state.cue, state.time + 1)
         last = state.time >= self.length
@@ -156,7 +148,7 @@ PROBES = {
             values=(((1.0,), 0.0), ((-1.0,), 0.0)),
             best_actions=(0.5, -0.5),
             best_return=0.0,
-            action=Continuous((-1.0,), (1.0,)),
+            action=types.Continuous((-1.0,), (1.0,)),
         ),
         Probe(
             "multidiscrete",
@@ -169,7 +161,7 @@ PROBES = {
             values=(((1.0,), 1.0), ((-1.0,), 1.0)),
             best_actions=(1, 2, 0, 0),
             best_return=1.0,
-            action=MultiDiscrete((2, 3)),
+            action=types.MultiDiscrete((2, 3)),
         ),
         Probe(
             "memory",
@@ -196,7 +188,7 @@ PROBES = {
             values=(((1.0, 0.0), 0.0), ((-1.0, 0.0), 0.0)),
             best_return=0.0,
             length=MEMORY_LENGTH,
-            action=Continuous((-1.0,), (1.0,)),
+            action=types.Continuous((-1.0,), (1.0,)),
         ),
     )
 }

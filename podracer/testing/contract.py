@@ -11,48 +11,36 @@ import numpy as np
 
 from podracer.agent import Agent, Blueprint, Context
 from podracer.checks import check_agent
-from podracer.testing.walk import (
-    WALK,
-    B,
-    T,
-    begin,
-    built,
-    close,
-    enter,
-    first_moments,
-    fresh,
-    learn,
-    with_rewards,
-)
+from podracer.testing import walk
 
 _RUNNING_MOMENTS = ("mean", "variance", "batches")  # fields of layers that get no gradient
 
 
-def check_contract(settings: Any, env: Any = WALK, *, explores: bool = True) -> None:
+def check_contract(settings: Any, env: Any = walk.WALK, *, explores: bool = True) -> None:
     """Assert all that this file checks; `env` is a walk with the actions that the agent takes."""
-    check_agent(Blueprint(settings, env.spec, Context(T)), num_envs=4)
-    agent = built(settings, env)
+    check_agent(Blueprint(settings, env.spec, Context(walk.T)), num_envs=4)
+    agent = walk.built(settings, env)
     check_gradients(agent, env)
     check_time_outs(agent, env)
     check_greedy(agent, env, explores=explores)
 
 
-def check_gradients(agent: Agent, env: Any = WALK) -> None:
+def check_gradients(agent: Agent, env: Any = walk.WALK) -> None:
     """Assert that the first update gives every parameter a gradient."""
-    state, _ = learn(agent, *begin(agent, env))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(first_moments(state)):
+    state, _ = walk.learn(agent, *walk.begin(agent, env))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(walk.first_moments(state)):
         if getattr(path[-1], "name", "") in _RUNNING_MOMENTS:
             assert not np.any(leaf)
             continue
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
 
 
-def check_time_outs(agent: Agent, env: Any = WALK) -> None:
+def check_time_outs(agent: Agent, env: Any = walk.WALK) -> None:
     """Assert that the action at a time-out, which is ignored, and the reset teach nothing."""
-    state, trajectory = begin(agent, env)
+    state, trajectory = walk.begin(agent, env)
     cut = ~trajectory.valid()
-    after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
-    altered = with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
+    after_cut = jnp.concatenate([jnp.zeros((1, walk.B), bool), cut])
+    altered = walk.with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
 
     def changed(action: jax.Array) -> jax.Array:
         is_index = action.ndim == cut.ndim
@@ -67,18 +55,20 @@ def check_time_outs(agent: Agent, env: Any = WALK) -> None:
         altered,
         steps=dataclasses.replace(altered.steps, action=action, extras=extras),
     )
-    got, expected = (first_moments(learn(agent, state, x)[0]) for x in (altered, trajectory))
-    close(got, expected, atol=1e-7)
+    got, expected = (
+        walk.first_moments(walk.learn(agent, state, x)[0]) for x in (altered, trajectory)
+    )
+    walk.close(got, expected, atol=1e-7)
 
 
-def check_greedy(agent: Agent, env: Any = WALK, *, explores: bool = True) -> None:
+def check_greedy(agent: Agent, env: Any = walk.WALK, *, explores: bool = True) -> None:
     """Assert that keys matter to actions where the agent explores, and nowhere else."""
-    params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
+    params, timestep = agent.actor_params(walk.fresh(agent)), walk.enter(agent, env).timestep
     choose = jax.jit(agent.act, static_argnums=4)
 
     def act(seed: int, explore: bool) -> np.ndarray:
-        keys = jax.random.split(jax.random.key(seed), B)
-        return np.asarray(choose(params, agent.carry(B), timestep, keys, explore)[0])
+        keys = jax.random.split(jax.random.key(seed), walk.B)
+        return np.asarray(choose(params, agent.carry(walk.B), timestep, keys, explore)[0])
 
     np.testing.assert_array_equal(act(0, False), act(1, False))
     assert any((act(0, True) != act(seed, True)).any() for seed in range(1, 9)) == explores

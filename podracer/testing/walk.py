@@ -11,24 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import types
 from podracer.agent import Agent, Blueprint, Context
 from podracer.environment import auto_reset, restart, transition
 from podracer.fields import struct
 from podracer.means import as_mean
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import ActorState, init_actor, rollout
-from podracer.types import (
-    ArraySpec,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    LearnerState,
-    TimeStep,
-    Trajectory,
-)
 
-ACTIONS = Discrete(3)
-BOX = Continuous((-1.0, 0.0), (1.0, 2.0))
+ACTIONS = types.Discrete(3)
+BOX = types.Continuous((-1.0, 0.0), (1.0, 2.0))
 
 T, B = 8, 6
 
@@ -45,14 +37,14 @@ class WalkState:
 class Walk:
     """A drunkard's walk, terminal at the edges, cut by a time-out after four steps."""
 
-    action: Discrete | Continuous = ACTIONS
+    action: types.Discrete | types.Continuous = ACTIONS
     offset: float = 0.0  # added to observations
 
     @property
-    def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("walk", ArraySpec((2,)), self.action)
+    def spec(self) -> types.EnvironmentSpec:
+        return types.EnvironmentSpec("walk", types.ArraySpec((2,)), self.action)
 
-    def reset(self, key: jax.Array) -> tuple[WalkState, TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[WalkState, types.TimeStep]:
         x = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
         return WalkState(x, jnp.int32(0)), restart(self.observe(x))
 
@@ -91,7 +83,7 @@ def methods_of(agent: Agent) -> Any:
     return init.__self__
 
 
-def fresh(agent: Any) -> LearnerState:
+def fresh(agent: Any) -> types.LearnerState:
     """Return the first state of a learner."""
     return agent.init(jax.random.key(0), B)
 
@@ -108,7 +100,7 @@ def advance(agent: Any, env: Any, params: Any, actor: ActorState, seed: int) -> 
 
 
 @functools.cache
-def begin(agent: Any, env: Any = WALK) -> tuple[LearnerState, Trajectory]:
+def begin(agent: Any, env: Any = WALK) -> tuple[types.LearnerState, types.Trajectory]:
     """Return a fresh state, and a rollout from within episodes across ends of both kinds."""
     state = fresh(agent)
     params = agent.actor_params(state)
@@ -121,7 +113,7 @@ def begin(agent: Any, env: Any = WALK) -> tuple[LearnerState, Trajectory]:
 
 
 @partial(jax.jit, static_argnums=0)
-def learn(agent: Any, state: LearnerState, trajectory: Trajectory) -> Any:
+def learn(agent: Any, state: types.LearnerState, trajectory: types.Trajectory) -> Any:
     """Return the new state and the values of the metrics."""
     state, metrics = agent.learn(state, trajectory, jax.random.key(2), None)
     return state, values_of(metrics)
@@ -132,12 +124,12 @@ def values_of(metrics: Any) -> dict[str, jax.Array]:
     return {name: as_mean(metric).value for name, metric in metrics.items()}
 
 
-def with_rewards(trajectory: Trajectory, change: Any) -> Trajectory:
+def with_rewards(trajectory: types.Trajectory, change: Any) -> types.Trajectory:
     """Return a trajectory with other rewards: `change` gets those of all timesteps `[T+1, B]`."""
     return trajectory.with_rewards(change(trajectory.timesteps().reward))
 
 
-def first_moments(state: LearnerState) -> list[Any]:
+def first_moments(state: types.LearnerState) -> list[Any]:
     """Return Adam's means, which after one update are a tenth of the gradient."""
     shared = state.shared
     adam = getattr(shared, "optimizer_states", None) or shared.optimizer_state

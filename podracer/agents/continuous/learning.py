@@ -13,15 +13,9 @@ import optax
 
 from podracer import schedules
 from podracer.agent import Agent, Context
-from podracer.agents.common import normalization, off_policy, recurrent
+from podracer.agents.common import normalization, off_policy, optimizers, recurrent
 from podracer.agents.common.normalization import ReturnStatistics
 from podracer.agents.common.off_policy import Transition as Transition
-from podracer.agents.common.optimizers import (
-    CountedState,
-    Optimizer,
-    OptimizerBuilder,
-    ScheduledOptimizer,
-)
 from podracer.agents.common.recurrent import History, Recurrence
 from podracer.agents.common.settings import LearnerSettings
 from podracer.agents.continuous import models
@@ -54,7 +48,7 @@ class ContinuousSettings(LearnerSettings):
     learning_rate: Schedule = bounded(3e-4)
     target_update_rate: float = bounded(0.005, high=1.0)
     """Rate tau, in [0, 1], at which the target networks follow the networks in each update."""
-    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
+    optimizer: optimizers.OptimizerBuilder = optimizers.Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     weight_decay: float = static(default=0.0, low=0.0)
     """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
@@ -167,7 +161,7 @@ class Learner:
     settings: ContinuousSettings
     networks: CriticNetworks
     buffer: Buffer
-    optimizer: ScheduledOptimizer
+    optimizer: optimizers.ScheduledOptimizer
 
     def init(
         self, params: Parts, target_params: Any, num_envs: int, carry: Carry = ()
@@ -287,7 +281,7 @@ class Learner:
         def step_part(params: Params, optimizer_state: Any, grads: Params | None) -> Any:
             if grads is None:
                 return params, optimizer_state
-            part = CountedState(params, optimizer_state, state.frames)
+            part = optimizers.CountedState(params, optimizer_state, state.frames)
             part, _ = self.optimizer.step(part, grads)
             return part.params, part.optimizer_state
 
@@ -321,7 +315,7 @@ def update_if(
     return jax.lax.cond(is_due, run, keep, state)
 
 
-def build_optimizer(settings: ContinuousSettings) -> ScheduledOptimizer:
+def build_optimizer(settings: ContinuousSettings) -> optimizers.ScheduledOptimizer:
     """Return an optimizer, with decoupled weight decay where that is not 0.
 
     Only matrices decay: no biases, scales of normalized layers or temperature. Source: Loshchilov
@@ -339,7 +333,7 @@ def build_optimizer(settings: ContinuousSettings) -> ScheduledOptimizer:
 
     if settings.weight_decay != 0:
         method = optax.chain(method, optax.add_decayed_weights(settings.weight_decay, matrices))
-    return ScheduledOptimizer(method, settings.learning_rate)
+    return optimizers.ScheduledOptimizer(method, settings.learning_rate)
 
 
 # --- acting --------------------------------------------------------------------------------------

@@ -15,17 +15,11 @@ from jaxtyping import Array, Int64, UInt32
 
 from podracer.devices.mesh import Device
 from podracer.drivers.common import reset_episode_totals
+from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.trajectory import (
-    ActorPrograms,
-    RolloutStart,
-    TrajectoryBuffer,
-    TrajectoryShard,
-    copy_tree,
-)
 from podracer.environment import (
     DescribesFaults,
     HostEnvironment,
@@ -52,7 +46,7 @@ class Rollout:
     """Finished trajectory of one actor: handles to arrays on the learners' devices."""
 
     actor: str  # its name
-    shards: list[TrajectoryShard]  # one for each learner device of this host
+    shards: list[trajectory.TrajectoryShard]  # one for each learner device of this host
     versions: Int64[np.ndarray, " T"]  # versions of the parameters at each step
     seconds: dict[str, float]  # seconds in each stage of the actor
     faults: dict[str, int]  # rows of bad data by kind, since the actor started
@@ -81,8 +75,8 @@ class Actor:
         env: HostEnvironment,
         spec: EnvironmentSpec,
         context: ActorContext,
-        programs: ActorPrograms,
-        buffer: TrajectoryBuffer,
+        programs: trajectory.ActorPrograms,
+        buffer: trajectory.TrajectoryBuffer,
         run_key: jax.Array,
         config: SebulbaConfig,
         rollouts: ClosableQueue[Rollout],
@@ -104,10 +98,10 @@ class Actor:
         buffer = dataclasses.replace(buffer, carry=start.carry, global_step=jnp.uint32(global_step))
         parts = (
             self._intake.begin(buffer, start.timestep),
-            RolloutStart(start.carry, reset_episode_totals(start.episodes)),
+            trajectory.RolloutStart(start.carry, reset_episode_totals(start.episodes)),
         )
         # Copied, as both are donated: no leaf may be a leaf of the other.
-        self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
+        self._buffer, self._start = trajectory.copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:

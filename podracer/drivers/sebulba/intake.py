@@ -17,18 +17,7 @@ from jaxtyping import Array, Bool, Int32
 
 from podracer.agent import Agent
 from podracer.devices.mesh import Device
-from podracer.drivers.sebulba.trajectory import (
-    ActorPrograms,
-    RolloutStart,
-    TrajectoryBuffer,
-    TrajectoryShard,
-    copy_tree,
-    finish,
-    infer,
-    pack_timestep,
-    unpack_timestep,
-    zero_timestep,
-)
+from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, mask_rows
 from podracer.envs.host.dlpack import from_device, take_timestep
 from podracer.fields import struct
@@ -42,7 +31,7 @@ class HostIntake:
     def __init__(self, spec: EnvironmentSpec, num_envs: int) -> None:
         self.validator = TimestepValidator(spec, num_envs)
 
-    def begin(self, buffer: TrajectoryBuffer, timestep: TimeStep | None) -> Any:
+    def begin(self, buffer: trajectory.TrajectoryBuffer, timestep: TimeStep | None) -> Any:
         """Return what `infer` updates; `timestep` is the one that a run goes on from."""
         if timestep is not None:
             self.validator.restore(timestep)
@@ -50,11 +39,11 @@ class HostIntake:
 
     def resume(self, timestep: TimeStep) -> tuple[Any, ...]:
         """Return the inputs of the programs for the timestep that a run goes on from."""
-        return pack_timestep(timestep)
+        return trajectory.pack_timestep(timestep)
 
     def take(self, timestep: TimeStep) -> tuple[Any, ...]:
         """Return the inputs of the programs for a new timestep."""
-        return pack_timestep(self.validator.validate(timestep))
+        return trajectory.pack_timestep(self.validator.validate(timestep))
 
     def action(self, action: jax.Array) -> Any:
         """Return actions for the environments, once the program that chose them has ended."""
@@ -76,7 +65,7 @@ class DeviceIntake:
         self._name, self._num_envs, self._device = spec.name, num_envs, device
         self._home = device  # the simulator's
 
-    def begin(self, buffer: TrajectoryBuffer, timestep: TimeStep | None) -> Any:
+    def begin(self, buffer: trajectory.TrajectoryBuffer, timestep: TimeStep | None) -> Any:
         validation = zero_validation(self._num_envs)
         if timestep is not None:
             masked = jnp.asarray(timestep.first & timestep.last)
@@ -104,7 +93,7 @@ class DeviceIntake:
         return action if self._home == self._device else jax.device_put(action, self._home)
 
     def snapshot(self, state: PyTree) -> PyTree:
-        return jax.block_until_ready(copy_tree(from_device(self._name, state)))
+        return jax.block_until_ready(trajectory.copy_tree(from_device(self._name, state)))
 
     def count(self, faults: jax.Array) -> None:
         for kind, (total, row, part) in zip(KINDS, np.asarray(faults).tolist(), strict=True):
@@ -155,31 +144,31 @@ def validate(
 def infer_on_device(
     agent: Agent,
     params: Params,
-    state: tuple[TrajectoryBuffer, Validation],
+    state: tuple[trajectory.TrajectoryBuffer, Validation],
     keys: jax.Array,
     timestep: TimeStep,
-) -> tuple[tuple[TrajectoryBuffer, Validation], jax.Array]:
+) -> tuple[tuple[trajectory.TrajectoryBuffer, Validation], jax.Array]:
     """Validate a timestep and do what `infer` does with it."""
     buffer, validation = state
     validation, timestep = validate(agent.spec, validation, timestep)
-    buffer, action = infer(agent, params, buffer, keys, *_pack(timestep))
+    buffer, action = trajectory.infer(agent, params, buffer, keys, *_pack(timestep))
     return (buffer, validation), action
 
 
 def finish_on_device(
     spec: EnvironmentSpec,
     num_learners: int,
-    state: tuple[TrajectoryBuffer, Validation],
-    start: RolloutStart,
+    state: tuple[trajectory.TrajectoryBuffer, Validation],
+    start: trajectory.RolloutStart,
     timestep: TimeStep,
-) -> tuple[RolloutStart, list[TrajectoryShard], jax.Array]:
+) -> tuple[trajectory.RolloutStart, list[trajectory.TrajectoryShard], jax.Array]:
     """Validate the final timestep and do what `finish` does with it; return the faults too.
 
     The next `infer` validates it again, so its state is not kept.
     """
     buffer, validation = state
     validation, timestep = validate(spec, validation, timestep)
-    start, shards = finish(num_learners, buffer, start, *_pack(timestep))
+    start, shards = trajectory.finish(num_learners, buffer, start, *_pack(timestep))
     return start, shards, validation.faults
 
 
@@ -188,22 +177,25 @@ def _pack(timestep: TimeStep) -> tuple[PyTree, jax.Array]:
     return timestep.observation, jnp.stack([x.astype(jnp.float32) for x in rows])
 
 
-def make_actor_programs(agent: Agent, num_learners: int, on_device: bool) -> ActorPrograms:
+def make_actor_programs(
+    agent: Agent, num_learners: int, on_device: bool
+) -> trajectory.ActorPrograms:
     """Return the programs of actors whose rows are split over `num_learners` devices."""
-    infer_program, finish_program = partial(infer, agent), partial(finish, num_learners)
+    infer_program = partial(trajectory.infer, agent)
+    finish_program = partial(trajectory.finish, num_learners)
     if on_device:
         infer_program = partial(infer_on_device, agent)
         finish_program = partial(finish_on_device, agent.spec, num_learners)
-    return ActorPrograms(
+    return trajectory.ActorPrograms(
         jax.jit(infer_program, donate_argnums=1), jax.jit(finish_program, donate_argnums=1)
     )
 
 
 def zero_inputs(
-    buffer: TrajectoryBuffer, spec: EnvironmentSpec, num_envs: int, on_device: bool
+    buffer: trajectory.TrajectoryBuffer, spec: EnvironmentSpec, num_envs: int, on_device: bool
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return what `infer` updates, and inputs of zeros, to compile with."""
-    packed = zero_timestep(spec, num_envs)
+    packed = trajectory.zero_timestep(spec, num_envs)
     if not on_device:
         return buffer, packed
-    return (buffer, zero_validation(num_envs)), (unpack_timestep(*packed),)
+    return (buffer, zero_validation(num_envs)), (trajectory.unpack_timestep(*packed),)

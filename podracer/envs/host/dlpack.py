@@ -12,28 +12,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.environment import (
-    DescribesFaults,
-    HostEnvironment,
-    HostEnvironments,
-    LivesOnDevice,
-    ReportsFaults,
-    Resumable,
-    expect_timestep,
-)
+from podracer import environment
 from podracer.errors import EnvironmentFault
 from podracer.io.schema import leaves_by_path
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
-def lives_on_device(env: HostEnvironments) -> bool:
+def lives_on_device(env: environment.HostEnvironments) -> bool:
     """Return whether batches of this factory take and return arrays of a device."""
-    return isinstance(env, LivesOnDevice) and env.on_device
+    return isinstance(env, environment.LivesOnDevice) and env.on_device
 
 
 def take_timestep(name: str, timestep: TimeStep) -> TimeStep:
     """Return a timestep of a device with arrays of JAX, see `from_device`."""
-    expect_timestep(name, timestep)
+    environment.expect_timestep(name, timestep)
     return from_device(name, timestep)
 
 
@@ -67,7 +59,7 @@ def _unreadable_leaf(tree: PyTree) -> str:
     return "an array"
 
 
-def on_host(env: HostEnvironments) -> HostEnvironments:
+def on_host(env: environment.HostEnvironments) -> environment.HostEnvironments:
     """Return a factory of the same environments whose batches take and return NumPy arrays."""
     return _OnHost(env) if lives_on_device(env) else env
 
@@ -76,7 +68,7 @@ def on_host(env: HostEnvironments) -> HostEnvironments:
 class _OnHost:
     """Environments of a device whose arrays are copied to the host, for plays that count there."""
 
-    environments: HostEnvironments
+    environments: environment.HostEnvironments
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -89,15 +81,15 @@ class _OnHost:
 class _BatchOnHost:
     """A batch of a device, as a `HostEnvironment`."""
 
-    def __init__(self, name: str, batch: HostEnvironment) -> None:
+    def __init__(self, name: str, batch: environment.HostEnvironment) -> None:
         self._name, self._batch = name, batch
         self._device: Any = None  # the simulator's
         # Optional features of the batch, set on the instance, where `isinstance` looks.
-        if isinstance(batch, Resumable):
+        if isinstance(batch, environment.Resumable):
             self.snapshot, self.restore = batch.snapshot, batch.restore
-        if isinstance(batch, ReportsFaults):
+        if isinstance(batch, environment.ReportsFaults):
             self.faults = batch.faults
-        if isinstance(batch, DescribesFaults):
+        if isinstance(batch, environment.DescribesFaults):
             self.first_faults = batch.first_faults
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:

@@ -13,13 +13,8 @@ import numpy as np
 from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions, wrong_scales
 from podracer.checks.report import EnvironmentReport, Finding
+from podracer.envs.host import gymnasium_spec
 from podracer.envs.host.gymnasium import Gymnasium, timestep_of
-from podracer.envs.host.gymnasium_spec import (
-    factory,
-    inspect_environment,
-    layers,
-    running_statistics,
-)
 from podracer.envs.host.gymnasium_worker import Fault, Leaf, Worker, local_worker
 from podracer.ops.action_masks import action_mask
 from podracer.types import ACTION_MASK, EnvironmentSpec
@@ -36,9 +31,9 @@ LOST_SHARE = 0.1  # share of the changes of a number that float32 may lose
 def examine(environment: Gymnasium) -> EnvironmentReport:
     """Play with random actions and report what an agent would meet, and what it would not see."""
     fields = (environment.environment, environment.options, environment.observe)
-    spec, setup = inspect_environment(*fields, in_process=True)
+    spec, setup = gymnasium_spec.inspect_environment(*fields, in_process=True)
     setup = dataclasses.replace(setup, row_ranges=((0, 1),))
-    worker = local_worker(setup, factory(spec.name, *fields))
+    worker = local_worker(setup, gymnasium_spec.factory(spec.name, *fields))
     play = Play(worker, spec, STEPS)
     with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
         earlier_generators = _global_generators()
@@ -103,8 +98,8 @@ class Play:
         self.call = "__init__"
         try:
             env = self.worker.envs[0] = self.worker.make()
-            self.statistics = list(running_statistics(env))
-            if any(hasattr(layer, "action_masks") for layer in layers(env)):
+            self.statistics = list(gymnasium_spec.running_statistics(env))
+            if any(hasattr(layer, "action_masks") for layer in gymnasium_spec.layers(env)):
                 self.masks.add("action_masks()")
             self._reset(env, seed)
             while self.num_steps < self.most_steps and time.monotonic() < end:

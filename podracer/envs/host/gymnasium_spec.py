@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from podracer import types
 from podracer.arguments import unknown_argument
 from podracer.checks.errors import describe_error
 from podracer.envs.common import atari_remedy, import_optional, narrower
@@ -35,15 +36,6 @@ from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.processes import children, kill_tree
 from podracer.io.text import redact
 from podracer.names import nearest
-from podracer.types import (
-    ACTION_MASK,
-    ActionSpace,
-    ArraySpec,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    MultiDiscrete,
-)
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -79,7 +71,7 @@ def inspect_environment(
     observe: tuple[str, ...] = (),
     *,
     in_process: bool = False,
-) -> tuple[EnvironmentSpec, WorkerSetup]:
+) -> tuple[types.EnvironmentSpec, WorkerSetup]:
     """Make one environment in this process and return its specification and its workers' setup.
 
     The arguments are the fields of `Gymnasium`; with `in_process` no other process needs to import
@@ -130,7 +122,7 @@ def inspect_environment(
         _close(name, env)
         _end(children() - earlier_children)
     specs = jax.tree.map(
-        lambda leaf: ArraySpec(
+        lambda leaf: types.ArraySpec(
             leaf.shape,
             leaf.dtype,
             num_values=leaf.num_values,
@@ -139,7 +131,7 @@ def inspect_environment(
         ),
         observation,
     )
-    return EnvironmentSpec(name, specs, action), setup
+    return types.EnvironmentSpec(name, specs, action), setup
 
 
 def layers(env: Any) -> list[Any]:
@@ -339,9 +331,9 @@ def _observation(name: str, space: Any, path: str) -> Any:
                 f"{name}: keys of {path} must be of one type, but they are {list(space.spaces)}."
             )
         leaves = {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
-        mask = leaves.get(ACTION_MASK)
-        if isinstance(mask, Leaf) and _is_mask(space.spaces[ACTION_MASK]):
-            leaves[ACTION_MASK] = Leaf(mask.name, mask.shape, np.dtype(np.bool_), mask.source)
+        mask = leaves.get(types.ACTION_MASK)
+        if isinstance(mask, Leaf) and _is_mask(space.spaces[types.ACTION_MASK]):
+            leaves[types.ACTION_MASK] = Leaf(mask.name, mask.shape, np.dtype(np.bool_), mask.source)
         return leaves
     if isinstance(space, spaces.Tuple) and space.spaces:
         return tuple(_observation(name, x, f"{path}[{i}]") for i, x in enumerate(space.spaces))
@@ -383,19 +375,19 @@ def _is_mask(space: Any) -> bool:
     return not is_float or bool((space.low == 0).all() and (space.high == 1).all())
 
 
-def _action(name: str, space: Any) -> ActionSpace:
+def _action(name: str, space: Any) -> types.ActionSpace:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n), int(space.start))
+        return types.Discrete(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
         start = tuple(space.start.tolist()) if space.start.any() else ()
-        return MultiDiscrete(tuple(space.nvec.tolist()), start)
+        return types.MultiDiscrete(tuple(space.nvec.tolist()), start)
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
-        return MultiDiscrete((2,) * space.shape[0])
+        return types.MultiDiscrete((2,) * space.shape[0])
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
         with contextlib.suppress(ConfigError):  # infinite bounds, say
-            return Continuous.within(space.low, space.high)
+            return types.Continuous.within(space.low, space.high)
     raise ConfigError(
         f"{name}: the action space {space} cannot be used: it must be Discrete, or have "
         "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds, "

@@ -27,6 +27,7 @@ from variants import variants
 from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.config.experiment import Experiment
+from podracer.drivers import common
 from podracer.drivers.common import Request
 from podracer.drivers.sebulba import SebulbaConfig, sebulba
 from podracer.drivers.sebulba import actor as actor_module
@@ -171,7 +172,7 @@ def once():
         patch.setattr(pool_module, "make_actor_programs", make_programs)
         patch.setattr(learner_module, "make_update", updates)
         patch.setattr(learner_module, "on_mesh", visited("on_mesh", learner_module.on_mesh))
-        patch.setattr(learner_module, "to_progress", visited("fetch", learner_module.to_progress))
+        patch.setattr(common, "to_progress", visited("fetch", common.to_progress))
         pool = pool_module.ActorPool
         patch.setattr(pool, "publish", visited("publish", pool.publish))
         for module in (actor_module, pool_module):
