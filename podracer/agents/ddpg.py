@@ -39,15 +39,7 @@ from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.ops.distributions import to_bounds
-from podracer.types import (
-    Carry,
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    TimeStep,
-)
+from podracer.types import Carry, EnvironmentSpec, LearnerState, Metrics, Params, PyTree, TimeStep
 
 
 @struct

@@ -15,9 +15,7 @@ from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.optimizers import (
-    CountedState,
-)
+from podracer.agents.common.optimizers import CountedState
 from podracer.agents.common.settings import GaussianSettings, VtraceSettings, build_optimizer
 from podracer.devices.reductions import global_grad
 from podracer.fields import struct

@@ -35,15 +35,7 @@ from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, struct
 from podracer.means import Mean, mean_of
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
-from podracer.types import (
-    Carry,
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    TimeStep,
-)
+from podracer.types import Carry, EnvironmentSpec, LearnerState, Metrics, Params, PyTree, TimeStep
 
 
 class Actor(NamedTuple):

@@ -17,10 +17,7 @@ from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.optimizers import (
-    CountedState,
-    ScheduledOptimizer,
-)
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.common.settings import VtraceSettings
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, static, struct

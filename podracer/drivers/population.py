@@ -33,13 +33,7 @@ from podracer.drivers.common import Progress, TrainState, abstract_request
 from podracer.drivers.exchange import is_due
 from podracer.environment import Environment
 from podracer.errors import ConfigError
-from podracer.evaluate import (
-    MAX_STEPS,
-    ActingRule,
-    Episodes,
-    ProgramEvaluator,
-    play_episodes,
-)
+from podracer.evaluate import MAX_STEPS, ActingRule, Episodes, ProgramEvaluator, play_episodes
 from podracer.means import Mean
 from podracer.names import nearest
 from podracer.types import EnvironmentSpec, Metrics, PyTree

@@ -22,11 +22,7 @@ from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes
-from podracer.drivers.sebulba.update import (
-    abstract_on_mesh,
-    make_update,
-    on_mesh,
-)
+from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
 from podracer.types import EnvironmentSpec, Metrics, Params, PyTree

@@ -23,12 +23,7 @@ import optax
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
 from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules import meta_training
-from podracer.agents.rules.lifetimes import (
-    Experience,
-    lifetime_means,
-    map_lifetimes,
-    student_spec,
-)
+from podracer.agents.rules.lifetimes import Experience, lifetime_means, map_lifetimes, student_spec
 from podracer.agents.rules.lpg.rule import (
     Outputs,
     RuleParams,
