@@ -207,7 +207,7 @@ def population(
     *,
     num_updates: int | Callable[[int], int],
     exchange: Exchange | None = None,
-    request: Callable[[], int] = lambda: anakin.Request.NONE,
+    request: Callable[[], int] = lambda: driver.Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], anakin.Program] | None = None,
 ) -> Iterator[Progress]:
