@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from podracer.devices.reductions import global_mean, num_hosts_apart, num_shards
+from podracer.devices.reductions import global_mean, num_shards
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct
 from podracer.types import Trajectory
@@ -104,11 +104,8 @@ def frames_of(valid: jax.Array, share: jax.Array, axis: str | None) -> jax.Array
 
 
 def to_frames(count: jax.Array) -> jax.Array:
-    """Return the frames of the run, uint32 [], from the valid transitions of all shards, f32 [].
-
-    Where hosts learn apart, each takes its own number for every other host.
-    """
-    return jnp.round(count).astype(jnp.uint32) * jnp.uint32(num_hosts_apart())
+    """Return the frames of the run, uint32 [], from the valid transitions of all shards, f32 []."""
+    return jnp.round(count).astype(jnp.uint32)
 
 
 def count_frames(trajectory: Trajectory, axis: str | None) -> jax.Array:

@@ -19,7 +19,7 @@ from podracer.errors import ConfigError
 from podracer.types import LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
-DATA, POD, HOST = "data", "pod", "host"
+DATA, POD = "data", "pod"
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(DATA)
 LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]

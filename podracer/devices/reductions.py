@@ -18,12 +18,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Integer, Shaped
 
-from podracer.devices.mesh import HOST
 from podracer.means import Mean, divide
 from podracer.types import PyTree
-
-Axis = str | tuple[str, ...] | None  # one axis of a mesh, or several
-
 
 _TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
 
@@ -41,14 +37,9 @@ def traced_for(platform: str) -> Iterator[None]:
         _TRACED_FOR.reset(token)
 
 
-def num_shards(axis: Axis) -> int:
-    """Return the number of shards along axes of a mesh; 1 if `axis` is None."""
+def num_shards(axis: str | None) -> int:
+    """Return the number of shards along an axis of a mesh; 1 if `axis` is None."""
     return 1 if axis is None else jax.lax.axis_size(axis)
-
-
-def num_hosts_apart() -> int:
-    """Return the number of hosts of the traced program that learn apart, else 1."""
-    return jax.sharding.get_abstract_mesh().shape.get(HOST, 1)
 
 
 def global_max(x: Float[Array, "..."], axis: str | None) -> Float[Array, "..."]:
