@@ -112,6 +112,11 @@ class Agent(NotPickled):
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
 
+    @classmethod
+    def of(cls, methods: Any, spec: EnvironmentSpec, **others: Any) -> Agent:
+        """Return an agent of an object's methods `init`, `act` and `learn`, and other functions."""
+        return cls(spec=spec, init=methods.init, act=methods.act, learn=methods.learn, **others)
+
 
 @dataclasses.dataclass(frozen=True)
 class Fused:

@@ -96,14 +96,8 @@ def build(settings: DQN, method: Callable[..., Method], spec: EnvironmentSpec) -
         Buffer(settings.replay, spec, settings.n_step + 1),
         TargetNetworkOptimizer(optimizer, settings.target_update_period),
     )
-    return Agent(
-        spec=spec,
-        init=agent.init,
-        act=agent.act,
-        learn=agent.learn,
-        carry=agent.carry,
-        actor_params=value_based.actor_params(settings.epsilon),
-    )
+    actor_params = value_based.actor_params(settings.epsilon)
+    return Agent.of(agent, spec, carry=agent.carry, actor_params=actor_params)
 
 
 @dataclasses.dataclass(frozen=True)

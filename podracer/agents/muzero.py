@@ -104,12 +104,7 @@ class MuZero(PlanningSettings, TargetNetworkSettings):
         buffer = Buffer(self.replay, spec, num_transitions + 1)
         next_discount = gumbel.next_discount(spec, self.discount)
         agent = _MuZero(self, model, buffer, optimizer, next_discount)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-        )
+        return Agent.of(agent, spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,13 +104,10 @@ class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
         network = actor_critic.build_network(
             self.network, spec, state_dependent_std=self.state_dependent_std
         )
-        optimizer = build_optimizer(self)
-        agent = _PPO(self, spec, ActorCritic(network, spec.action), optimizer)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
+        agent = _PPO(self, spec, ActorCritic(network, spec.action), build_optimizer(self))
+        return Agent.of(
+            agent,
+            spec,
             carry=network.carry,
             actor_params=agent.actor_params,
             distribution=agent.distribution,

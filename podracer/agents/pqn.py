@@ -23,6 +23,7 @@ from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import epochs, optimizers, value_based
 from podracer.agents.common.settings import ClippedSettings, EpochSettings, build_optimizer
+from podracer.agents.common.value_based import ActorParams
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -69,16 +70,9 @@ class PQN(ClippedSettings, EpochSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         network = value_based.build_q_network(self.network, spec, 1, dueling=False)
-        optimizer = build_optimizer(self)
-        agent = _PQN(self, network, optimizer)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=network.carry,
-            actor_params=value_based.actor_params(self.epsilon),
-        )
+        agent = _PQN(self, network, build_optimizer(self))
+        actor_params = value_based.actor_params(self.epsilon)
+        return Agent.of(agent, spec, carry=network.carry, actor_params=actor_params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +85,7 @@ class _PQN:
         return LearnerState(self.optimizer.init(self.network.init(key)))
 
     def act(
-        self,
-        params: value_based.ActorParams,
-        carry: Carry,
-        timestep: TimeStep,
-        keys: jax.Array,
-        explore: bool,
+        self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Choose epsilon-greedy actions; extras are the `value` of the best ones, f32 `[B]`."""
         observation, first = jax.tree.map(lambda x: x[None], (timestep.observation, timestep.first))

@@ -90,23 +90,16 @@ class R2D2(QLearningSettings):
         if self.action_reward_inputs:
             observation = recurrent.last_step_spec(spec.observation, num_actions)
             inputs = dataclasses.replace(spec, observation=observation)
-        optimizer = build_optimizer(self)
         length = self.burn_in_length + self.unroll_length + self.n_step
         agent = _R2D2(
             self,
             num_actions,
             value_based.build_q_network(self.network, inputs, 1, dueling=True),
             Buffer(self.replay, spec, length, context.rollout_length, every_step=True),
-            TargetNetworkOptimizer(optimizer, self.target_update_period),
+            TargetNetworkOptimizer(build_optimizer(self), self.target_update_period),
         )
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=agent.carry,
-            actor_params=value_based.actor_params(self.epsilon),
-        )
+        actor_params = value_based.actor_params(self.epsilon)
+        return Agent.of(agent, spec, carry=agent.carry, actor_params=actor_params)
 
 
 @dataclasses.dataclass(frozen=True)

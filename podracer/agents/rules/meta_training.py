@@ -191,15 +191,8 @@ def build(
         observation,
         context.rollout_length,
     )
-    return Agent(
-        name=type(settings).__name__,
-        spec=spec,
-        init=training.init,
-        act=training.act,
-        learn=training.learn,
-        actor_params=training.actor_params,
-        rule=rule,
-    )
+    name = type(settings).__name__
+    return Agent.of(training, spec, name=name, actor_params=training.actor_params, rule=rule)
 
 
 def descend(

@@ -250,14 +250,7 @@ class Disco:
         )
         buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
         agent = _Disco(self, network, build_optimizer(), buffer, rule)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=network.torso.carry,
-            distribution=agent.distribution,
-        )
+        return Agent.of(agent, spec, carry=network.torso.carry, distribution=agent.distribution)
 
 
 @dataclasses.dataclass(frozen=True)

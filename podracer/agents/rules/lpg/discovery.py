@@ -13,8 +13,7 @@ prediction of the student, where GROOVE stops them. That is the exact gradient, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,7 @@ from podracer.fields import bounded, static, struct
 from podracer.networks import Network
 from podracer.ops.distributions import Categorical
 from podracer.schedules import Schedule
-from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
+from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 
 
 @struct
@@ -70,11 +69,8 @@ class LPG(MetaSettings):
             "prediction_target": self.prediction_target_cost,
         }
         students = _Students(self, network, student_optimizer(self.optimizer))
-        rule = Rule(self._export)
+        rule = Rule(lambda state, origin: encode_rule(self.rule, state.shared.rule, origin))
         return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
-
-    def _export(self, state: LearnerState, origin: Mapping[str, Any]) -> bytes:
-        return encode_rule(self.rule, state.shared.rule, origin)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,9 @@ class UpdateRule:
     ) -> Targets:
         """Return targets for every transition, computed from the last one back to the first."""
         action_probability = jnp.exp(Categorical(outputs.policy[:-1]).log_prob(data.action))
-        embedded = _embed(params, jax.nn.softmax(outputs.prediction))
+        # One number for each prediction.
+        hidden = jax.nn.relu(apply_linear(params.embed, jax.nn.softmax(outputs.prediction)))
+        embedded = apply_linear(params.narrow, hidden)[..., 0]
         is_terminal = data.discount == 0
         inputs = jnp.stack(
             [
@@ -100,12 +102,6 @@ class UpdateRule:
             apply_linear(params.policy, hidden)[..., 0],
             jax.nn.softmax(apply_linear(params.prediction, hidden)),
         )
-
-
-def _embed(params: RuleParams, prediction: jax.Array) -> jax.Array:
-    """Return one number for each prediction `[..., m]`."""
-    hidden = jax.nn.relu(apply_linear(params.embed, prediction))
-    return apply_linear(params.narrow, hidden)[..., 0]
 
 
 # --- updates of a student with the targets -------------------------------------------------------

@@ -101,14 +101,7 @@ class LPGStudent:
         network = build_network(self.network, spec, self.rule)
         optimizer = ScheduledOptimizer(student_optimizer(self.optimizer), self.learning_rate)
         agent = _LPGStudent(self, network, optimizer, context.data)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=agent.learn,
-            carry=network.carry,
-            distribution=agent.distribution,
-        )
+        return Agent.of(agent, spec, carry=network.carry, distribution=agent.distribution)
 
 
 @dataclasses.dataclass(frozen=True)
