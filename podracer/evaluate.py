@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -69,14 +69,6 @@ class Evaluation:
         return f"the {episodes} evaluation episodes are repetitions of {count}"
 
 
-class Evaluator(Protocol):
-    """Function that evaluates parameters, see `make_evaluator`."""
-
-    def __call__(
-        self, params: Params, run_key: jax.Array, update: int | jax.Array = 0
-    ) -> Evaluation: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class ProgramEvaluator:
     """Evaluator whose program can be compiled before the first call.
@@ -86,7 +78,7 @@ class ProgramEvaluator:
 
     program: jax.stages.Wrapped
     arguments: Callable[..., tuple[Any, ...]]  # the program's, from the evaluator's
-    play: Evaluator | None = None  # on the host
+    play: Callable[..., Evaluation] | None = None  # on the host
 
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
         if self.play is not None:

@@ -41,7 +41,12 @@ def check_environment(environment: Any, *, restarts: bool = False) -> types.Envi
     key = jax.eval_shape(lambda: jax.random.key(0))
     (state, first_timestep), _ = _evaluate(spec.name, "reset", environment, key)
     _check_timestep(spec, "reset", first_timestep)
-    _check_no_keys(spec.name, state)
+    for path, leaf in leaves_by_path(state).items():
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ConfigError(
+                f"{spec.name}: state{path} is a random key; an environment holds none and uses "
+                "those passed to `reset` and `step`."
+            )
     action = action_struct(spec)
     inputs = (key, state, action)
     (new_state, timestep), program = _evaluate(spec.name, "step", environment, *inputs)
@@ -231,15 +236,6 @@ def _check_timestep(spec: types.EnvironmentSpec, method: str, timestep: types.Ti
     }
     for field, leaves in expected.items():
         _check_same(spec.name, f"{method}().timestep.{field}", leaves, getattr(timestep, field))
-
-
-def _check_no_keys(name: str, state: types.EnvState) -> None:
-    for path, leaf in leaves_by_path(state).items():
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise ConfigError(
-                f"{name}: state{path} is a random key; an environment holds none and uses those "
-                "passed to `reset` and `step`."
-            )
 
 
 def _check_same(name: str, part: str, expected: types.PyTree, tree: types.PyTree) -> None:

@@ -217,7 +217,9 @@ def replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...]
         if is_part:
             changes[name] = replace_fields(part, value, (*path, name))
         else:
-            changes[name] = _as_plain(value, part)
+            value = value.item() if isinstance(value, np.generic) else value
+            is_tuple = isinstance(part, tuple) and isinstance(value, list)
+            changes[name] = tuple(value) if is_tuple else value
     return dataclasses.replace(config, **changes)
 
 
@@ -236,12 +238,3 @@ def _keyword(path: tuple[str, ...]) -> str:
     """Return how Python gives a part's field: `agent={"learning_rate": ...}`."""
     opening = "".join(f'{{"{name}": ' for name in path[1:])
     return f"{path[0]}={opening}...{'}' * (len(path) - 1)}"
-
-
-def _as_plain(value: Any, old: Any) -> Any:
-    """Return a scalar of NumPy as a number of Python, and a list in a tuple's place as one."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(old, tuple) and isinstance(value, list):
-        return tuple(value)
-    return value

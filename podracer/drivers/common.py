@@ -20,7 +20,7 @@ from podracer import rollout
 from podracer.agent import Agent, Blueprint
 from podracer.devices.kernels import all_finite, select
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
-from podracer.devices.reductions import Axis, num_shards
+from podracer.devices.reductions import num_shards
 from podracer.environment import Environment
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
 from podracer.fields import struct
@@ -170,10 +170,11 @@ def abstract_state(
 
 def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     """Return shapes with shardings on this mesh; `specs` is a prefix tree of partition specs."""
+    specs = jax.tree.broadcast(specs, state, is_leaf=lambda x: isinstance(x, PartitionSpec))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         state,
-        shardings(mesh, _broadcast(specs, state)),
+        shardings(mesh, specs),
     )
 
 
@@ -202,15 +203,6 @@ def make_initial_state(
         update=jnp.uint32(0),
         fault=jnp.zeros(2, jnp.uint32),
         key=key,
-    )
-
-
-def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda spec, subtree: jax.tree.map(lambda _: spec, subtree),
-        prefix,
-        tree,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
 
 
@@ -244,7 +236,7 @@ def reset_episode_totals(episodes: rollout.EpisodeStats) -> rollout.EpisodeStats
     )
 
 
-def learn_key(state: TrainState, axis: Axis, part: jax.Array | None = None) -> jax.Array:
+def learn_key(state: TrainState, axis: str | None, part: jax.Array | None = None) -> jax.Array:
     """Return the key of this shard's next update.
 
     `part` numbers the consecutive updates from one batch of trajectories.
@@ -261,7 +253,7 @@ def apply_unless_fault(
     learner: LearnerState,
     trajectory: Trajectory,
     metrics: Metrics,
-    axis: Axis,
+    axis: str | None,
 ) -> tuple[TrainState, Metrics]:
     """Apply one shard's update, unless this or an earlier one had a `Fault` on any shard.
 
@@ -283,7 +275,7 @@ def apply_unless_fault(
 
 
 def fault_bits(
-    agent: Agent, trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: Axis
+    agent: Agent, trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: str | None
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard.
 
@@ -341,7 +333,7 @@ def reduce_metrics(
     sums: Metrics,
     num_updates: jax.Array | int,
     request: jax.Array,
-    axis: Axis,
+    axis: str | None,
 ) -> Metrics:
     """Reduce metrics over shards; `sums` are those over a number of updates.
 

@@ -67,23 +67,12 @@ def convolution(
     return _forward(x, w, stride, padding)
 
 
-def _keep(x: jax.Array, w: jax.Array, stride: int, padding: int):
-    return _forward(x, w, stride, padding), (x, w)
-
-
 def _gradients(stride: int, padding: int, saved: tuple[jax.Array, jax.Array], g: jax.Array):
-    x, w = saved
-    return jax.lax.platform_dependent(
-        x,
-        w,
-        g,
-        cpu=partial(_fast_gradients, stride, padding),
-        default=partial(_plain_gradients, stride, padding),
-    )
+    def plain(x: jax.Array, w: jax.Array, g: jax.Array):
+        return jax.vjp(lambda x, w: _plain(x, w, stride, padding), x, w)[1](g)
 
-
-def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
-    return jax.vjp(lambda x, w: _plain(x, w, stride, padding), x, w)[1](g)
+    fast = partial(_fast_gradients, stride, padding)
+    return jax.lax.platform_dependent(*saved, g, cpu=fast, default=plain)
 
 
 def _fast_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
@@ -92,18 +81,15 @@ def _fast_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: ja
     Without padding, products are faster from 32 channels on, also where these are the pixels of
     blocks that a stride skips; a first layer of few channels loses by making the blocks.
     """
-    if w.shape[2] >= 16 and _divides(x, w, stride, padding):
+    # Whether it is a convolution of stride 1 over blocks of `stride` x `stride` pixels.
+    is_over_blocks = stride > 1 and padding == 0
+    is_over_blocks &= all(size % stride == 0 for size in (*x.shape[1:3], *w.shape[:2]))
+    if w.shape[2] >= 16 and is_over_blocks:
         dx, dw = _product_gradients(_blocks(x, stride), _kernel_blocks(w, stride), g)
         return _pixels(dx, stride), _kernel_pixels(dw, stride)
     if w.shape[2] >= 32 and stride == 1 and padding == 0:
         return _product_gradients(x, w, g)
     return _canonical_gradients(stride, padding, x, w, g)
-
-
-def _divides(x: jax.Array, w: jax.Array, stride: int, padding: int) -> bool:
-    """Say whether the convolution is one of stride 1 over blocks of `stride` x `stride` pixels."""
-    sizes = (*x.shape[1:3], *w.shape[:2])
-    return stride > 1 and padding == 0 and all(size % stride == 0 for size in sizes)
 
 
 def _blocks(x: jax.Array, n: int) -> jax.Array:
@@ -219,4 +205,4 @@ def rows_at_once(g: jax.Array, w: jax.Array) -> int:
     return divisors[0] if divisors and best < batch else batch
 
 
-convolution.defvjp(_keep, _gradients)
+convolution.defvjp(lambda *args: (_forward(*args), args[:2]), _gradients)

@@ -30,10 +30,6 @@ def affine(
     return dense(x, w) + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
 
 
-def _keep(x: jax.Array, w: jax.Array):
-    return x @ w, (x, w)
-
-
 def _gradients(saved: tuple[jax.Array, jax.Array], g: jax.Array):
     x, w = saved
     return g @ w.T, transposed_product(x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1]))
@@ -41,11 +37,7 @@ def _gradients(saved: tuple[jax.Array, jax.Array], g: jax.Array):
 
 def transposed_product(x: Float[Array, "N n"], g: Float[Array, "N m"]) -> Float[Array, "n m"]:
     """Compute `xᵀ g`, the gradient of a weight from inputs `x` and gradients of outputs `g`."""
-    return jax.lax.platform_dependent(x, g, cpu=_transposed_first, default=_plain)
-
-
-def _plain(x: jax.Array, g: jax.Array) -> jax.Array:
-    return x.T @ g
+    return jax.lax.platform_dependent(x, g, cpu=_transposed_first, default=lambda x, g: x.T @ g)
 
 
 def _transposed_first(x: jax.Array, g: jax.Array) -> jax.Array:
@@ -56,4 +48,4 @@ def _transposed_first(x: jax.Array, g: jax.Array) -> jax.Array:
     return barrier(barrier(g.T) @ x).T
 
 
-dense.defvjp(_keep, _gradients)
+dense.defvjp(lambda x, w: (x @ w, (x, w)), _gradients)

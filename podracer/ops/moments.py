@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -79,26 +78,21 @@ def moments_of(
     axes = tuple(range(batch_axes))
     share = None if weights is None else jnp.mean(weights, axes)
 
-    def sums(tree: PyTree) -> PyTree:
-        return jax.tree.map(partial(_weighted_mean, axes, weights), tree)
+    def mean_over_batch(x: jax.Array) -> jax.Array:
+        if weights is not None:
+            x = jnp.expand_dims(weights, range(weights.ndim, x.ndim)) * x
+        return jnp.mean(x, axes)
 
     def deviations(x: jax.Array, mean: jax.Array) -> jax.Array:
         return (x - jnp.expand_dims(mean, axes)) ** 2
 
-    total, share = global_mean((sums(items), share), axis)
+    total, share = global_mean((jax.tree.map(mean_over_batch, items), share), axis)
     mean = _divide(total, share)
     squares = jax.tree.map(deviations, items, mean)
-    mean_square = global_mean(sums(squares), axis)
+    mean_square = global_mean(jax.tree.map(mean_over_batch, squares), axis)
     size = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * num_shards(axis)
     count = jnp.float32(size) if share is None else jnp.float32(size) * share
     return Moments(count, mean, _divide(mean_square, share))
-
-
-def _weighted_mean(axes: tuple[int, ...], weight: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Return the mean over T x B of items `[T, B, ...]` times their weights `[T, B]`."""
-    if weight is not None:
-        x = jnp.expand_dims(weight, range(weight.ndim, x.ndim)) * x
-    return jnp.mean(x, axes)
 
 
 def _divide(tree: PyTree, share: jax.Array | None) -> PyTree:

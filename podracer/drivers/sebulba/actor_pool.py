@@ -284,7 +284,12 @@ def _actor_contexts(
     host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
     first_row = num_rows * host
     if resume:
-        start = _host_rows(state.actor)
+
+        def rows_of_host(x: jax.Array) -> np.ndarray:
+            shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+            return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+        start = jax.tree.map(rows_of_host, state.actor)
     else:
         carry = jax.jit(partial(agent.carry, config.num_envs))()
         start = ActorState((), None, carry, zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
@@ -326,13 +331,3 @@ def make_environments(
 def native_threads(config: SebulbaConfig, split: DeviceSplit) -> int:
     """Return the number of threads or processes that step the environments of one actor."""
     return config.env_threads or max(1, num_cores() // split.threads)
-
-
-def _host_rows(tree: PyTree) -> PyTree:
-    """Return this host's rows of arrays that are sharded over all learners, numpy."""
-
-    def rows(x: jax.Array) -> np.ndarray:
-        shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-        return np.concatenate([np.asarray(shard.data) for shard in shards])
-
-    return jax.tree.map(rows, tree)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.agent import Agent, Blueprint
+from podracer.agent import Blueprint
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED
 from podracer.devices.ordering import in_order
 from podracer.drivers.common import (
@@ -58,7 +58,14 @@ def update_of_learner(
     """Learn from the rows of all actors on one learner, in one update or in several parts."""
     agent = blueprint.build()
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
-    learn = partial(_learn, agent, axis)
+
+    def learn(
+        state: TrainState, trajectory: Trajectory, part: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]:
+        key = learn_key(state, axis, part)
+        learner, metrics = agent.learn(state.learner, trajectory, key, axis)
+        return apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
+
     if num_parts == 1:  # without a scan, which would copy a replay
         state, metrics = learn(state, batch.trajectory)
     else:
@@ -66,18 +73,6 @@ def update_of_learner(
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
     metrics = reduce_metrics(batch.episodes, state.fault, metrics, num_parts, request[0, 0], axis)
     return state, agent.actor_params(state.learner), metrics
-
-
-def _learn(
-    agent: Agent,
-    axis: str | None,
-    state: TrainState,
-    trajectory: Trajectory,
-    part: jax.Array | None = None,
-) -> tuple[TrainState, Metrics]:
-    key = learn_key(state, axis, part)
-    learner, metrics = agent.learn(state.learner, trajectory, key, axis)
-    return apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
 
 
 def _update_in_parts(
