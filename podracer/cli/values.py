@@ -90,7 +90,7 @@ def _read_word(hint: Any, text: str, flag: str, is_run: bool) -> Any:
     if text == "None" and types.NoneType in options:
         return None
     for option in options:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError):
             return _read_option(option, text, is_run)
     if words := choices_of(hint):
         raise ConfigError(f"{flag} cannot be {text!r}: {nearest(text, sorted(words))}")
@@ -122,8 +122,10 @@ def _read_option(kind: Any, text: str, is_run: bool) -> Any:
     if typing.get_origin(kind) is typing.Literal:
         return {str(choice): choice for choice in typing.get_args(kind)}[text]
     if getattr(kind, "__name__", "") == "Linear":
-        start, end, *frames = map(float, text.split(":"))
-        return kind(start, end, *frames)
+        numbers = [float(part) for part in text.split(":")]
+        if len(numbers) not in (2, 3):
+            raise ValueError(text)
+        return kind(*numbers)
     if kind is bool:
         return {"true": True, "false": False}[text.lower()]
     if kind is int:
