@@ -206,17 +206,6 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file and its mode durably; a link in the place of `target` is replaced."""
-    target.unlink(missing_ok=True)
-    with naming(source), source.open("rb") as reading, target.open("xb") as writing:
-        os.fchmod(writing.fileno(), stat.S_IMODE(os.fstat(reading.fileno()).st_mode))
-        shutil.copyfileobj(reading, writing)
-        writing.flush()
-        os.fsync(writing.fileno())
-    fsync_directory(target.parent)
-
-
 def own_directory(path: Path) -> int:
     """Make a directory unless it is there, and return its inode; links are not followed.
 

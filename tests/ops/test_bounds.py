@@ -5,16 +5,13 @@ The data are arguments: folded as constants, they would be computed as in an int
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 from podracer.ops.action_values import Atoms
-from podracer.ops.distributions import Normal, clipped_log_prob, from_bounds, to_bounds
+from podracer.ops.distributions import from_bounds, to_bounds
 from podracer.ops.transforms import evenly_spaced, two_hot
 from podracer.schedules import Linear, value_at
 from podracer.testing.parity import optimized
@@ -68,24 +65,6 @@ def test_actions_are_at_a_bound_in_both_units_or_in_none():
     right = LOW + (np.clip(np.float64(sample), -1, 1) + 1) / 2 * (HIGH - LOW)
     np.testing.assert_allclose(action, right, atol=2e-6)
     assert ((low <= action) & (action <= high)).all()
-
-
-@pytest.mark.parametrize("side", [-1.0, 1.0])
-def test_an_action_at_a_bound_has_the_likelihood_of_all_beyond_it(side):
-    """And its neighbor inside has a density."""
-    bound, other = (HIGH, LOW) if side > 0 else (LOW, HIGH)
-    bound, other = bound.astype(np.float32), other.astype(np.float32)
-    action = rows(bound, beside(bound, other))
-
-    def log_prob(action):
-        scaled = from_bounds(SPACE, action)[..., None]
-        policy = Normal(jnp.full_like(scaled, 2 * side), jnp.full_like(scaled, -2.0))
-        return clipped_log_prob(policy, scaled)
-
-    at_bound, inside = np.asarray(jax.jit(log_prob)(action))
-    std = math.exp(-2)
-    np.testing.assert_allclose(at_bound, norm.logsf(1, 2, std), atol=1e-9)
-    np.testing.assert_allclose(inside, norm.logpdf(1, 2, std), rtol=1e-3)
 
 
 def test_a_schedule_ends_at_its_end():

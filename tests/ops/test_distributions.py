@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from podracer.ops import distributions
 from podracer.ops.distributions import (
     LOG_SCALE_BOUNDS,
     Categorical,
     Normal,
-    clipped_log_prob,
     num_outputs,
     policy,
     to_bounds,
@@ -127,29 +125,6 @@ def test_normal_formulas():
         distribution.entropy(), np.log(scale * np.sqrt(2 * np.pi * np.e)).sum(-1), atol=1e-5
     )
     np.testing.assert_array_equal(distribution.mode(), mean)
-
-
-def test_clipped_samples_have_the_probability_of_what_lies_beyond_the_bounds():
-    """All probabilities sum to 1, and gradients are finite however far a mean is from a bound."""
-    grid = np.linspace(-1, 1, 4_001)[1:-1]
-    one = Normal(*(jnp.full((len(grid), 1), x) for x in (0.7, -0.5)))
-    density = np.exp(clipped_log_prob(one, jnp.asarray(grid, jnp.float32)[:, None]))
-    bounds = np.exp(
-        clipped_log_prob(Normal(one.mean[:2], one.log_scale[:2]), jnp.array([[-1.0], [1.0]]))
-    )
-    assert abs(density.sum() * (grid[1] - grid[0]) + bounds.sum() - 1) < 1e-3
-    np.testing.assert_allclose(
-        bounds, stats.norm.sf([1.7 * np.exp(0.5), 0.3 * np.exp(0.5)]), rtol=1e-5
-    )
-
-    mean = jnp.array([-1e4, -50.0, -3.0, -0.7, 0.9, 2.0, 1e4])[:, None]
-    log_prob, slope = jax.vmap(
-        jax.value_and_grad(lambda x: clipped_log_prob(Normal(x, jnp.float32([-2.0])), jnp.ones(1)))
-    )(mean)
-    z = (1 - np.float64(mean[:, 0])) * np.exp(2)
-    np.testing.assert_allclose(log_prob, stats.norm.logsf(z), rtol=1e-5, atol=1e-6)
-    hazard = np.exp(stats.norm.logpdf(z[2:]) - stats.norm.logsf(z[2:]))
-    np.testing.assert_allclose(slope[:, 0], np.exp(2) * np.array([*z[:2], *hazard]), rtol=1e-3)
 
 
 def test_normal_samples_have_its_moments():

@@ -18,22 +18,22 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3170,  # the contract: files beside the rooms
-    "agents": 6780,
-    "checks": 820,
+    "": 3150,  # the contract: files beside the rooms
+    "agents": 6670,
+    "checks": 810,
     "cli": 2820,
     "config": 610,
-    "devices": 1550,
-    "drivers": 3970,
-    "envs": 4000,
-    "io": 3400,
-    "networks": 1270,
-    "ops": 1670,
+    "devices": 1540,
+    "drivers": 3900,
+    "envs": 3960,
+    "io": 3380,
+    "networks": 1260,
+    "ops": 1620,
     "recipes": 1300,
     "reports": 2250,
     "run": 3220,
     "scores": 760,
-    "testing": 700,
+    "testing": 680,
     "tournament": 3010,
 }
 GOAL = 40_000  # in sum; then 37,000

@@ -26,9 +26,10 @@ from podracer.agents.common.settings import ClippedSettings, GaussianSettings, b
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
-from podracer.ops.distributions import Normal, clipped_log_prob, from_bounds
+from podracer.ops.distributions import Normal, from_bounds
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
+from podracer_offline.likelihood import clipped_log_prob
 from podracer_offline.records import Record, as_recorded, require_records, without_records
 
 

@@ -39,7 +39,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
-from podracer.ops.distributions import clipped_log_prob, from_bounds
+from podracer.ops.distributions import from_bounds
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -52,6 +52,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+from podracer_offline.likelihood import clipped_log_prob
 from podracer_offline.records import as_recorded, replayed, require_records
 
 

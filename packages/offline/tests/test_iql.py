@@ -20,9 +20,10 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork, outputs
-from podracer.ops.distributions import clipped_log_prob, from_bounds, policy
+from podracer.ops.distributions import from_bounds, policy
 from podracer.replay import Replay
 from podracer_offline import IQL, Dataset, td3_bc
+from podracer_offline.likelihood import clipped_log_prob
 
 RECORDED = Recorded(CONTINUOUS)
 NETWORK = TorsoNetwork(MLP((8,), "tanh"), shared=False)

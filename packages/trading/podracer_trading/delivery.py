@@ -15,7 +15,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 import shutil
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,8 @@ from podracer.io.models import (
     verify,
 )
 from podracer.io.paths import user_path
-from podracer.io.reading import read_limited
-from podracer.io.run_directory import RunLock, copy_file, write_bytes
+from podracer.io.reading import naming, read_limited
+from podracer.io.run_directory import RunLock, fsync_directory, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.run.loading import load_run
@@ -164,6 +166,17 @@ def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
         if (run / name).is_file():
             copy_file(run / name, model / name)
     return digests(model)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file and its mode durably; a link in the place of `target` is replaced."""
+    target.unlink(missing_ok=True)
+    with naming(source), source.open("rb") as reading, target.open("xb") as writing:
+        os.fchmod(writing.fileno(), stat.S_IMODE(os.fstat(reading.fileno()).st_mode))
+        shutil.copyfileobj(reading, writing)
+        writing.flush()
+        os.fsync(writing.fileno())
+    fsync_directory(target.parent)
 
 
 # --- the record ----------------------------------------------------------------------------------

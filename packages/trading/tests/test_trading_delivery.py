@@ -416,3 +416,15 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: Any) -> None
             command("~/none")
     with pytest.raises(ConfigError, match=f"^{tmp_path}/none has no model yet"):
         rollback("~/none")
+
+
+def test_a_copy_is_for_the_same_readers_and_replaces_a_link(tmp_path):
+    source, target, other = (tmp_path / name for name in ("source", "target", "other"))
+    source.write_text("secret")
+    source.chmod(0o600)
+    other.write_text("keep")
+    target.symlink_to(other)
+    delivery.copy_file(source, target)
+    assert (target.read_text(), other.read_text()) == ("secret", "keep")
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert not target.is_symlink()
