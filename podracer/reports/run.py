@@ -21,14 +21,7 @@ from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group
-from podracer.reports import seeds
-from podracer.reports.charts import (
-    Groups,
-    Panel,
-    curves,
-    differing_settings,
-    settings_text,
-)
+from podracer.reports import charts, seeds
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.selection import lineage_figures
 from podracer.reports.timeline import utilization_facts, utilization_section
@@ -48,16 +41,18 @@ _ENDS = {
 }
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 
-RETURNS = Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
+RETURNS = charts.Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
 LEARNING = (
     RETURNS,
-    Panel("Episode length", "episode_length"),
-    Panel("Frames per second", "frames_per_second"),
+    charts.Panel("Episode length", "episode_length"),
+    charts.Panel("Frames per second", "frames_per_second"),
 )
 MACHINE = (
-    Panel("Cores that process 0 keeps busy", "machine_cores"),
-    Panel("Memory of process 0 in GiB", "machine_memory", unit=2**30),
-    Panel("Memory of the fullest device of process 0 in GiB", "machine_device_memory", unit=2**30),
+    charts.Panel("Cores that process 0 keeps busy", "machine_cores"),
+    charts.Panel("Memory of process 0 in GiB", "machine_memory", unit=2**30),
+    charts.Panel(
+        "Memory of the fullest device of process 0 in GiB", "machine_device_memory", unit=2**30
+    ),
 )
 
 
@@ -84,19 +79,19 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
     return file
 
 
-def group_runs(runs: Sequence[RunRecords]) -> Groups:
+def group_runs(runs: Sequence[RunRecords]) -> charts.Groups:
     """Group the runs that differ only in the seed; keys name the differences between groups."""
-    of_recipe: dict[str, Groups] = {}
+    of_recipe: dict[str, charts.Groups] = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
         key = json.dumps([run.configuration, alone], sort_keys=True)
         of_recipe.setdefault(run.recipe, {}).setdefault(key, []).append(run)
-    groups: Groups = {}
+    groups: charts.Groups = {}
     for digits in (6, 0):  # all of them where labels would be the same
         groups = {}
         for recipe, peers in of_recipe.items():
-            for key, settings in differing_settings(peers).items():
-                parts = [recipe, *settings_text(settings, digits), seeds.counted(peers[key])]
+            for key, settings in charts.differing_settings(peers).items():
+                parts = [recipe, *charts.settings_text(settings, digits), seeds.counted(peers[key])]
                 several = len(peers[key]) > 1
                 groups[", ".join(parts) if several else peers[key][0].name] = peers[key]
         if len(groups) == sum(map(len, of_recipe.values())):
@@ -198,7 +193,7 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
+def learning_sections(groups: charts.Groups) -> Iterator[tuple[str, str]]:
     """Yield sections with learning curves of all metrics that were logged: a name and HTML.
 
     Each environment has charts of its own, as returns of two have no common measure.
@@ -209,7 +204,7 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
     for key in dict.fromkeys(k for record in records for k, x in record.items() if x is not None):
         keys.setdefault(key.partition("[")[0], []).append(key)
     metrics = [
-        Panel(metric_title(name), name, parts=keys[name] if keys[name] != [name] else ())
+        charts.Panel(metric_title(name), name, parts=keys[name] if keys[name] != [name] else ())
         for name in sorted(keys, key=lambda name: ("loss" not in name, name))
         if group(name) == "learn"
     ]
@@ -224,7 +219,7 @@ def learning_sections(groups: Groups) -> Iterator[tuple[str, str]]:
         parts = []
         for environment, members in environments.items():
             block = f"{name} {environment}"
-            if content := curves(block, members, panels, num_blocks=len(environments)):
+            if content := charts.curves(block, members, panels, num_blocks=len(environments)):
                 parts.append(seeds.environment_title(environment, environments) + content)
         yield name, section(title, "".join(parts) + lines if parts else "")
         lines = ""  # said once

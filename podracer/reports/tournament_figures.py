@@ -12,20 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.reports.charts import (
-    GRAY,
-    POD,
-    TEXT,
-    WINNER,
-    Curve,
-    LegendEntry,
-    Trace,
-    charts,
-    figure,
-    is_positive,
-    joined,
-    trace,
-)
+from podracer.reports import charts
 from podracer.reports.tournament_log import (
     Link,
     TournamentLog,
@@ -39,7 +26,7 @@ from podracer.tournament.events import Entry
 _SCALE = [[i / 3, x] for i, x in enumerate(("#5b4b9e", "#2f86b8", "#35b38c", "#aed137"))]
 _UNITS = (("seconds", 1, 180), ("minutes", 60, 10_800), ("hours", 3600, 259_200))
 _PODS, _WINNERS, _BEST = "a pod", "the winner and its ancestors", "the best so far"
-_NAMES = [LegendEntry(_PODS, POD), LegendEntry(_WINNERS, WINNER)]
+_NAMES = [charts.LegendEntry(_PODS, charts.POD), charts.LegendEntry(_WINNERS, charts.WINNER)]
 
 Position = Callable[[Entry], float]
 
@@ -57,15 +44,19 @@ def scores(log: TournamentLog) -> str:
 
     best = np.maximum.accumulate([entry.score for entry in entries])
     times = [*map(time, entries), log.seconds / unit]
-    line = {"shape": "hv", "width": 2, "color": TEXT}
-    best_trace = trace(np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line)
+    line = {"shape": "hv", "width": 2, "color": charts.TEXT}
+    best_trace = charts.trace(
+        np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line
+    )
     over_time = [*_lines(log, log.pods(), time, _score), best_trace]
     over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score)
     figures = [
-        figure("Score over wall time", over_time, name, height=340),
-        figure("Score over the frames of the lineage", over_frames, "frames", height=340),
+        charts.figure("Score over wall time", over_time, name, height=340),
+        charts.figure("Score over the frames of the lineage", over_frames, "frames", height=340),
     ]
-    return charts("scores", figures, [*_NAMES, LegendEntry(_BEST, TEXT)], width=440)
+    return charts.charts(
+        "scores", figures, [*_NAMES, charts.LegendEntry(_BEST, charts.TEXT)], width=440
+    )
 
 
 def hyperparameters(log: TournamentLog) -> str:
@@ -79,11 +70,11 @@ def hyperparameters(log: TournamentLog) -> str:
                 is_of_recipe = recipe_of(entry) == recipe
                 return entry.hyperparameters.get(name, math.nan) if is_of_recipe else math.nan
 
-            scale = {"type": "log" if is_positive(map(value, entries)) else "linear"}
+            scale = {"type": "log" if charts.is_positive(map(value, entries)) else "linear"}
             traces = _lines(log, log.pods(), lambda entry: entry.round, value)
             title = f"{name} of {recipe}" if len(recipes) > 1 else name
-            figures.append(figure(title, traces, "round", xaxis=_rounds(log), yaxis=scale))
-    return charts("hyperparameters", figures, _NAMES, width=300)
+            figures.append(charts.figure(title, traces, "round", xaxis=_rounds(log), yaxis=scale))
+    return charts.charts("hyperparameters", figures, _NAMES, width=300)
 
 
 def _score(entry: Entry) -> float:
@@ -95,25 +86,29 @@ def _lines(
     links: Sequence[Link],
     x: Position,
     y: Position,
-) -> list[Trace]:
+) -> list[charts.Trace]:
     """Return thin lines and dots for all entries, and the winner's ancestors over them."""
     traces = []
     for group, color, width, links_of_group, entries in (
-        (_PODS, POD, 0.8, links, list(log.entries.values())),
-        (_WINNERS, WINNER, 2.2, log.links(log.ancestry), list(log.ancestry)),
+        (_PODS, charts.POD, 0.8, links, list(log.entries.values())),
+        (_WINNERS, charts.WINNER, 2.2, log.links(log.ancestry), list(log.ancestry)),
     ):
-        ends = joined([(x(a), y(a)), (x(b), y(b))] for a, b in links_of_group)
+        ends = charts.joined([(x(a), y(a)), (x(b), y(b))] for a, b in links_of_group)
         traces.append(_line(ends, group, color, width))
         places = np.array([x(entry) for entry in entries]), np.array([*map(y, entries)])
         marker = {"color": color, "size": 4 + width}
         texts = [describe(entry) for entry in entries]
-        traces.append(trace(*places, group, text=texts, mode="markers", marker=marker))
+        traces.append(charts.trace(*places, group, text=texts, mode="markers", marker=marker))
     return traces
 
 
-def _line(points: Curve, group: str, color: str, width: float, shape: str = "linear") -> Trace:
+def _line(
+    points: charts.Curve, group: str, color: str, width: float, shape: str = "linear"
+) -> charts.Trace:
     line = {"color": color, "width": width, "shape": shape}
-    return trace(*points, group, hoverinfo="skip", line=line, opacity=min(1, 0.4 + width / 4))
+    return charts.trace(
+        *points, group, hoverinfo="skip", line=line, opacity=min(1, 0.4 + width / 4)
+    )
 
 
 def describe(entry: Entry) -> str:
@@ -146,22 +141,22 @@ def lineage(log: TournamentLog) -> str:
     places = np.array([e.round for e in entries]), np.array([e.pod for e in entries])
     texts = [describe(entry) for entry in entries]
     traces = [
-        _line(_curved(links), _PODS, GRAY, 0.7, "spline"),
-        _line(_curved(winners), _WINNERS, WINNER, 2.2, "spline"),
-        trace(*places, _PODS, text=texts, mode="markers", marker=marker),
+        _line(_curved(links), _PODS, charts.GRAY, 0.7, "spline"),
+        _line(_curved(winners), _WINNERS, charts.WINNER, 2.2, "spline"),
+        charts.trace(*places, _PODS, text=texts, mode="markers", marker=marker),
     ]
     count = len(log.state.pods)  # a row for each, the first one on top
     axis = {"range": [count - 0.4, -0.6], "title": {"text": "pod"}, "showgrid": False}
     axis |= {"tickvals": list(range(count))} if count <= 16 else {}
     layout = {"xaxis": _rounds(log), "yaxis": axis, "height": min(110 + 20 * count, 900)}
-    chart = figure("Entries by round and pod", traces, "round", **layout)
-    return charts("lineage", [chart], _NAMES, width=600)
+    chart = charts.figure("Entries by round and pod", traces, "round", **layout)
+    return charts.charts("lineage", [chart], _NAMES, width=600)
 
 
 def _curved(links: Sequence[Link]) -> tuple[np.ndarray, np.ndarray]:
     """Return links that start and end horizontally, and pass other entries of their round."""
     aside = 0.3
-    return joined(
+    return charts.joined(
         [(a.round, a.pod), (a.round + aside, a.pod),
          (b.round + (aside if a.round == b.round else -aside), b.pod), (b.round, b.pod)]
         for a, b in links

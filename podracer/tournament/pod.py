@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import recipes
+from podracer import errors, recipes
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import KINDS, from_json, to_json
 from podracer.devices.startup import (
@@ -35,14 +35,6 @@ from podracer.devices.startup import (
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.drivers.selection import mean_of_floats
-from podracer.errors import (
-    CheckpointError,
-    ConfigError,
-    DirectoryError,
-    EnvironmentFault,
-    PodracerError,
-    StorageError,
-)
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
@@ -105,7 +97,7 @@ def read_task(directory: Path, user_experiments: Sequence[Experiment] = ()) -> T
         data = json.loads(read_limited(directory / TASK))
         experiment = restore_experiment(data["experiment"], user_experiments)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{directory} holds no pod's task: {error}.") from error
+        raise errors.ConfigError(f"{directory} holds no pod's task: {error}.") from error
     return from_json({**data, "experiment": experiment}, _KINDS)
 
 
@@ -128,8 +120,8 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
             begin=start if parents else None,
             progress=False,
         )
-    except DirectoryError as error:  # the tournament began there, so the machine is at fault
-        raise StorageError(str(error)) from error
+    except errors.DirectoryError as error:  # the tournament began there, so the machine is at fault
+        raise errors.StorageError(str(error)) from error
     if result.exit_code:
         return result.exit_code
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))
@@ -228,7 +220,9 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple
             f"{MAX_STEPS:,} steps"
         )
         if evaluation.broken:
-            raise EnvironmentFault(f"{text}, where faults broke {evaluation.broken}: no score.")
+            raise errors.EnvironmentFault(
+                f"{text}, where faults broke {evaluation.broken}: no score."
+            )
         print(f"{text}: they count with their returns until then.")
     return returns, unfinished
 
@@ -249,14 +243,14 @@ def digest(path: Path) -> str:
     try:
         return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
     except OSError as error:
-        raise CheckpointError(f"{path} is not a sealed checkpoint: {error}") from error
+        raise errors.CheckpointError(f"{path} is not a sealed checkpoint: {error}") from error
 
 
 def verified_checkpoint(tournament: Path, entry: Reference) -> Path:
     """Return the checkpoint of an entry. Raises `CheckpointError` if it is not the recorded one."""
     path = tournament / entry.checkpoint
     if digest(path) != entry.digest:
-        raise CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
+        raise errors.CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
     return path
 
 
@@ -292,7 +286,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
         return explain_error(classify_error(error))
 
 
-class StillInUse(PodracerError):
+class StillInUse(errors.PodracerError):
     """Another attempt, perhaps on a machine that is cut off, has not ended or has begun."""
 
     exit_code = 77
@@ -305,9 +299,9 @@ def wait_for_lock(directory: Path) -> None:
         try:
             with RunLock(directory):
                 return
-        except DirectoryError:
+        except errors.DirectoryError:
             return  # the run refuses it as the machine's fault
-        except ConfigError:
+        except errors.ConfigError:
             if time.monotonic() > deadline:
                 raise StillInUse(f"{directory} is still in use by an earlier attempt.") from None
         time.sleep(0.1)
