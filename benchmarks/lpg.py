@@ -34,9 +34,7 @@ import podracer
 from podracer import envs, recipes
 from podracer.agent import Context, ReadsFile
 from podracer.agents.a2c import A2C
-from podracer.agents.rules.disco import Disco, RuleSize
-from podracer.agents.rules.disco import rule_file as disco_file
-from podracer.agents.rules.disco.rule_file import is_disco_rule
+from podracer.agents.rules.disco import Disco, rule_file
 from podracer.agents.rules.lpg import LPGStudent
 from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.rules.lpg.student import lpg_student
@@ -50,6 +48,7 @@ from podracer.replay import Replay
 from podracer.reports.charts import COLORS
 from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
 from podracer.scores.statistics import bootstrap_interval, interquartile_mean
+from podracer_agents import disco_rules
 from podracer_agents.disco_discovery import DiscoDiscovery
 
 WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
@@ -120,7 +119,7 @@ def student(file: Path, network: Any, **settings: Any) -> LPGStudent | Disco:
     One of a DiscoRL rule has the size with which `DiscoDiscovery` has learned it, and the smallest
     replay there is, of three rollouts of 64 environments.
     """
-    if not is_disco_rule(file.read_bytes()):
+    if not rule_file.is_disco_rule(file.read_bytes()):
         return lpg_student(read_rule(file)[0], network, rule_file=str(file), **settings)
     like = DiscoDiscovery()
     settings = {"learning_rate": like.student_learning_rate} | settings
@@ -140,14 +139,14 @@ def _initial(file: Path, seed: int) -> Path:
     """Write an untrained rule of the same size to a file, and return its path."""
     path, key = Path(tempfile.mkdtemp()) / f"initial-rule-{seed}.npz", jax.random.key(seed)
     content = file.read_bytes()
-    if is_disco_rule(content):
-        params = disco_file.decode_rule(content, str(file))
-        size = RuleSize(
+    if rule_file.is_disco_rule(content):
+        params = rule_file.decode_rule(content, str(file))
+        size = disco_rules.RuleSize(
             units=params.modulation.bias.size,
             lifetime_units=params.lifetime.hidden.shape[0],
             predictions=params.prediction.bias.size,
         )
-        path.write_bytes(disco_file.encode_rule(size.init(key)))
+        path.write_bytes(disco_rules.encode_rule(size.init(key)))
         return path
     rule, _ = read_rule(file)
     path.write_bytes(encode_rule(rule, rule.init(key), {}))

@@ -34,7 +34,6 @@ from podracer.agents.rules.disco.network import (
     build_network,
 )
 from podracer.agents.rules.disco.rule import RuleParams, apply_rule, remember
-from podracer.agents.rules.disco.rule_file import RuleSize, encode_rule
 from podracer.agents.rules.disco.student import (
     StudentState,
     build_optimizer,
@@ -59,6 +58,7 @@ from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
 from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
+from podracer_agents.disco_rules import RuleSize, encode_rule
 
 
 @struct

@@ -20,8 +20,8 @@ from walk import close, doubled
 import podracer
 from podracer import recipes
 from podracer.agent import Context
-from podracer.agents.rules.disco import Disco, RuleSize
-from podracer.agents.rules.disco.rule_file import decode_rule, encode_rule, is_disco_rule
+from podracer.agents.rules.disco import Disco
+from podracer.agents.rules.disco.rule_file import decode_rule, is_disco_rule
 from podracer.agents.rules.disco.student import DiscoState, StudentState, build_optimizer
 from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.rules.meta_training import MetaBatch
@@ -37,6 +37,7 @@ from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Sample
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 from podracer_agents.disco_discovery import DiscoDiscovery
+from podracer_agents.disco_rules import RuleSize, encode_rule
 
 ENVS, T, K, LIFETIMES, STATES, ACTIONS = 2, 4, 2, 3, 6, 3
 B = LIFETIMES * ENVS

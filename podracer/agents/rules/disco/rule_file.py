@@ -2,26 +2,22 @@
 
 `disco_103.npz` comes with github.com/google-deepmind/disco_rl. Rules of other sizes, such as those
 that are discovered anew, have other numbers of units and of predictions; the narrow layers between
-have the published widths. New rules, from which discovery begins, have the same layers.
+have the published widths.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import zipfile
 from collections.abc import Callable, Mapping
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.rules.disco.rule import LSTM, Array, EmbeddingParams, Linear, RuleParams
 from podracer.errors import ConfigError
-from podracer.fields import static, struct
 from podracer.io.npz import DAMAGE, read_array
 
-_CORE, _LIFETIME = "lstm", "lstm/~/meta_lstm/~unroll"
+CORE, LIFETIME = "lstm", "lstm/~/meta_lstm/~unroll"
 _WIDTH, _ACTION_WIDTH = 16, 2  # widths of embeddings, and of their features of an action
 _FEATURES, _CHANNELS = 27, 9  # numbers for a transition and for an action, see `rule.py`
 
@@ -33,17 +29,17 @@ def layer_shapes(predictions: int, units: int, lifetime_units: int) -> dict[str,
     student's predictions have as many categories as `predictions` says.
     """
     shapes = {
-        f"{_CORE}/lstm/linear": (_FEATURES + units, 4 * units),
-        f"{_CORE}/linear": (lifetime_units, units),
-        f"{_CORE}/linear_1": (units, 1),
-        f"{_CORE}/linear_2": (units, predictions),
-        f"{_CORE}/linear_3": (units, predictions),
-        f"{_CORE}/sequential_1/conv1_d": (2 * (units + _ACTION_WIDTH), _WIDTH),
-        f"{_CORE}/linear_4": (_WIDTH, 1),
-        f"{_LIFETIME}/lstm/linear": (_WIDTH + lifetime_units, 4 * lifetime_units),
-        f"{_LIFETIME}/mlp_2/~/linear_0": (_FEATURES + 2, _WIDTH),
+        f"{CORE}/lstm/linear": (_FEATURES + units, 4 * units),
+        f"{CORE}/linear": (lifetime_units, units),
+        f"{CORE}/linear_1": (units, 1),
+        f"{CORE}/linear_2": (units, predictions),
+        f"{CORE}/linear_3": (units, predictions),
+        f"{CORE}/sequential_1/conv1_d": (2 * (units + _ACTION_WIDTH), _WIDTH),
+        f"{CORE}/linear_4": (_WIDTH, 1),
+        f"{LIFETIME}/lstm/linear": (_WIDTH + lifetime_units, 4 * lifetime_units),
+        f"{LIFETIME}/mlp_2/~/linear_0": (_FEATURES + 2, _WIDTH),
     }
-    for part in (_CORE, _LIFETIME):
+    for part in (CORE, LIFETIME):
         shapes |= {
             f"{part}/mlp/~/linear_0": (predictions, _WIDTH),
             f"{part}/mlp/~/linear_1": (_WIDTH, 1),
@@ -64,7 +60,7 @@ def is_disco_rule(content: bytes) -> bool:
     """Return whether the content of a file has the names of a DiscoRL rule, complete or not."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return f"{_CORE}/lstm/linear/w.npy" in archive.namelist()
+            return f"{CORE}/lstm/linear/w.npy" in archive.namelist()
     except DAMAGE:
         return False
 
@@ -82,21 +78,9 @@ def decode_rule(content: bytes, name: str) -> RuleParams:
     return from_layers(layers, _lstm)
 
 
-def encode_rule(params: RuleParams) -> bytes:
-    """Return the content of a file with these parameters, f32, which `decode_rule` reads."""
-    arrays = {}
-    for name, layer in _to_layers(params).items():
-        weight, bias = (np.asarray(x, np.float32) for x in (layer.weight, layer.bias))
-        arrays[f"{name}/w"] = weight.reshape(stored_shape(name, weight.shape))
-        arrays[f"{name}/b"] = bias
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    return content.getvalue()
-
-
 def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) -> RuleParams:
     """Return the parameters of a rule from its layers by name, of which `lstm` makes LSTMs."""
-    core, lifetime = _CORE, _LIFETIME
+    core, lifetime = CORE, LIFETIME
     return RuleParams(
         embedding=_embedding(layers, core),
         core=lstm(layers[f"{core}/lstm/linear"]),
@@ -111,54 +95,14 @@ def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) ->
     )
 
 
-# --- new rules -----------------------------------------------------------------------------------
-
-
-@struct
-class RuleSize:
-    """Size of a rule's network; that of Disco103 has 256, 128 and 600."""
-
-    units: int = static(default=32, low=1)
-    """Units of the rule's backward LSTM."""
-    lifetime_units: int = static(default=16, low=1)
-    """Units of the LSTM that remembers a student's lifetime."""
-    predictions: int = static(default=8, low=1)
-    """Categories of a student's predictions y and z."""
-
-    def init(self, key: jax.Array) -> RuleParams:
-        """Return random parameters.
-
-        Weights are as haiku has them by default. The memory's factors are 1 at first: with haiku's
-        biases of 0 the first update of each lifetime would have no target.
-        """
-        shapes = layer_shapes(self.predictions, self.units, self.lifetime_units)
-        ends = np.cumsum([n * m for n, m in shapes.values()])
-        # One draw: each one of its own would be a program of its own to compile.
-        normal = jnp.split(jax.random.truncated_normal(key, -2.0, 2.0, (ends[-1],)), ends[:-1])
-        layers = {
-            name: Linear(x.reshape(n, m) / n**0.5, jnp.zeros(m))
-            for (name, (n, m)), x in zip(shapes.items(), normal, strict=True)
-        }
-        params = from_layers(layers, _new_lstm)
-        ones = jnp.ones_like(jnp.asarray(params.modulation.bias))
-        modulation = dataclasses.replace(params.modulation, bias=ones)
-        return dataclasses.replace(params, modulation=modulation)
-
-
-def _new_lstm(layer: Linear) -> LSTM:
-    weight, bias = jnp.asarray(layer.weight), jnp.asarray(layer.bias)
-    units = bias.size // 4
-    return LSTM(weight[:-units], weight[-units:], bias.at[units : 2 * units].set(1.0))
-
-
 # --- layers by name ------------------------------------------------------------------------------
 
 
 def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
     """Return all layers; raises one of `DAMAGE` unless they fit each other."""
-    predictions = read_array(archive, f"{_CORE}/linear_2/b", np.float32).size
-    units = read_array(archive, f"{_CORE}/linear/b", np.float32).size
-    lifetime_units = read_array(archive, f"{_LIFETIME}/lstm/linear/b", np.float32).size // 4
+    predictions = read_array(archive, f"{CORE}/linear_2/b", np.float32).size
+    units = read_array(archive, f"{CORE}/linear/b", np.float32).size
+    lifetime_units = read_array(archive, f"{LIFETIME}/lstm/linear/b", np.float32).size // 4
     shapes = layer_shapes(predictions, units, lifetime_units)
     names = {f"{layer}/{part}.npy" for layer in shapes for part in "wb"}
     if unknown := sorted(set(archive.namelist()) - names):
@@ -173,29 +117,6 @@ def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
     return layers
 
 
-def _to_layers(params: RuleParams) -> dict[str, Linear]:
-    """Return the layers of a rule by their names in the file: the inverse of `from_layers`."""
-    core, lifetime = _CORE, _LIFETIME
-    layers = {
-        f"{core}/lstm/linear": _linear(params.core),
-        f"{core}/linear": params.modulation,
-        f"{core}/linear_1": params.summary,
-        f"{core}/linear_2": params.prediction,
-        f"{core}/linear_3": params.action_prediction,
-        f"{core}/sequential_1/conv1_d": params.policy[0],
-        f"{core}/linear_4": params.policy[1],
-        f"{lifetime}/lstm/linear": _linear(params.lifetime),
-        f"{lifetime}/mlp_2/~/linear_0": params.lifetime_input,
-    }
-    for part, embedding in ((core, params.embedding), (lifetime, params.lifetime_embedding)):
-        for number in (0, 1):
-            layers[f"{part}/mlp/~/linear_{number}"] = embedding.prediction[number]
-            layers[f"{part}/mlp_1/~/linear_{number}"] = embedding.action_prediction[number]
-        layers[f"{part}/sequential/conv1_d"] = embedding.actions[0]
-        layers[f"{part}/sequential/conv1_d_1"] = embedding.actions[1]
-    return layers
-
-
 def _embedding(layers: Mapping[str, Linear], part: str) -> EmbeddingParams:
     return EmbeddingParams(
         prediction=(layers[f"{part}/mlp/~/linear_0"], layers[f"{part}/mlp/~/linear_1"]),
@@ -207,22 +128,16 @@ def _embedding(layers: Mapping[str, Linear], part: str) -> EmbeddingParams:
 def _lstm(layer: Linear) -> LSTM:
     """Return a haiku LSTM, whose gates i, g, f, o have a forget bias of 1 besides, as ours."""
     units = layer.bias.size // 4
-    weight, bias = _swap_gates(layer.weight), _swap_gates(layer.bias)
-    return LSTM(weight[:-units], weight[-units:], bias + _forget_bias(units))
+    weight, bias = swap_gates(layer.weight), swap_gates(layer.bias)
+    return LSTM(weight[:-units], weight[-units:], bias + forget_bias(units))
 
 
-def _linear(lstm: LSTM) -> Linear:
-    """Return the layer of an LSTM of ours in haiku's file: the inverse of `_lstm`."""
-    weight = np.concatenate([np.asarray(lstm.input), np.asarray(lstm.hidden)])
-    bias = np.asarray(lstm.bias) - _forget_bias(lstm.bias.size // 4)
-    return Linear(_swap_gates(weight), _swap_gates(bias))
-
-
-def _swap_gates(x: Array) -> np.ndarray:
+def swap_gates(x: Array) -> np.ndarray:
     """Swap the two gates in the middle: ours are i, f, g, o, haiku's i, g, f, o."""
     first, second, third, fourth = np.split(np.asarray(x), 4, axis=-1)
     return np.concatenate([first, third, second, fourth], axis=-1)
 
 
-def _forget_bias(units: int) -> np.ndarray:
+def forget_bias(units: int) -> np.ndarray:
+    """Return the bias `[4 H]` that haiku adds to the gates, in our order."""
     return np.repeat(np.asarray([0, 1, 0, 0], np.float32), units)
