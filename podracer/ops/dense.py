@@ -7,6 +7,7 @@ a slow path for it. Behind a barrier the transpose is computed first and the pro
 
 # Types of JAX itself are partly unknown to pyright.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
