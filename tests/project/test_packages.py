@@ -19,7 +19,7 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
     "": 3150,  # the contract: files beside the rooms
-    "agents": 6670,
+    "agents": 6580,
     "checks": 810,
     "cli": 2820,
     "config": 610,
@@ -30,11 +30,11 @@ BUDGETS = {
     "networks": 1260,
     "ops": 1620,
     "recipes": 1300,
-    "reports": 2250,
+    "reports": 2240,
     "run": 3220,
     "scores": 760,
     "testing": 680,
-    "tournament": 3010,
+    "tournament": 3000,
 }
 GOAL = 40_000  # in sum; then 37,000
 
