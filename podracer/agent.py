@@ -113,9 +113,9 @@ class Agent(NotPickled):
     """Update rule that the agent learns instead of a policy."""
 
     @classmethod
-    def of(cls, methods: Any, spec: EnvironmentSpec, **others: Any) -> Agent:
+    def of(cls, methods: Any, spec: EnvironmentSpec, **functions: Any) -> Agent:
         """Return an agent of an object's methods `init`, `act` and `learn`, and other functions."""
-        return cls(spec=spec, init=methods.init, act=methods.act, learn=methods.learn, **others)
+        return cls(spec=spec, init=methods.init, act=methods.act, learn=methods.learn, **functions)
 
 
 @dataclasses.dataclass(frozen=True)
