@@ -16,7 +16,7 @@ import optax
 from jax.extend.core import jaxprs_in_params
 from jax.flatten_util import ravel_pytree
 
-from podracer.devices.reductions import is_for_cpu, is_for_gpu
+from podracer.devices.reductions import is_for
 from podracer.types import PyTree
 
 _MOST_STEPS = 16
@@ -36,12 +36,12 @@ def scan(
     kernel that takes minutes to compile. There a step writes the small arrays of its results
     together.
     """
-    if is_for_cpu() or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+    if is_for("cpu") or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.lax.scan(body, carry, xs, reverse=reverse)
     first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
     program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
     limit = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1)))
-    if not is_for_gpu():
+    if not is_for("gpu"):
         return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=limit)
     length = len(jax.tree.leaves(xs)[0])
     sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
@@ -61,7 +61,7 @@ def pack(tree: PyTree) -> PyTree:
     A loop copies and writes it with one kernel, and its elementwise operations are one, too. A TPU
     would rearrange matrices for it, so elsewhere than on a GPU this is the tree itself.
     """
-    if not is_for_gpu():
+    if not is_for("gpu"):
         return tree
     leaves = jax.tree.leaves(tree)
     return {
@@ -74,7 +74,7 @@ def pack(tree: PyTree) -> PyTree:
 
 def unpack(packed: PyTree, shapes: PyTree) -> PyTree:
     """Return the tree that was packed; `shapes` is one with the same arrays, or their shapes."""
-    if not is_for_gpu():
+    if not is_for("gpu"):
         return packed
     leaves, structure = jax.tree.flatten(shapes)
     for kind, group in _groups(leaves).items():
@@ -101,7 +101,7 @@ def select(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 
 def periodic_update(new: PyTree, old: PyTree, steps: jax.Array, period: int) -> PyTree:
     """Return what `optax.periodic_update` returns, whose branches are copies on a GPU."""
-    if not is_for_gpu():
+    if not is_for("gpu"):
         return optax.periodic_update(new, old, steps, period)
     return select(steps % period == 0, new, old)
 
@@ -115,7 +115,7 @@ def all_finite(trees: Sequence[PyTree]) -> list[jax.Array]:
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         for tree in trees
     ]
-    if not is_for_gpu():
+    if not is_for("gpu"):
         checks = ((jnp.all(jnp.isfinite(x)) for x in arrays) for arrays in floats)
         return [functools.reduce(jnp.logical_and, x, jnp.bool_(True)) for x in checks]
     flat = ravel_pytree(floats)[0]
@@ -127,7 +127,7 @@ def all_finite(trees: Sequence[PyTree]) -> list[jax.Array]:
 
 def global_norm(tree: PyTree) -> jax.Array:
     """Return the norm of all arrays of a tree together, f32 `[]`."""
-    if is_for_cpu():
+    if is_for("cpu"):
         return optax.tree.norm(tree)
     return jnp.linalg.norm(ravel_pytree(tree)[0])
 
@@ -137,14 +137,14 @@ _PAIRWISE = {jnp.sum: jnp.add, jnp.max: jnp.maximum, jnp.min: jnp.minimum}
 
 def fold(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
     """Return the `jnp.sum`, `max` or `min` of the last axis; a GPU fuses a short one."""
-    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
         return reduction(x, axis=-1)
     return functools.reduce(_PAIRWISE[reduction], _columns(x))
 
 
 def cumulative_sum(x: jax.Array) -> jax.Array:
     """Return the sums up to each item of the last axis."""
-    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
         return jnp.cumsum(x, axis=-1)
     x = x.astype(jnp.int32) if x.dtype == bool else x
     return jnp.stack([*itertools.accumulate(_columns(x))], axis=-1)
@@ -152,7 +152,7 @@ def cumulative_sum(x: jax.Array) -> jax.Array:
 
 def log_softmax(x: jax.Array) -> jax.Array:
     """Return what `jax.nn.log_softmax` returns."""
-    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
         return jax.nn.log_softmax(x)
     x = x - jax.lax.stop_gradient(fold(jnp.max, x))[..., None]
     return x - jnp.log(fold(jnp.sum, jnp.exp(x)))[..., None]
@@ -160,12 +160,12 @@ def log_softmax(x: jax.Array) -> jax.Array:
 
 def softmax(x: jax.Array) -> jax.Array:
     """Return what `jax.nn.softmax` returns."""
-    return jnp.exp(log_softmax(x)) if is_for_gpu() else jax.nn.softmax(x)
+    return jnp.exp(log_softmax(x)) if is_for("gpu") else jax.nn.softmax(x)
 
 
 def argmax(x: jax.Array) -> jax.Array:
     """Return the index of the first largest item of the last axis, i32."""
-    if not is_for_gpu() or not 0 < x.shape[-1] <= _SHORT:
+    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
     largest = fold(jnp.max, x)[..., None]
     places = jnp.arange(x.shape[-1], dtype=jnp.int32)

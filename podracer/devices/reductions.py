@@ -107,7 +107,7 @@ def global_grad_in_blocks(
     that what the backward pass keeps stays in the processor's cache; an accelerator takes all at
     once. `aux` is a tree of float arrays.
     """
-    blocks = split_evenly(indices, indices_in_cache if is_for_cpu() else indices.shape[0])
+    blocks = split_evenly(indices, indices_in_cache if is_for("cpu") else indices.shape[0])
     count = blocks.shape[0]
     block_grad = partial(_grad_of_total(loss, is_all=axis is None and count == 1), params)
     if count == 1:
@@ -137,7 +137,7 @@ def map_blocks(
     made of a block stays in the processor's cache; an accelerator takes all rows at once.
     """
     N = jax.tree.leaves(x)[0].shape[0]
-    if not (is_for_cpu() and isinstance(N, int)):  # exported programs have any number of rows
+    if not (is_for("cpu") and isinstance(N, int)):  # exported programs have any number of rows
         return function(x)
     blocks = jax.tree.map(lambda x: split_evenly(x, rows_in_cache), x)
     if len(jax.tree.leaves(blocks)[0]) == 1:
@@ -163,16 +163,6 @@ def platform_of(mesh: Mesh) -> str:
     return _TRACED_FOR.get() or mesh.devices.flat[0].platform
 
 
-def is_for_cpu() -> bool:
-    """Return whether the program that is traced is for a CPU, see `traced_for`."""
-    return (_TRACED_FOR.get() or jax.default_backend()) == "cpu"
-
-
-def is_for_gpu() -> bool:
-    """Return whether the program that is traced is for a GPU, see `traced_for`."""
-    return (_TRACED_FOR.get() or jax.default_backend()) == "gpu"
-
-
-def is_for_tpu() -> bool:
-    """Return whether the program that is traced is for a TPU, see `traced_for`."""
-    return (_TRACED_FOR.get() or jax.default_backend()) == "tpu"
+def is_for(platform: str) -> bool:
+    """Return whether the program that is traced is for `cpu`, `gpu` or `tpu`, see `traced_for`."""
+    return (_TRACED_FOR.get() or jax.default_backend()) == platform

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from podracer.devices.reductions import is_for_tpu
+from podracer.devices.reductions import is_for
 
 _TILE = (8, 128)  # words of 32 bits that a TPU keeps together
 
@@ -21,7 +21,7 @@ def to_stored(x: Any) -> Any:
     """
     parts, lead = 4 // x.dtype.itemsize, x.shape[:2]
     tile = parts * math.prod(_TILE)
-    if not is_for_tpu() or 4 * math.prod(x.shape[2:]) < 3 * tile:
+    if not is_for("tpu") or 4 * math.prod(x.shape[2:]) < 3 * tile:
         return x
     x = x.astype(jnp.uint8) if x.dtype == bool else x
     flat = x.reshape(*lead, -1)

@@ -29,7 +29,7 @@ from podracer.devices import kernels
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, Arrival, check_divisible
 from podracer.devices.ordering import in_order
-from podracer.devices.reductions import is_for_gpu
+from podracer.devices.reductions import is_for
 from podracer.drivers import common
 from podracer.environment import Environment
 from podracer.errors import ConfigError
@@ -213,7 +213,7 @@ def update_once(
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         return trajectory, actor
 
-    if config.fused and not is_for_gpu():
+    if config.fused and not is_for("gpu"):
         step = cast(Fused, agent.learn).step(state.learner, play, axis, reuse=True)
         learner, metrics, (trajectory, actor) = step
     else:

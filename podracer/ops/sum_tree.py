@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from podracer.devices.reductions import is_for_gpu
+from podracer.devices.reductions import is_for
 
 BRANCHES = 32
 
@@ -68,7 +68,7 @@ def sample(
     uniform = jax.random.uniform(key, (len(tree) + 1, num))
     cumulative = jnp.cumsum(tree[-1].sum(-1))
     strata = (jnp.arange(num) + uniform[0]) / num
-    search = "compare_all" if is_for_gpu() else "scan"  # one kernel, not a loop
+    search = "compare_all" if is_for("gpu") else "scan"  # one kernel, not a loop
     threshold = _threshold(cumulative[-1], strata)
     rows = jnp.searchsorted(cumulative, threshold, side="right", method=search)
     items = jnp.zeros(num, jnp.int32)
