@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -244,23 +244,15 @@ class Blueprint:
         return dataclasses.replace(agent, name=self.name)
 
 
-@runtime_checkable
-class HasLastAction(Protocol):
-    """Recurrent state of an agent that observes its last action.
-
-    Whoever replaces the action that `act` chose, as evaluations with an epsilon do, replaces it
-    here too.
-    """
-
-    last_action: jax.Array
-    """Actions `[B, ...]`, as `act` returned them."""
-
-
 def with_last_action(carry: Carry, action: jax.Array) -> Carry:
-    """Return the recurrent state after other actions `[B, ...]` than `act` chose."""
-    if not isinstance(carry, HasLastAction):
+    """Return the recurrent state after actions `[B, ...]`, as `act` returns them.
+
+    Agents that observe their last action have it in the field `last_action`; who replaces the
+    action that `act` chose, as evaluations with an epsilon do, replaces it here too.
+    """
+    if not hasattr(carry, "last_action"):
         return carry
-    return dataclasses.replace(cast(Any, carry), last_action=action)
+    return dataclasses.replace(carry, last_action=action)
 
 
 def policy_params(agent: Agent, state: LearnerState) -> Params:

@@ -22,9 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, with_last_action
 from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.continuous import learning, models
+from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
@@ -92,7 +92,7 @@ class Method:
             action = learning.with_noise(action, keys, settings.action_noise_std)
             action = learning.random_at_start(action, keys, params.frames, settings.random_frames)
         action = to_bounds(self.networks.space, action)
-        return action, (), models.with_last_action(carry, action)
+        return action, (), with_last_action(carry, action)
 
     def update(
         self, state: DDPGState, transition: Transition, key: jax.Array, axis: str | None

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, with_last_action
 from podracer.agents.common.normalization import normalize_observation
-from podracer.agents.continuous import learning, models
+from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import (
     ActorCriticState,
     ActorParams,
@@ -84,7 +84,7 @@ class Method:
         else:
             action = policy.mode()
         action = to_bounds(self.networks.space, action)
-        return action, (), models.with_last_action(carry, action)
+        return action, (), with_last_action(carry, action)
 
     def distribution(
         self, params: ActorParams, carry: Carry, timestep: TimeStep

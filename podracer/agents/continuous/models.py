@@ -169,12 +169,6 @@ class MemoryCarry:
     last_action: jax.Array  # f32 [B, size], 0 before the first one
 
 
-def with_last_action(carry: Carry, action: jax.Array) -> Carry:
-    """Return the carry after actions `[B, size]` in the units of the environment."""
-    is_memory = isinstance(carry, MemoryCarry)
-    return dataclasses.replace(carry, last_action=action) if is_memory else carry
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContinuousNetworks(CriticNetworks):
     """Q-networks and the network of a policy, recurrent where they are."""
@@ -204,7 +198,7 @@ class ContinuousNetworks(CriticNetworks):
     ) -> tuple[jax.Array, Carry]:
         """Return the policy's outputs `[B, n]` for normalized observations, and its new memory.
 
-        The last action in the carry is still the old one, see `with_last_action`.
+        The last action in the carry is still the old one, see `agent.with_last_action`.
         """
         if not isinstance(carry, MemoryCarry):
             return self.policy(params, timestep.observation), carry

@@ -27,10 +27,9 @@ from walk import (
     slow,
 )
 
-from podracer.agent import Context
+from podracer.agent import Context, with_last_action
 from podracer.agents.common import recurrent
 from podracer.agents.common.recurrent import Recurrence
-from podracer.agents.continuous.models import with_last_action
 from podracer.agents.ddpg import td3
 from podracer.agents.sac import SAC
 from podracer.checks import check_agent
