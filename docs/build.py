@@ -109,6 +109,7 @@ api/reductions
 api/drivers
 api/tournaments
 api/errors
+api/packages
 ```
 """
 DECISIONS = """

@@ -1,11 +1,17 @@
 """The pages that are made from the code: `python docs/tables.py` writes them again.
 
-`environments.md` asks the catalog, `settings.md` every recipe. `tests/project/test_tables.py` fails where a page is not current.
+`environments.md` asks the catalog, `settings.md` every recipe, `api/packages.md` the imports of the packages.
+`tests/project/test_tables.py` fails where a page is not current.
 """
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import json
+import re
 import textwrap
+from collections import defaultdict
 from pathlib import Path
 
 from podracer import envs, recipes
@@ -163,7 +169,49 @@ def changes(values, path=()):
             yield f"{'.'.join((*path, name))}={value}"
 
 
-PAGES = {"environments": environments, "settings": settings}
+def packages():
+    users = defaultdict(lambda: defaultdict(set))  # of each name of each module
+    for path in (DOCS.parent / "packages").glob("*/podracer_*/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and (node.module or "").partition(".")[0] == "podracer"
+            ):
+                for alias in node.names:
+                    users[node.module][alias.name].add(path.relative_to(DOCS.parent).parts[1])
+    written = "".join(x.read_text() for x in (DOCS / "api").glob("*.md") if x.stem != "packages")
+    reference = set(re.findall(r"^\.\. auto\w+:: podracer\.(?:.*\.)?(\w+)$", written, re.M))
+    rows = [
+        [f"`{module}.{name}`", what(importlib.import_module(module), name), ", ".join(sorted(used))]
+        for module, names in sorted(users.items())
+        for name, used in sorted(names.items())
+        if name not in reference
+    ]
+    return PACKAGES + table(["name", "what it is", "used by"], rows)
+
+
+def what(module, name):
+    """The first line of a docstring; of a constant its value or its class."""
+    found = getattr(module, name, None) or importlib.import_module(f"{module.__name__}.{name}")
+    if inspect.isclass(found) or inspect.isroutine(found) or inspect.ismodule(found):
+        return (inspect.getdoc(found) or "").partition("\n")[0]
+    text = repr(found)
+    return f"`{text}`" if len(text) < 60 and "<" not in text else f"a {type(found).__name__}"
+
+
+PACKAGES = (
+    MADE
+    + """# Names for packages
+
+The names of the core that its [packages](../../packages/README.md) import beside those of the other pages: a stranger's package may
+use them in the same way. Each has a docstring, which says more than its first line here.
+
+Stability: any version may rename or remove a name of this page, as the packages are released with the core and pin its version.
+
+"""
+)
+
+PAGES = {"api/packages": packages, "environments": environments, "settings": settings}
 
 
 def main():
