@@ -27,7 +27,16 @@ import ppo
 import replay
 import sebulba_parts as sebulba
 from anakin_parts import acting
-from harness import Contender, Result, anakin, convolutions, here, make, plain_convolution
+from harness import (
+    Contender,
+    Result,
+    anakin,
+    convolutions,
+    for_driver,
+    here,
+    make,
+    plain_convolution,
+)
 from jax.experimental.compilation_cache import compilation_cache
 
 import podracer
@@ -298,6 +307,7 @@ def populations(plan: Plan) -> Iterator[Case]:
 
         def measure(count: int = count, config: AnakinConfig = config) -> dict[str, Any]:
             agent, env = make("cartpole", PPO(network=TorsoNetwork(MLP((64,)))))
+            agent = for_driver(agent, config)
             contender = population.one_program(agent, env, config, [Pod(i) for i in range(count)])
             return speed(contender, plan, pods=count, **dataclasses.asdict(config))
 
@@ -314,6 +324,7 @@ def muzero(plan: Plan) -> Iterator[Case]:
             agent, env = make("cartpole", MuZero(num_simulations=simulations))
             config = AnakinConfig(plan.size(4096, 4), plan.size(8, 2), plan.size(4, 1))
             steps = config.steps_per_update * config.updates_per_chunk
+            agent = for_driver(agent, config)
             contender = here("acting", *acting(agent, env, config, act=True), steps)
             figures = speed(contender, plan, environments=config.num_envs)
             return {**figures, "simulations_per_second": figures["value"] * simulations}

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from agents import CARTPOLE, CHUNK, ENVS, PENDULUM, REPLAY, T
 from anakin_parts import Program, training
-from harness import alternate, append, here, make
+from harness import alternate, append, for_driver, here, make
 
 from podracer import recipes
 from podracer.devices.mesh import make_mesh
@@ -66,6 +66,7 @@ def build(parts: Parts, quick: bool) -> tuple[Program, Any, int]:
     if quick:
         config = dataclasses.replace(config, updates_per_chunk=1)
     agent, env = make(environment, agent)
+    agent = for_driver(agent, config)
     program, state = training(agent, env, config, make_mesh(jax.devices()[:1]))
     return program, state, config.steps_per_update * config.updates_per_chunk
 
