@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from podracer.agent import Agent
+import jax
+
+from podracer import recipes
+from podracer.agent import Agent, Blueprint
 from podracer.arguments import typed
 from podracer.config.experiment import Experiment
+from podracer.config.serialization import read_config, read_experiment, recipe_name
+from podracer.devices.mesh import make_mesh
+from podracer.drivers import population
+from podracer.drivers.common import TrainState, abstract_state
+from podracer.drivers.selection import SelectionState
 from podracer.environment import Environment, HostEnvironments
+from podracer.errors import ConfigError
+from podracer.io import checkpoint as checkpoints
 from podracer.io.addresses import local_run
-from podracer.io.checkpoint import Choice
+from podracer.io.checkpoint import Choice, Restored
+from podracer.io.entry_points import installed
+from podracer.io.seal import CONFIG
 from podracer.policy import Policy
-from podracer.run.restore import LoadedRun, reopen, restore_run
+from podracer.run import sweep
+from podracer.run.blueprint import build
+from podracer.scores.runs import environment_text
 from podracer.types import LearnerState
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run at a checkpoint."""
+
+    blueprint: Blueprint
+    env: Environment | HostEnvironments
+    state: TrainState  # `actor` is (), and `learner.local` where it was not asked for
+    pod: int | None  # the member of a population whose agent and state these are
+    metadata: Mapping[str, Any]  # the checkpoint's
+
+    @functools.cached_property
+    def agent(self) -> Agent:
+        """Agent, built."""
+        return self.blueprint.build()
 
 
 @typed
@@ -39,14 +73,7 @@ def load(
     Raises `ConfigError` if there is no run or the environment has other spaces, `CheckpointError`
     if there is no such checkpoint that is valid.
     """
-    run = load_run(
-        run_dir,
-        recipe=recipe,
-        environment=environment,
-        pod=pod,
-        checkpoint=checkpoint,
-        local=True,
-    )
+    run = load_run(run_dir, recipe, environment, pod, checkpoint, local=True)
     return run.agent, run.state.learner
 
 
@@ -66,30 +93,77 @@ def load_policy(
     It takes the best actions, or with `sampled` those that the agent explores with, drawn with
     `seed`. The other arguments and what is raised are as in `load`.
     """
-    run = load_run(
-        run_dir,
-        recipe=recipe,
-        environment=environment,
-        pod=pod,
-        checkpoint=checkpoint,
-    )
+    run = load_run(run_dir, recipe, environment, pod, checkpoint)
     return Policy(run.agent, run.state.learner, sampled=sampled, seed=seed)
 
 
 def load_run(
     run_dir: str | Path,
-    *,
     recipe: Experiment | str | None = None,
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
     checkpoint: Choice = "newest",
+    *,
     local: bool = False,
 ) -> LoadedRun:
     """Return the agent, the environment and the state of a run, see `load`.
 
     The state of environments is not read, and the `local` part of the learner's, such as a replay,
-    only if asked for: no policy depends on either.
+    only if asked for: no policy depends on either. Raises `ConfigError` where the environment has
+    other observations or actions than the run's own.
     """
     directory = local_run(run_dir, checkpoint)
     experiment = reopen(directory, recipe, environment)
-    return restore_run(directory, experiment, pod=pod, checkpoint=checkpoint, local=local)
+    agent, env = build(experiment)
+    config, spec = read_config(directory / CONFIG), agent.spec
+    if (learned := config.get("spaces", spec.spaces)) != spec.spaces:
+        name = environment_text(config["experiment"].get("environment"))
+        raise ConfigError(
+            f"{directory} learned in {name} with {learned}, but {spec.name} has {spec.spaces}: "
+            "another environment needs the same observations and actions."
+        )
+    device = jax.local_devices()[:1]
+    if not experiment.pods:
+        if pod is not None:
+            raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
+        abstract = abstract_state(agent, None, make_mesh(device), experiment.run_driver)
+        restored = _restore(directory, abstract, checkpoint, local)
+        return LoadedRun(agent, env, restored.state, None, restored.metadata)
+    mesh = population.population_mesh(device, len(experiment.pods))
+    abstract = population.abstract_states(
+        agent, experiment.pods, None, mesh, experiment.run_driver, experiment.exchange
+    )
+    restored = _restore(directory, abstract, checkpoint, local)
+    pod = sweep.best_pod(directory, restored) if pod is None else pod
+    if type(pod) is not int or not 0 <= pod < len(experiment.pods):
+        raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
+    agent, env = build(experiment.of_pod(experiment.pods[pod]))
+    state = jax.tree.map(lambda x: x[pod], restored.state)
+    if isinstance(state, SelectionState):
+        values = {name: float(value) for name, value in state.hyperparameters.items()}
+        agent = population.with_hyperparameters(agent, values)
+    return LoadedRun(agent, env, state, pod, restored.metadata)
+
+
+def _restore(directory: Path, abstract: TrainState, checkpoint: Choice, local: bool) -> Restored:
+    excluded = (".actor",) if local else (".actor", ".learner.local")
+    if not local:
+        abstract = dataclasses.replace(abstract, learner=LearnerState(abstract.learner.shared))
+    return checkpoints.load(directory, abstract, checkpoint, excluded=excluded)
+
+
+def reopen(
+    directory: Path,
+    recipe: Experiment | str | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
+) -> Experiment:
+    """Return the experiment of a run; `recipe` and `environment` are as in `load`.
+
+    Without `recipe` an installed package's is taken, if it has the name of the run's.
+    """
+    if recipe is None:
+        name = recipe_name(directory)
+        recipe = name if name in installed("recipes") else None
+    if isinstance(recipe, str):
+        recipe = recipes.find(recipe)
+    return read_experiment(directory, recipe, environment)

@@ -18,12 +18,12 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3150,  # the contract: files beside the rooms
+    "": 3140,  # the contract: files beside the rooms
     "agents": 6580,
     "checks": 810,
     "cli": 2820,
     "config": 610,
-    "devices": 1540,
+    "devices": 1530,
     "drivers": 3900,
     "envs": 3960,
     "io": 3380,
@@ -31,7 +31,7 @@ BUDGETS = {
     "ops": 1620,
     "recipes": 1300,
     "reports": 2240,
-    "run": 3220,
+    "run": 3180,
     "scores": 760,
     "testing": 680,
     "tournament": 3000,
