@@ -50,7 +50,8 @@ def check_environment(environment: Any) -> EnvironmentReport:
 
 def examine(environment: Any) -> EnvironmentReport:
     """Return what was found on an environment, see `check_environment`."""
-    name = environment if isinstance(environment, str) else _name_of(environment)
+    name = getattr(environment, "__qualname__", type(environment).__qualname__)
+    name = environment if isinstance(environment, str) else name
     try:
         environment = make(environment) if isinstance(environment, str) else environment
         if isinstance(environment, type) and is_of_gymnasium(environment):
@@ -63,10 +64,6 @@ def examine(environment: Any) -> EnvironmentReport:
         return _examine_in_jax(environment, spec)
     except PodracerError as error:
         return EnvironmentReport(name, None, (Finding("error", str(error)),))
-
-
-def _name_of(environment: Any) -> str:
-    return getattr(environment, "__qualname__", type(environment).__qualname__)
 
 
 def _examine_class(kind: type) -> EnvironmentReport:

@@ -77,12 +77,14 @@ class Recorder:
         self.totals.seconds += sum(lap.values())
         self._warn_of_faults(progress.metrics)
         self._warn_of_diagnostics(progress)
+        learned = self.totals.frames - round(frames_per_update)  # before the last update
+        schedules = {} if self._agent is None else current_values(self._agent, learned)
         return {
             "updates": progress.updates,
             "frames": self.totals.frames,
             "seconds": self.totals.seconds,
             "frames_per_second": progress.frames / stepping,
-            **self._schedules(self.totals.frames - round(frames_per_update)),
+            **schedules,
             **self._changes,
             **progress.metrics,
             **self._accounts(progress),
@@ -108,10 +110,6 @@ class Recorder:
             "machine_memory": used_bytes(),
             **({} if on_device is None else {"machine_device_memory": on_device}),
         }
-
-    def _schedules(self, frames: int) -> dict[str, float]:
-        """Return the values of the agent's schedules after a number of frames."""
-        return {} if self._agent is None else current_values(self._agent, frames)
 
     def add_evaluation(
         self, evaluation: Evaluation, record: dict[str, Any], progress: Progress

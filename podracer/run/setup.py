@@ -170,8 +170,13 @@ def _setup(
 
 
 def _anakin(experiment: Experiment, blueprint: Blueprint, env: Any, devices: Any) -> RunSetup:
-    config, env = experiment.run_driver, _on_device(env)
+    config = experiment.run_driver
     assert isinstance(config, anakin.AnakinConfig)
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"{env.spec.name} runs on the host, and Anakin needs an environment on the "
+            "device: take `driver=podracer.SebulbaConfig()`."
+        )
     anakin.check(blueprint, env, config, len(devices))
     if experiment.evaluations:
         check_policy(blueprint.build(), "take `evaluations=0`")
@@ -335,15 +340,6 @@ def _find_devices(count: int, saved: int) -> list[Device]:
         with contextlib.suppress(ConfigError):
             return find_devices(saved)
     return find_devices(count)
-
-
-def _on_device(env: Environment | HostEnvironments) -> Environment:
-    if isinstance(env, HostEnvironments):
-        raise ConfigError(
-            f"{env.spec.name} runs on the host, and Anakin needs an environment on the "
-            "device: take `driver=podracer.SebulbaConfig()`."
-        )
-    return env
 
 
 def checked_size(state: TrainState, mesh: Mesh) -> int:

@@ -58,7 +58,10 @@ def make_pods(
         )
     if ranges:
         rng = np.random.default_rng(draw_seed)
-        rows = [[_draw(space, rng) for space in spaces.values()] for _ in range(draws)]
+        rows = [
+            [x.draw(rng) if isinstance(x, Range) else float(rng.choice(x)) for x in spaces.values()]
+            for _ in range(draws)
+        ]
     else:
         rows = [list(row) for row in itertools.product(*spaces.values())]  # type: ignore[arg-type]
     return tuple(
@@ -89,10 +92,6 @@ def make_exchange(
         bounds = tuple(space for space in spaces.values() if isinstance(space, Range))
         rule = dataclasses.replace(rule, bounds=bounds)
     return Selection(rule, every)
-
-
-def _draw(space: Space, rng: np.random.Generator) -> float:
-    return space.draw(rng) if isinstance(space, Range) else float(rng.choice(space))
 
 
 # --- the ranking ---------------------------------------------------------------------------------

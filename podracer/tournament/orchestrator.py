@@ -294,7 +294,12 @@ class Orchestrator:
             else:
                 decisions.append((pod, round, decision))
         for round in waiting_rounds:
-            self._mark_stragglers(round)
+            # Pods that a generation has waited for too long are absent.
+            waited = time_of_pass - self._ready.setdefault(round, time_of_pass)
+            for number, pod in self.state.pods.items():
+                is_late = pod.is_live and pod.round == round - 1 and not pod.absent
+                if is_late and waited > self.tournament.straggler_seconds:
+                    self.board.record(events.Absent(number, pod.round))
         for pod, round, decision in decisions:
             if self._signals.exit_code:  # since an inline start, which is a whole round
                 break
@@ -365,14 +370,6 @@ class Orchestrator:
             elif self._clock() - attempt.beat > self.tournament.stall_seconds:
                 attempt.is_stalled = True
                 self.engine.kill(token)
-
-    def _mark_stragglers(self, round: int) -> None:
-        """Mark pods absent that a generation has waited for too long."""
-        waited = self._clock() - self._ready.setdefault(round, self._clock())
-        if waited > self.tournament.straggler_seconds:
-            for number, pod in self.state.pods.items():
-                if pod.is_live and pod.round == round - 1 and not pod.absent:
-                    self.board.record(events.Absent(number, pod.round))
 
     def _leave(self) -> int:
         """Stop all pods, so that they save; return the exit code."""

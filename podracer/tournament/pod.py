@@ -109,7 +109,12 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     """
     task = read_task(directory, user_experiments)
     parents = [verified_checkpoint(directory.parents[1], parent) for parent in task.parents]
-    experiment = _until_budget(task.experiment, task, parents)
+    earlier = _totals(parents[0]) if parents else Totals()
+    frames = earlier.frames // max(1, len(task.experiment.pods))
+    experiment = dataclasses.replace(
+        experiment_of_round(task.experiment, task.frames, frames),
+        max_seconds=None if task.seconds is None else earlier.seconds + task.seconds,
+    )
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
     start = partial(begin, parents, experiment, None if continues else task.round)
     try:
@@ -141,16 +146,6 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     }
     write_json(directory / REPORT, report)
     return 0
-
-
-def _until_budget(experiment: Experiment, task: Task, parents: Sequence[Path]) -> Experiment:
-    """Return the experiment, to end one budget after the parents' training."""
-    totals = _totals(parents[0]) if parents else Totals()
-    frames = totals.frames // max(1, len(experiment.pods))
-    return dataclasses.replace(
-        experiment_of_round(experiment, task.frames, frames),
-        max_seconds=None if task.seconds is None else totals.seconds + task.seconds,
-    )
 
 
 def begin(
