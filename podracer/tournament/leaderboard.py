@@ -39,25 +39,7 @@ from podracer.io.reading import MALFORMED, read_lines
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.io.text import mode_of
-from podracer.tournament.events import (
-    EVENTS,
-    FORMAT,
-    Entry,
-    Event,
-    Failed,
-    Header,
-    PodState,
-    Rejected,
-    Released,
-    Started,
-    Submitted,
-    TournamentState,
-    accepted_entries,
-    apply_event,
-    find_entry,
-    kept_entries,
-    state_after,
-)
+from podracer.tournament import events
 from podracer.tournament.index import Index, check_length, read_length
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -66,7 +48,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 # --- the log --------------------------------------------------------------------------------------
 
 
-def read_events(directory: Path) -> list[Event]:
+def read_events(directory: Path) -> list[events.Event]:
     """Read the events of a tournament, which may still be running.
 
     Raises `ConfigError` if there is none or another version wrote it, `CheckpointError` if a line
@@ -79,21 +61,21 @@ def read_events(directory: Path) -> list[Event]:
             "runs: podracer report RUN RUN."
         )
     length = read_length(path.parent)  # before the log, which may be growing
-    events, checksums, _ = read_log(path)
+    history, checksums, _ = read_log(path)
     check_length(path, checksums, length)
-    if not events:
+    if not history:
         raise ConfigError(f"{directory} holds no tournament yet: {LOG} is empty.")
-    return events
+    return history
 
 
 def read_log(
     path: Path, lines: Iterable[bytes] | None = None
-) -> tuple[list[Event], list[str], int]:
+) -> tuple[list[events.Event], list[str], int]:
     """Read the events, their checksums, and the number of bytes they take.
 
     `lines` are those that the file is going to have.
     """
-    events, checksums = list[Event](), list[str]()
+    history, checksums = list[events.Event](), list[str]()
     size = 0
     for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
         if not line.endswith(b"\n"):
@@ -104,7 +86,7 @@ def read_log(
             expected, checksum = encode_line(fields, checksums[-1] if checksums else "")
             if line != expected:
                 raise ValueError
-            events.append(_decode(fields))
+            history.append(_decode(fields))
             checksums.append(checksum)
         except MALFORMED:
             raise CheckpointError(
@@ -112,10 +94,10 @@ def read_log(
                 "trusted; restore the file from a copy"
             ) from None
         size += len(line)
-    return events, checksums, size
+    return history, checksums, size
 
 
-def _fields(event: Event) -> dict[str, Any]:
+def _fields(event: events.Event) -> dict[str, Any]:
     return {"event": type(event).__name__.lower(), **vars(event)}
 
 
@@ -126,7 +108,7 @@ def encode_line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[byte
     return (json.dumps({**fields, "sha256": checksum}) + "\n").encode(), checksum
 
 
-def _check_writable(header: Header) -> None:
+def _check_writable(header: events.Header) -> None:
     try:
         encode_line(_fields(header), "")
     except ValueError as error:
@@ -136,10 +118,10 @@ def _check_writable(header: Header) -> None:
         ) from error
 
 
-def _decode(fields: Mapping[str, Any]) -> Event:
-    if fields["event"] == "header" and fields["format"] != FORMAT:
+def _decode(fields: Mapping[str, Any]) -> events.Event:
+    if fields["event"] == "header" and fields["format"] != events.FORMAT:
         raise ConfigError(
-            f"the tournament has format {fields['format']}, this version reads {FORMAT}: "
+            f"the tournament has format {fields['format']}, this version reads {events.FORMAT}: "
             "use the version that wrote it."
         )
     # Earlier versions had leagues, and events of a capacity.
@@ -154,7 +136,7 @@ def _decode(fields: Mapping[str, Any]) -> Event:
     values = {
         k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in dropped
     }
-    return EVENTS[fields["event"]](**values)
+    return events.EVENTS[fields["event"]](**values)
 
 
 # --- the writer -----------------------------------------------------------------------------------
@@ -171,7 +153,7 @@ class Leaderboard:
     a run; `CheckpointError` if the log is damaged.
     """
 
-    def __init__(self, directory: Path, header: Header | None = None) -> None:
+    def __init__(self, directory: Path, header: events.Header | None = None) -> None:
         self.directory = user_path(directory).resolve()
         check = read_events if header is None else check_holds_no_run
         if header is not None:
@@ -182,19 +164,21 @@ class Leaderboard:
             descriptor = os.open(self.directory / LOG, flags, mode_of(header and header.tournament))
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))
             fsync_directory(self.directory)
-            events, checksums, self._size = read_log(self.directory / LOG)
+            history, checksums, self._size = read_log(self.directory / LOG)
             check_length(self.directory / LOG, checksums, read_length(self.directory))
             self._checksum = checksums[-1] if checksums else ""
-            self._epoch = max([time.time(), *(e.time for e in events[-1:])]) - time.monotonic()
-            if not events and header is not None:
-                events = [self.append(header)]
-            self.state = state_after(events)
+            self._epoch = max([time.time(), *(e.time for e in history[-1:])]) - time.monotonic()
+            if not history and header is not None:
+                history = [self.append(header)]
+            self.state = events.state_after(history)
             if header is not None:
                 _check_same(self.state.header, header)
-            entries = accepted_entries(events)
+            entries = events.accepted_entries(history)
             names = {entry.checkpoint for entry in entries.values()}
             existing = {name for name in names if os.path.lexists(self.directory / name)}
-            self._references = Counter(entry.checkpoint for entry in kept_entries(self.state))
+            self._references = Counter(
+                entry.checkpoint for entry in events.kept_entries(self.state)
+            )
             self._lock, self._copied = threading.Lock(), frozenset[str]()  # see `snapshot`
             self._unreferenced = existing - self._references.keys()
             self._with_others = existing  # perhaps beside earlier steps
@@ -210,45 +194,47 @@ class Leaderboard:
         parents: tuple[str, ...] = (),
         hyperparameters: Mapping[str, float],
         experiment: Mapping[str, Any],
-    ) -> Started:
+    ) -> events.Started:
         """Begin an attempt at a round; reports of the pod's earlier attempts are then refused.
 
         For a retry pass the fields of the pod's last `attempt` again. Rounds may be skipped, never
         repeated. Raises `ValueError` for a round that has ended, a quarantined pod, and a parent
         that `find_entry` does not return.
         """
-        pod_state = self.state.pods.get(pod, PodState())
+        pod_state = self.state.pods.get(pod, events.PodState())
         if pod_state.status == "quarantined" or round < pod_state.round:
             raise ValueError(
                 f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
             )
         for entry_id in parents:
-            find_entry(self.state, pod, entry_id)
+            events.find_entry(self.state, pod, entry_id)
         token = self.state.events
-        self.record(Started(pod, round, token, tuple(parents), hyperparameters, experiment))
+        self.record(events.Started(pod, round, token, tuple(parents), hyperparameters, experiment))
         attempt = self.state.pods[pod].attempt
         assert attempt is not None
         return attempt
 
-    def submit(self, report: Submitted) -> str | None:
+    def submit(self, report: events.Submitted) -> str | None:
         """End a round. Returns None if the report is accepted, else the reason for refusing it.
 
         A repeated report counts once. The checkpoint must be complete and synced.
         """
-        pod_state = self.state.pods.get(report.pod, PodState())
+        pod_state = self.state.pods.get(report.pod, events.PodState())
         newest = pod_state.newest
         if newest and (newest.round, newest.token) == (report.round, report.token):
             return None
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
         reason = reason or self._misplaced(report)
-        self.record(Rejected(report.pod, report.round, report.token, reason) if reason else report)
+        self.record(
+            events.Rejected(report.pod, report.round, report.token, reason) if reason else report
+        )
         return reason
 
-    def fail(self, failure: Failed) -> str | None:
+    def fail(self, failure: events.Failed) -> str | None:
         """End an attempt without a report. Returns as `submit` does."""
-        reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
+        reason = _stale(self.state.pods.get(failure.pod, events.PodState()), failure)
         attempt = failure.pod, failure.round, failure.token
-        self.record(Rejected(*attempt, reason) if reason else failure)
+        self.record(events.Rejected(*attempt, reason) if reason else failure)
         return reason
 
     def release(self, pod: int) -> None:
@@ -264,7 +250,7 @@ class Leaderboard:
                     f"pod {pod} cannot be released: the checkpoint of {entry.id}, which it "
                     "continues, is gone, as earlier versions deleted it with the quarantine."
                 )
-        self.record(Released(pod))
+        self.record(events.Released(pod))
 
     def collect_garbage(self) -> tuple[str, ...]:
         """Delete the checkpoints that no pod can start from any more; return those that are gone.
@@ -290,7 +276,7 @@ class Leaderboard:
             self._unreferenced.difference_update(deleted)
             return tuple(deleted)
 
-    def snapshot(self) -> tuple[TournamentState, int]:
+    def snapshot(self) -> tuple[events.TournamentState, int]:
         """Return the state and the bytes of the log that has led to it, from any thread.
 
         The checkpoints that this state needs are kept until the next call, so that they can be
@@ -310,31 +296,33 @@ class Leaderboard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: events.Event) -> None:
         """Append an event that needs no check."""
         with self._lock:
             # The written event is applied, so a replay cannot differ.
-            old_state, self.state = self.state, apply_event(self.state, self.append(event))
+            old_state, self.state = self.state, events.apply_event(self.state, self.append(event))
             self._follow(event, old_state)
 
-    def _follow(self, event: Event, old_state: TournamentState) -> None:
+    def _follow(self, event: events.Event, old_state: events.TournamentState) -> None:
         """Update what is kept beside the state, and the index."""
-        entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
+        entry = self.state.pods[event.pod].newest if isinstance(event, events.Submitted) else None
         if entry is not None:
             self._with_others.add(entry.checkpoint)
-        if not isinstance(event, Header):
-            old, pod = (x.pods.get(event.pod, PodState()) for x in (old_state, self.state))
+        if not isinstance(event, events.Header):
+            old, pod = (x.pods.get(event.pod, events.PodState()) for x in (old_state, self.state))
             self._count_references(old, pod, entry)
         try:
             self._index.add([entry] if entry else [], self.state.events, self._checksum)
         except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
-            events, _, _ = read_log(self.directory / LOG)
+            history, _, _ = read_log(self.directory / LOG)
             # The event is in the log: if this fails, too, the next one tries again.
             with contextlib.suppress(sqlite3.Error):
-                self._index = self._make_index(accepted_entries(events).values())
+                self._index = self._make_index(events.accepted_entries(history).values())
 
-    def _count_references(self, old_pod: PodState, new_pod: PodState, new: Entry | None) -> None:
+    def _count_references(
+        self, old_pod: events.PodState, new_pod: events.PodState, new: events.Entry | None
+    ) -> None:
         """Update the references after an event of a pod, perhaps with a new entry on the board."""
         added = [*new_pod.entries, *([] if new is None else [new])]
         changes = Counter(entry.checkpoint for entry in added)
@@ -347,7 +335,7 @@ class Leaderboard:
             elif change:
                 self._unreferenced.discard(name)
 
-    def append(self, event: Event) -> Event:
+    def append(self, event: events.Event) -> events.Event:
         """Write an event to the log, durably; return it with its time, as it is read back."""
         event = dataclasses.replace(event, time=self._epoch + time.monotonic())  # never back
         line, checksum = encode_line(_fields(event), self._checksum)
@@ -364,7 +352,7 @@ class Leaderboard:
         self._checksum, self._size = checksum, self._size + len(line)
         return _decode({k: v for k, v in json.loads(line).items() if k != "sha256"})
 
-    def _misplaced(self, report: Submitted) -> str | None:
+    def _misplaced(self, report: events.Submitted) -> str | None:
         if not _is_inside(self.directory, name := report.checkpoint):
             return f"the checkpoint {name[:200]!r} is not a directory inside the tournament's"
         # One round, one directory: to delete or overwrite one must not touch another.
@@ -372,13 +360,13 @@ class Leaderboard:
         is_of_round = str(PurePosixPath(name).parent) == expected
         return None if is_of_round else f"the checkpoint {name!r} is not in {expected}"
 
-    def _make_index(self, entries: Iterable[Entry]) -> Index:
+    def _make_index(self, entries: Iterable[events.Entry]) -> Index:
         index = Index(self.directory, self.state.header.size)
         index.add(entries, self.state.events, self._checksum)
         return index
 
 
-def _check_same(saved: Header, header: Header) -> None:
+def _check_same(saved: events.Header, header: events.Header) -> None:
     from podracer.config.serialization import without_retired  # slow, but whoever begins has it
 
     fields = json.loads(json.dumps(dataclasses.asdict(header)))
@@ -396,14 +384,14 @@ def _check_same(saved: Header, header: Header) -> None:
         )
 
 
-def _stale(pod: PodState, report: Submitted | Failed) -> str | None:
+def _stale(pod: events.PodState, report: events.Submitted | events.Failed) -> str | None:
     current = pod.attempt if pod.status == "running" else None
     if current is None or (current.round, current.token) != (report.round, report.token):
         return f"attempt {report.token} at round {report.round} is not the current one"
     return None
 
 
-def _unusable(report: Submitted, header: Header) -> str | None:
+def _unusable(report: events.Submitted, header: events.Header) -> str | None:
     """Return why a score cannot be ranked, or None."""
     if not (math.isfinite(report.score) and math.isfinite(report.standard_error)):
         return f"the score is {report.score}, with a standard error of {report.standard_error}"
