@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, Blueprint, policy_params
-from podracer.checks.errors import describe_error
+from podracer.checks.errors import explain
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.environment import action_struct
@@ -67,7 +66,7 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)
     name = blueprint.name
-    with _explain(f"{name}.build failed"):
+    with explain(f"{name}.build failed"):
         built = settings.build(blueprint.spec, blueprint.context)
     if not isinstance(built, Agent):
         raise ConfigError(f"{name}.build must return a podracer.Agent, not {_kind(built)}.")
@@ -120,7 +119,7 @@ def _check_reduces(
     program = jax.shard_map(
         ordered, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
-    with _explain(f"{agent.name}.learn cannot be traced for several devices"):
+    with explain(f"{agent.name}.learn cannot be traced for several devices"):
         jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
     differs = [
         group is not state.shared
@@ -335,19 +334,8 @@ def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
                 raise ConfigError(f"{name}.{method} returns a {_kind(leaf)} in {path}, no array.")
         return result
 
-    with _explain(f"{name}.{method} cannot be traced"):
+    with explain(f"{name}.{method} cannot be traced"):
         return jax.eval_shape(checked, *args)
-
-
-@contextlib.contextmanager
-def _explain(failure: str) -> Iterator[None]:
-    """Raise `ConfigError` that says what failed, and the error and line by which it did."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{failure}: {describe_error(error)}") from error
 
 
 def _kind(value: Any) -> str:

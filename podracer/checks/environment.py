@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import types
-from podracer.checks.errors import describe_error
-from podracer.environment import AutoReset, HostEnvironments, action_struct
+from podracer.checks.errors import describe_error, explain
+from podracer.environment import AutoReset, HostEnvironments, action_struct, is_of_gymnasium
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.schema import leaves_by_path
 from podracer.ops.action_masks import action_mask
@@ -131,7 +131,7 @@ def _read_spec(environment: Any) -> types.EnvironmentSpec:
         spec = None
     if isinstance(spec, types.EnvironmentSpec):
         return spec
-    if any(_is_of_gymnasium(base) for base in type(environment).__mro__):
+    if is_of_gymnasium(type(environment)):
         registered = getattr(spec, "id", None)
         example = kind if registered is None else f'"{registered}"'
         raise ConfigError(
@@ -140,13 +140,9 @@ def _read_spec(environment: Any) -> types.EnvironmentSpec:
     raise ConfigError(f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}.")
 
 
-def _is_of_gymnasium(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "gymnasium"
-
-
 def _refuse_space(name: str, space: Any) -> None:
     kind = type(space).__name__
-    if _is_of_gymnasium(type(space)):
+    if type(space).__module__.partition(".")[0] == "gymnasium":
         spaces = {
             "Discrete": f"Discrete({getattr(space, 'n', 'num_actions')})",
             "MultiDiscrete": "MultiDiscrete(num_actions)",
@@ -189,17 +185,11 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
             return jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
         return jax.make_jaxpr(call, return_shape=True)(arrays, *args)
 
-    try:
-        with jax.checking_leaks():  # an environment that keeps its state on itself
-            program, result = trace()
-            # Traced alike, as JAX's caches would change how the same program is printed.
-            is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{name}: `{method}` cannot be traced: {describe_error(error)}"
-        ) from error
+    # Without leaks, as of an environment that keeps its state on itself.
+    with explain(f"{name}: `{method}` cannot be traced"), jax.checking_leaks():
+        program, result = trace()
+        # Traced alike, as JAX's caches would change how the same program is printed.
+        is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
     if not is_pure:  # `AutoReset` is, where the environment in it is
         raise ConfigError(
             f"{name}: `{method}` changes from call to call, and what it did in the first one would "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+
+from podracer.errors import ConfigError
 
 _HINTS = {
     jax.errors.TracerBoolConversionError: (
@@ -32,6 +36,17 @@ def describe_error(error: Exception) -> str:
     text = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), text)
     reason = ": ".join(filter(None, (type(error).__name__, text.removesuffix("."))))
     return f"{reason}{_user_line(error)}."
+
+
+@contextlib.contextmanager
+def explain(failure: str) -> Iterator[None]:
+    """Raise `ConfigError` that says what failed, and the error and line by which it did."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{failure}: {describe_error(error)}") from error
 
 
 def _user_line(error: Exception) -> str:
