@@ -102,9 +102,8 @@ class Experiment:
 
         A target return is one of its old environment, and does not count in another.
         """
-        if environment is self.environment:
-            return self
-        if isinstance(environment, str) and environment == self.environment:
+        is_named = isinstance(environment, str) and environment == self.environment
+        if is_named or environment is self.environment:
             return self
         moved = dataclasses.replace(self, environment=environment, target_return=None)
         return moved.with_arch("sebulba") if runs_on_host(environment) else moved

@@ -174,15 +174,11 @@ class ActorPool:
 
 def _final_actor_state(rollout: Rollout) -> ActorState:
     """Return the state of an actor `[b, ...]` at the end of a rollout, numpy."""
-
-    def concatenate(*rows: Any) -> np.ndarray:
-        return np.concatenate(rows)
-
     ends = [
         (shard.trajectory.final, shard.trajectory.final_carry, shard.episodes)
         for shard in rollout.shards
     ]
-    final, carry, episodes = jax.tree.map(concatenate, *ends)
+    final, carry, episodes = jax.tree.map(lambda *rows: np.concatenate(rows), *ends)
     episodes = jax.tree.map(np.asarray, reset_episode_totals(episodes))
     return ActorState(rollout.env_state, final, carry, episodes)
 

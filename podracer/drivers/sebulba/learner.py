@@ -92,7 +92,8 @@ class Learner:
         shared: PyTree,
     ) -> None:
         """`shared` has the structure of the learner's shared state."""
-        self._spec, self._shared = spec, jax.tree.map(lambda _: 0, shared)
+        shared = jax.tree.map(lambda _: 0, shared)
+        self._to_progress = partial(common.to_progress, spec=spec, shared=shared)
         self._update = program
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
@@ -151,11 +152,8 @@ class Learner:
         values = arrival.values()
         self._idle += max(0.0, dispatched - self._ended)
         self._ended = arrival.time
-        self.agreed_request = self._report(self._version - len(self._pending), values).request
+        self.agreed_request = self._to_progress(self._version - len(self._pending), values).request
         self._fetched.append(values)
-
-    def _report(self, updates: int, values: Any) -> common.Progress:
-        return common.to_progress(updates, values, self._spec, self._shared)
 
     def progress(self, updates: int) -> common.Progress:
         """Wait for all updates and return the report on those since the last report.
@@ -166,7 +164,7 @@ class Learner:
         while self._pending:
             self._fetch_metrics()
         self._timer.start("report")
-        progress = self._report(updates, _total(self._fetched))
+        progress = self._to_progress(updates, _total(self._fetched))
         num_actors = self._split.threads
         faults = Counter[str]()
         for counts in self._faults.values():
