@@ -118,10 +118,11 @@ def _sebulba(
         split = dataclasses.replace(split, mesh=mesh)
     sebulba.check(blueprint, host_env, config, split)
     state = abstract_state(blueprint, None, split.mesh, config)
-    update, arguments, shapes = abstract_update(blueprint, spec, split, config, state)
-    rollouts, buffer = _device_bytes(arguments[2]), _device_bytes(shapes.buffer)
+    update, arguments, of_actor = abstract_update(blueprint, spec, split, config, state)
+    params, buffer, timestep = of_actor
+    rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.num_envs))
-    inputs = (shapes.params, shapes.buffer, keys, *shapes.timestep)
+    inputs = (params, buffer, keys, *timestep)
     learner = Program(
         "learner",
         len(split.learners),
@@ -139,9 +140,9 @@ def _sebulba(
         with_shardings(inputs, make_mesh(split.actors[:1]), PartitionSpec()),
         split.num_envs,
         1,
-        {"parameters of actors": _device_bytes(shapes.params), "buffer of an actor": buffer},
+        {"parameters of actors": _device_bytes(params), "buffer of an actor": buffer_bytes},
         # Each thread fills a buffer while the copy that it finished travels.
-        {"other buffers of actors": (2 * config.num_threads - 1) * buffer},
+        {"other buffers of actors": (2 * config.num_threads - 1) * buffer_bytes},
         copies=config.num_threads,
     )
     return [learner, actor]

@@ -17,14 +17,15 @@ from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import Arrival, on_one_device
 from podracer.drivers import common
+from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.trajectory import ActorShapes, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
+from podracer.rollout import zero_episode_stats
 from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
@@ -42,25 +43,30 @@ def abstract_update(
     split: DeviceSplit,
     config: SebulbaConfig,
     state: common.TrainState,
-) -> tuple[jax.stages.Wrapped, tuple[Any, ...], ActorShapes]:
-    """Return the jitted update, its arguments or their shapes, and the shapes of an actor."""
-    shapes = actor_shapes(
-        blueprint,
-        spec,
-        state.learner,
-        num_envs=split.num_envs,
-        length=config.rollout_length,
-        num_learners=len(split.learners),
-    )
+) -> tuple[jax.stages.Wrapped, tuple[Any, ...], tuple[Any, ...]]:
+    """Return the jitted update, its arguments or their shapes, and shapes of an actor thread.
+
+    The latter are the parameters, the buffer and the packed timestep that `infer` takes.
+    """
+    agent, num_envs = blueprint.build(), split.num_envs
+    params = jax.eval_shape(agent.actor_params, state.learner)
+    make_buffer = partial(trajectory.empty_buffer, agent, spec)
+    make_buffer = partial(make_buffer, num_envs=num_envs, length=config.rollout_length)
+    buffer = jax.eval_shape(make_buffer, params)
+    timestep = trajectory.zero_timestep(spec, num_envs)
+    episodes = jax.eval_shape(partial(zero_episode_stats, num_envs))
+    start = trajectory.RolloutStart(buffer.carry, episodes)
+    finish = partial(trajectory.finish, len(split.learners))
+    _, shards = jax.eval_shape(finish, buffer, start, *timestep)
     update = make_update(split.mesh, split.threads, config.updates_per_batch)
     state = dataclasses.replace(state, actor=())
     arguments = (
         common.abstract_agent(blueprint, split.mesh),
         state,
-        [abstract_on_mesh(split.mesh, shapes.shard)] * split.threads,
+        [abstract_on_mesh(split.mesh, shards[0])] * split.threads,
         common.abstract_request(split.mesh),
     )
-    return update, arguments, shapes
+    return update, arguments, (params, buffer, timestep)
 
 
 def lower_update(

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
 
-from podracer.agent import Agent, Blueprint
+from podracer.agent import Agent
 from podracer.drivers.common import reset_episode_totals
 from podracer.fields import struct
-from podracer.rollout import EpisodeStats, count_episodes, zero_episode_stats
-from podracer.types import Carry, EnvironmentSpec, LearnerState, Params, Step, TimeStep, Trajectory
+from podracer.rollout import EpisodeStats, count_episodes
+from podracer.types import Carry, EnvironmentSpec, Params, Step, TimeStep, Trajectory
 
 
 @struct
@@ -194,36 +194,3 @@ class ActorPrograms:
 def copy_tree(tree: PyTree) -> PyTree:
     """Return copies of arrays, by one program; a copy alone compiles one for each shape."""
     return jax.tree.map(jnp.copy, tree)
-
-
-# --- shapes --------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorShapes:
-    """Shapes of what one actor thread has on its device."""
-
-    params: PyTree
-    buffer: Any  # `TrajectoryBuffer`
-    timestep: tuple[PyTree, np.ndarray]
-    shard: TrajectoryShard  # for one learner
-
-
-def actor_shapes(
-    blueprint: Blueprint,
-    spec: EnvironmentSpec,
-    learner: LearnerState,
-    *,
-    num_envs: int,
-    length: int,
-    num_learners: int,
-) -> ActorShapes:
-    """Return the shapes of one actor thread, from those of the learner's state."""
-    agent = blueprint.build()
-    params = jax.eval_shape(agent.actor_params, learner)
-    make_buffer = partial(empty_buffer, agent, spec, num_envs=num_envs, length=length)
-    buffer = jax.eval_shape(make_buffer, params)
-    timestep = zero_timestep(spec, num_envs)
-    start = RolloutStart(buffer.carry, jax.eval_shape(partial(zero_episode_stats, num_envs)))
-    _, shards = jax.eval_shape(partial(finish, num_learners), buffer, start, *timestep)
-    return ActorShapes(params, buffer, timestep, shards[0])
