@@ -82,11 +82,6 @@ class DeviceSplit:
     num_envs: int
     """Number of environments of each actor thread."""
 
-    @property
-    def num_hosts(self) -> int:
-        """Number of hosts, which are processes, each with as many learners."""
-        return self.mesh.size // len(self.learners)
-
     def describe(self) -> dict[str, int]:
         """Return the numbers that a run's `config.json` keeps."""
         return {
