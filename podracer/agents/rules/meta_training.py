@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -154,15 +154,6 @@ class MetaBatch:
     advantages: jax.Array  # in that rollout, f32 [L, T, E]
     is_whole: jax.Array  # bool [L]
     task: jax.Array  # i32 [L]
-
-
-class MetaGradient(NamedTuple):
-    """Gradient of the meta-objective with respect to the rule, and what comes with it."""
-
-    grads: Params
-    loss: jax.Array  # f32 []
-    reward: jax.Array  # f32 [tasks], mean over lifetimes of their mean reward
-    valid: jax.Array  # f32 [tasks], mean over lifetimes of their share of valid steps
 
 
 def build(
@@ -321,25 +312,26 @@ class MetaTraining:
 
     # --- meta-objective ---------------------------------------------------------------------------
 
-    def meta_grad_in_groups(self, rule: Params, batch: MetaBatch) -> MetaGradient:
+    def meta_grad_in_groups(self, rule: Params, batch: MetaBatch) -> tuple[Params, ...]:
         """Return the mean of `meta_grad` over equal groups of lifetimes, one after another."""
         groups = self.settings.lifetime_groups
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), batch)
 
-        def add(total: MetaGradient, part: MetaBatch) -> tuple[MetaGradient, None]:
+        def add(total: PyTree, part: MetaBatch) -> tuple[PyTree, None]:
             return jax.tree.map(
                 lambda t, x: t + x / groups, total, self.meta_grad(rule, part)
             ), None
 
         by_task = jnp.zeros(len(self.groups.tasks))
         no_grads = jax.tree.map(jnp.zeros_like, rule)
-        zeros = MetaGradient(no_grads, jnp.float32(0), by_task, by_task)
+        zeros = (no_grads, jnp.float32(0), by_task, by_task)
         return jax.lax.scan(add, zeros, parts)[0]
 
-    def meta_grad(self, rule: Params, batch: MetaBatch) -> MetaGradient:
-        """Return the gradient and the loss, and means of rewards and of valid steps by task.
+    def meta_grad(self, rule: Params, batch: MetaBatch) -> tuple[Params, ...]:
+        """Return the gradient with respect to the rule, and the loss, f32 `[]`.
 
-        Lifetimes that ended within the window have weight 0.
+        Also returns means over lifetimes, f32 `[tasks]`, of their mean reward and of their share of
+        valid steps. Lifetimes that ended within the window have weight 0.
         """
         data, advantages = to_rollout((batch.rollout, batch.advantages))
         weights = batch.is_whole.astype(jnp.float32)
@@ -361,7 +353,7 @@ class MetaTraining:
         terms = (rollout.valid * rollout.reward, rollout.valid)
         matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)  # no TF32 or bfloat16
         reward, valid = (matmul(jnp.mean(x, axis=(1, 2)), by_task) for x in terms)
-        return MetaGradient(grads, value, reward, valid)
+        return grads, value, reward, valid
 
     def meta_loss(
         self,
