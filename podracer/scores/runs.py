@@ -15,7 +15,7 @@ import numpy as np
 from podracer.errors import ConfigError
 from podracer.io.crash import CRASH
 from podracer.io.differences import leaves
-from podracer.io.edits import Sealed, read_sealed
+from podracer.io.edits import newest_metadata
 from podracer.io.json_schema import anything, conforms
 from podracer.io.reading import read_limited
 from podracer.io.sinks import PARENT, group, read_metrics
@@ -50,11 +50,6 @@ class RunRecords:
     def top(self) -> RunRecords:
         """The run with a directory of its own: the whole of a pod, or the run itself."""
         return self.whole or self
-
-    @functools.cached_property
-    def sealed(self) -> Sealed:
-        """Facts that the seals of the run tell about its files."""
-        return Sealed() if self.path is None else read_sealed(self.path)
 
     def series(self, key: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the finite values of a metric and their positions, both f64 `[records]`.
@@ -164,24 +159,12 @@ class RunRecords:
             marks.append(f"at {math.floor(100 * self.progress())} % of its frames")
         mixed = [(name, texts) for name, texts in self.versions.items() if len(texts) > 1]
         marks += [f"{name} {', then '.join(texts)}" for name, texts in mixed]
-        return [*marks, *self.edits]
-
-    @property
-    def edits(self) -> list[str]:
-        """Remarks on files that are not as the run wrote them."""
-        sealed = self.top.sealed
-        added = [
-            f"{name} has records that the run did not seal"
-            for name, size in sealed.sizes.items()
-            if size > 0 and name not in sealed.edited and self.progress(sealed.frames) == 1
-        ]
-        changed = [f"{name} was changed after the run wrote it" for name in sealed.edited]
-        return [*changed, *added]
+        return marks
 
     @property
     def versions(self) -> dict[str, list[str]]:
         """Versions of podracer and JAX that the run has had, one after the other."""
-        attempts = self.top.sealed.metadata.get("versions")
+        attempts = newest_metadata(self.top.path).get("versions") if self.top.path else None
         attempts = attempts if isinstance(attempts, list) else [self.config.get("versions")]
         attempts = [attempt for attempt in attempts if isinstance(attempt, dict)]
         return {

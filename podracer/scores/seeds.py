@@ -97,7 +97,6 @@ def score_of_runs(
     if repeated:
         marks.append(_listed([f"{name} is a {relation}" for name, relation in repeated.items()]))
     marks += _mixed_versions(counted)
-    marks += dict.fromkeys(f"{r.top.name}: {edit}" for r in members for edit in r.edits)
     values = np.array([value for value, reason in finals.values() if not reason], float)
     return Score(values, len(counted), len(members), independent, is_evaluation, tuple(marks))
 
@@ -106,13 +105,12 @@ def count_seeds(members: Sequence[RunRecords]) -> tuple[list[RunRecords], dict[s
     """Return the runs that count, one for each seed in order, and by name what each other one is.
 
     Of runs with one configuration and seed the one counts that came to its end, and of several the
-    one that began last. A copy has the id of its run, be it under another seed. Runs whose
-    configuration was edited come after the others.
+    one that began last. A copy has the id of its run, be it under another seed.
     """
 
-    def precedence(run: RunRecords) -> tuple[bool, bool, str, int, str]:
+    def precedence(run: RunRecords) -> tuple[bool, str, int, str]:
         started, updates = str(run.config.get("started", "")), run.last("updates") or 0
-        return not run.edits, not run.is_unfinished, started, updates, str(run.identity)
+        return not run.is_unfinished, started, updates, str(run.identity)
 
     of_seed: dict[str, RunRecords] = {}
     of_identity: dict[Any, RunRecords] = {}

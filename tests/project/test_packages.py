@@ -19,20 +19,20 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
     "": 3140,  # the contract: files beside the rooms
-    "agents": 6580,
+    "agents": 6570,
     "checks": 800,
     "cli": 2820,
     "config": 610,
     "devices": 1530,
     "drivers": 3860,
     "envs": 3960,
-    "io": 3380,
+    "io": 3340,
     "networks": 1260,
     "ops": 1620,
     "recipes": 1300,
     "reports": 2240,
     "run": 3170,
-    "scores": 760,
+    "scores": 740,
     "testing": 680,
     "tournament": 2980,
 }

@@ -27,7 +27,6 @@ from podracer import recipes
 from podracer.cli.pods import finish_sweep
 from podracer.config.serialization import read_experiment, to_json
 from podracer.drivers.population import Hyperparameter, Pod
-from podracer.io.edits import encode_sealed
 from podracer.io.seal import seal_json
 from podracer.reports import charts
 from podracer.reports.run import write_report
@@ -70,7 +69,6 @@ class Made:
     age: int  # of two runs of one seed the one of lower age began last
     is_finished: bool
     version: str
-    is_edited: bool
     copies: int
 
 
@@ -134,9 +132,6 @@ def make(directory, made, name):
             for count in (row["updates"] for row in rows)
         ]
         write_lines(directory / "metrics.jsonl", whole)
-    if made.is_edited:
-        path = directory / "config.json"
-        path.write_text(path.read_text().replace('"recipe"', ' "recipe"', 1))
     return experiment
 
 
@@ -159,8 +154,7 @@ grid = st.integers(1, 7).flatmap(
 def directories(is_sweep, kind):
     return st.builds(
         Made, kind, st.just(is_sweep), st.integers(0, 20), st.sampled_from([True, True, False]),
-        st.sampled_from(["0.10", "0.10", "0.11"]), st.sampled_from([False, False, True]),
-        st.sampled_from([0, 0, 1]),
+        st.sampled_from(["0.10", "0.10", "0.11"]), st.sampled_from([0, 0, 1]),
     )  # fmt: skip
 
 
@@ -169,12 +163,12 @@ def expected(names, all_made):
     groups = {}
     for rate in RATES:
         rows = [
-            (not made.is_edited, made.is_finished or x.outcome == "diverged", -made.age, name, x)
+            (made.is_finished or x.outcome == "diverged", -made.age, name, x)
             for name, made in zip(names, all_made, strict=True)
             for x in made.learners
             if x.rate == rate
         ]
-        rows.sort(key=lambda row: row[:4], reverse=True)
+        rows.sort(key=lambda row: row[:3], reverse=True)
         of_seed = {}
         for *_, name, learner in rows:
             of_seed.setdefault(learner.seed, (name, learner))
@@ -234,9 +228,9 @@ def test_all_outputs_say_the_same_scores_counts_and_intervals(all_made, monkeypa
         page = write_report(paths, Path(folder) / "report.html").read_text()
         check_groups(page, expected(names, all_made), all_made)
         for name, made in zip(names, all_made, strict=True):
-            if made.is_sweep and not made.is_edited:
+            if made.is_sweep:
                 check_sweep(root / name, made, folder, capsys)
-            elif not made.is_sweep:
+            else:
                 check_lone(root / name, made.learners[0], page)
 
 
@@ -267,8 +261,6 @@ def check_groups(page, groups, all_made):
             for made, (_, learner) in zip(counted, of_seed.values(), strict=True)
         )
         assert (f"{unfinished} of {len(of_seed)} not at the end" in found) == (unfinished > 0)
-        is_edited = any(m.is_edited and any(x.rate == rate for x in m.learners) for m in all_made)
-        assert ("config.json was changed after the run wrote it" in found) == is_edited
 
 
 def check_sweep(directory, made, folder, capsys):
@@ -320,7 +312,7 @@ def check_lone(directory, learner, page):
 def alone(directory, **changes):
     """Write one run that came to its end, and return its directory."""
     learner = Learner(0, RATES[0], "sound", 1.5)
-    made = Made((learner,), False, 0, True, "0.10", False, 0)
+    made = Made((learner,), False, 0, True, "0.10", 0)
     make(directory, dataclasses.replace(made, **changes), directory.name)
     return directory
 
@@ -336,54 +328,6 @@ def checkpoint(run, *names, updates=UPDATES, **metadata):
     totals = {"frames": updates * STEPS}
     meta = {"metadata": {"records": seals, "totals": totals, **metadata}}
     (path / "meta.json").write_text(json.dumps(meta))
-
-
-def test_files_that_were_changed_are_named(tmp_path):
-    def edits(change, updates=UPDATES):
-        run = alone(tmp_path / f"{len(list(tmp_path.iterdir()))}")
-        checkpoint(run, "metrics.jsonl", updates=updates)
-        assert read_run(run).edits == []
-        change(run)
-        return read_run(run).edits
-
-    def replace(name, old, new):
-        def change(run):
-            content = (run / name).read_text()
-            assert content.count(old) >= 1
-            (run / name).write_text(content.replace(old, new, 1))
-
-        return change
-
-    def add(run):
-        lines = (run / "metrics.jsonl").read_text()
-        more = lines.splitlines()[-1].replace(f'"updates": {UPDATES}', '"updates": 99')
-        (run / "metrics.jsonl").write_text(f"{lines}{more}\n")
-
-    def reseal(run):
-        body = json.loads((run / "config.json").read_text())
-        del body["sha256"]
-        (run / "config.json").write_bytes(encode_sealed(body))
-
-    config = "config.json was changed after the run wrote it"
-    records = "metrics.jsonl was changed after the run wrote it"
-    for change, words in [
-        (replace("config.json", '"learning_rate": 0.001', '"learning_rate": 123'), [config]),
-        (replace("config.json", '"seed": 0', '"seed": 77'), [config]),
-        (replace("config.json", '"sha256"', '"sha257"'), [config]),
-        (reseal, []),
-        (replace("metrics.jsonl", "1000.0", "1001.0"), [records]),
-        (lambda run: (run / "metrics.jsonl").write_text(""), [records]),
-        (add, ["metrics.jsonl has records that the run did not seal"]),
-    ]:  # fmt: skip
-        assert edits(change) == words
-    assert edits(add, updates=UPDATES // 2) == []  # a run that went on and was killed
-
-
-def test_a_report_names_an_edit_and_draws_the_run(tmp_path):
-    run = alone(tmp_path / "run", is_edited=True)
-    page = write_report([run], tmp_path / "report.html").read_text()
-    assert "config.json was changed after the run wrote it" in page
-    assert ">1.50<" in page
 
 
 def test_a_run_that_went_on_under_another_version_is_mixed(tmp_path):
@@ -429,8 +373,8 @@ def test_a_copy_under_another_seed_is_no_seed(tmp_path):
     body["experiment"]["seed"] = 5
     (copy / "config.json").write_text(json.dumps(body))
     counted, repeated = count_seeds([read_run(copy), read_run(run)])
-    assert [run.name for run in counted] == ["run"]
-    assert repeated == {"copy": "copy of run"}
+    assert len(counted) == 1
+    assert repeated in ({"copy": "copy of run"}, {"run": "copy of copy"})
 
 
 def test_pods_under_a_selection_are_told_apart_by_their_place(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,8 +16,8 @@ from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io.edits import is_sealed
-from podracer.io.reading import parse_object
+from podracer.io.edits import encode_sealed
+from podracer.io.reading import MALFORMED, parse_object
 
 LARGEST_OBJECT = 2**32  # bytes of one that is read as a whole
 READS = 5  # attempts: an answer may be damaged, and a copy change meanwhile
@@ -90,6 +91,16 @@ def read_whole(store: Any, name: str, is_whole: Callable[[bytes], bool]) -> byte
         if content is None or is_whole(content):
             break
     return content
+
+
+def is_sealed(raw: bytes) -> bool:
+    """Return whether these bytes are exactly a sealed file."""
+    try:
+        body = json.loads(raw)
+        del body["sha256"]
+        return encode_sealed(body) == raw
+    except MALFORMED:
+        return False
 
 
 def read_sealed(store: Any, name: str) -> dict[str, Any] | None:
