@@ -19,7 +19,7 @@ FLOORS = (
     ("fields",),
     ("types", "means"),
     ("io",),
-    ("environment", "scores", "dataset"),
+    ("environment", "scores"),
     ("devices",),
     ("ops", "schedules"),
     ("agent",),
