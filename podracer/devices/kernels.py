@@ -22,7 +22,6 @@ from podracer.types import PyTree
 _MOST_STEPS = 16
 _MOST_REMAINING = 4
 _MOST_EQUATIONS = 1024  # in the body of a loop
-_SHORT = 8  # items of an axis
 _LARGE = 1 << 17  # elements of an array whose own kernel works longer than it takes to launch
 
 
@@ -130,50 +129,6 @@ def global_norm(tree: PyTree) -> jax.Array:
     if is_for("cpu"):
         return optax.tree.norm(tree)
     return jnp.linalg.norm(ravel_pytree(tree)[0])
-
-
-_PAIRWISE = {jnp.sum: jnp.add, jnp.max: jnp.maximum, jnp.min: jnp.minimum}
-
-
-def fold(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """Return the `jnp.sum`, `max` or `min` of the last axis; a GPU fuses a short one."""
-    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
-        return reduction(x, axis=-1)
-    return functools.reduce(_PAIRWISE[reduction], _columns(x))
-
-
-def cumulative_sum(x: jax.Array) -> jax.Array:
-    """Return the sums up to each item of the last axis."""
-    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
-        return jnp.cumsum(x, axis=-1)
-    x = x.astype(jnp.int32) if x.dtype == bool else x
-    return jnp.stack([*itertools.accumulate(_columns(x))], axis=-1)
-
-
-def log_softmax(x: jax.Array) -> jax.Array:
-    """Return what `jax.nn.log_softmax` returns."""
-    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
-        return jax.nn.log_softmax(x)
-    x = x - jax.lax.stop_gradient(fold(jnp.max, x))[..., None]
-    return x - jnp.log(fold(jnp.sum, jnp.exp(x)))[..., None]
-
-
-def softmax(x: jax.Array) -> jax.Array:
-    """Return what `jax.nn.softmax` returns."""
-    return jnp.exp(log_softmax(x)) if is_for("gpu") else jax.nn.softmax(x)
-
-
-def argmax(x: jax.Array) -> jax.Array:
-    """Return the index of the first largest item of the last axis, i32."""
-    if not is_for("gpu") or not 0 < x.shape[-1] <= _SHORT:
-        return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    largest = fold(jnp.max, x)[..., None]
-    places = jnp.arange(x.shape[-1], dtype=jnp.int32)
-    return fold(jnp.min, jnp.where(x == largest, places, x.shape[-1] - 1))
-
-
-def _columns(x: jax.Array) -> list[jax.Array]:
-    return [x[..., i] for i in range(x.shape[-1])]
 
 
 def count_equations(jaxpr: Any) -> int:

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from podracer.devices.kernels import argmax, cumulative_sum, fold
 from podracer.ops.random import random_uniform
 from podracer.types import ACTION_MASK, ActionSpace, Continuous, PyTree
 
@@ -63,13 +62,13 @@ def epsilon_greedy(
     Both are among the actions that the mask allows; random ones are uniform over them.
     """
     allowed = jnp.full(values.shape, True) if mask is None else _allowed(mask)
-    num_allowed = cumulative_sum(allowed)  # among actions 0 to a
+    num_allowed = jnp.cumsum(allowed, axis=-1)  # among actions 0 to a
     uniform = random_uniform(keys)
     # Given that it is below epsilon it is uniform in [0, epsilon), so it also draws the action.
     rescaled = uniform / jnp.maximum(epsilon, 1e-6)
     index = jnp.minimum(jnp.int32(rescaled * num_allowed[:, -1]), num_allowed[:, -1] - 1)
-    random_action = fold(jnp.sum, (num_allowed <= index[:, None]).astype(jnp.int32))
-    greedy_action = argmax(jnp.where(allowed, values, -jnp.inf))
+    random_action = jnp.sum((num_allowed <= index[:, None]).astype(jnp.int32), axis=-1)
+    greedy_action = jnp.argmax(jnp.where(allowed, values, -jnp.inf), axis=-1).astype(jnp.int32)
     return jnp.where(uniform < epsilon, random_action, greedy_action)
 
 

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from podracer.devices.kernels import argmax, cumulative_sum, fold, log_softmax, softmax
 from podracer.fields import static, struct
 from podracer.ops.random import random_uniform, random_words, unit
 from podracer.types import ActionSpace, Continuous, Discrete, MultiDiscrete
@@ -49,34 +48,34 @@ class Categorical:
 
     def at(self, uniform: Float[Array, "*b"]) -> jax.Array:
         """Return the actions at these places, in [0, 1), of the cumulative distribution."""
-        probs = softmax(self.logits)
+        probs = jax.nn.softmax(self.logits)
         # Where sums of many terms round, only possible actions may be chosen, and one always is.
-        cumulative = jnp.where(probs > 0, cumulative_sum(probs), 0.0)
-        threshold = uniform * fold(jnp.max, cumulative)
+        cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+        threshold = uniform * jnp.max(cumulative, axis=-1)
         actions = jnp.arange(probs.shape[-1], dtype=jnp.int32)
         candidates = jnp.where(cumulative > threshold[..., None], actions, probs.shape[-1])
-        return fold(jnp.min, candidates)
+        return jnp.min(candidates, axis=-1)
 
     def mode(self) -> jax.Array:
-        return argmax(self.logits)
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
-        log_probs = log_softmax(self.logits)
+        log_probs = jax.nn.log_softmax(self.logits)
         # A one-hot product: its gradient is a product too, where a gather's is a slow scatter.
         one_hot = jax.nn.one_hot(action, self.logits.shape[-1], dtype=log_probs.dtype)
-        return fold(jnp.sum, jnp.where(one_hot > 0, log_probs, 0.0))
+        return jnp.sum(jnp.where(one_hot > 0, log_probs, 0.0), axis=-1)
 
     def entropy(self) -> Float[Array, "*b"]:
-        log_probs = log_softmax(self.logits)
-        return -fold(jnp.sum, jnp.exp(log_probs) * log_probs)
+        log_probs = jax.nn.log_softmax(self.logits)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     def divergence(self, reference: Categorical) -> Float[Array, "*b"]:
         """Compute the Kullback-Leibler divergence KL(self || reference)."""
         log_probs, other_log_probs = (
-            log_softmax(self.logits),
-            log_softmax(reference.logits),
+            jax.nn.log_softmax(self.logits),
+            jax.nn.log_softmax(reference.logits),
         )
-        return fold(jnp.sum, jnp.exp(log_probs) * (log_probs - other_log_probs))
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - other_log_probs), axis=-1)
 
 
 @struct

@@ -13,8 +13,6 @@ from podracer.devices import kernels
 from podracer.devices.reductions import traced_for
 from podracer.drivers.common import fault_bits
 from podracer.networks import MLP, Head, TorsoNetwork
-from podracer.ops.action_masks import epsilon_greedy
-from podracer.ops.distributions import Categorical
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
 
@@ -151,44 +149,6 @@ def test_a_fault_has_the_same_bits(place):
     expected = bits()
     assert (expected == 0) == (place is None)
     assert on_gpu(bits) == expected
-
-
-# --- short axes -----------------------------------------------------------------------------------
-
-LOGITS = jnp.array([[1.0, -2.0, 1.0], [-jnp.inf, 0.5, -1e9], [3.0, 3.0, 3.0], [90.0, -90.0, 0.0]])
-
-
-@pytest.mark.parametrize("num_actions", [1, 3, 8, 9])
-def test_a_categorical_distribution_is_the_same(num_actions):
-    rows = jax.random.normal(jax.random.key(1), (50, num_actions))
-    for logits in (rows, LOGITS) if num_actions == 3 else (rows,):
-        policy = Categorical(logits)
-        actions = jnp.arange(len(logits)) % num_actions
-        uniform = jnp.linspace(0.0, 1.0, len(logits), endpoint=False)
-        for function in (
-            lambda p, actions=actions: p.log_prob(actions),
-            lambda p, uniform=uniform: p.at(uniform),
-            lambda p: p.mode(),
-        ):
-            assert_close(on_gpu(function, policy), function(policy), 1e-5, 1e-5)
-    for function in (
-        lambda x: jnp.sum(Categorical(x).entropy()),
-        lambda x: jnp.sum(Categorical(x).divergence(Categorical(x[::-1]))),
-        lambda x: jnp.sum(Categorical(x).log_prob(jnp.zeros(50, jnp.int32))),
-    ):
-        gradient = jax.value_and_grad(function)
-        assert_close(on_gpu(gradient, rows), gradient(rows), 1e-5, 1e-5)
-
-
-def test_epsilon_greedy_actions_are_the_same():
-    keys = jax.random.split(jax.random.key(2), 200)
-    values = jnp.round(jax.random.normal(keys[0], (200, 4)))  # with ties
-    mask = jax.random.bernoulli(keys[1], 0.6, (200, 4))
-    for allowed in (None, mask):
-        args = values, allowed, keys, jnp.float32(0.5)
-        expected = epsilon_greedy(*args)
-        assert len(set(expected.tolist())) == 4
-        assert_close(on_gpu(epsilon_greedy, *args), expected, 0, 0)
 
 
 # --- runs -----------------------------------------------------------------------------------------

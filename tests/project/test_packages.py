@@ -23,7 +23,7 @@ BUDGETS = {
     "checks": 800,
     "cli": 2820,
     "config": 610,
-    "devices": 1530,
+    "devices": 1480,
     "drivers": 3860,
     "envs": 3960,
     "io": 3340,
