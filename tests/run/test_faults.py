@@ -1,5 +1,6 @@
 """Real signals on real processes: what a killed, preempted or stopped run loses (nothing)."""
 
+import itertools
 import json
 import os
 import random
@@ -32,6 +33,16 @@ CHUNK = STEPS_PER_UPDATE * 20
 LONG = (*RUN, "--frames", CHUNK * 8000)
 SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
 CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75, signal.SIGHUP: 75}
+
+
+def with_flags(arguments, *flags):
+    """Arguments of a command with these flags, in the place of those of the same names."""
+    name, recipe, *others = arguments
+    pairs = (
+        *zip(others[::2], others[1::2], strict=True),
+        *zip(flags[::2], flags[1::2], strict=True),
+    )
+    return (name, recipe, *itertools.chain(*dict(pairs).items()))
 
 
 def interrupt(process, run, signals):
@@ -70,7 +81,7 @@ def compare_with_twin(arguments, signals, directory):
 
     Compared are the bits of the states, and the records."""
     run, twin = directory / "run", directory / "twin"
-    arguments = (*arguments, "--evaluations", 0)
+    arguments = with_flags(arguments, "--evaluations", 0)
     process = start(*arguments, "--frames", 10**10, "--run-dir", run)
     mid_save = interrupt(process, run, signals)
     end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
@@ -119,7 +130,8 @@ def test_other_agents_killed_and_resumed_equal_an_uninterrupted_run(name, tmp_pa
 @pytest.mark.timeout(7200)
 def test_killed_every_20_seconds_for_ten_minutes(tmp_path, cases):
     """Nobody looks after it: every attempt starts as the page on reliability has it."""
-    arguments = (*RUN, "--evaluations", 0, "--save-seconds", 1, "--updates-per-chunk", 400)
+    flags = ("--evaluations", 0, "--save-seconds", 1, "--updates-per-chunk", 400)
+    arguments = with_flags(RUN, *flags)
     run, twin = tmp_path / "run", tmp_path / "twin"
 
     def attempt():
@@ -219,7 +231,8 @@ def test_a_chunk_that_never_ends_is_noticed(tmp_path):
 @pytest.mark.slow
 def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
     run = tmp_path / "run"
-    process = start(*RUN, "--frames", CHUNK * 30, "--save-seconds", 1000, "--run-dir", run)
+    flags = ("--frames", CHUNK * 30, "--save-seconds", 1000, "--run-dir", run)
+    process = start(*with_flags(RUN, *flags))
     wait_for_lines(process, run, 1)
     process.kill()
     finish(process)
@@ -259,7 +272,7 @@ def disk(tmp_path):
 def test_a_disk_that_becomes_read_only_costs_what_came_after_the_last_save(disk, tmp_path):
     place, fail, mount_again = disk
     run, twin = place / "run", tmp_path / "twin"
-    arguments = (*RUN, "--evaluations", 0)
+    arguments = with_flags(RUN, "--evaluations", 0)
     process = start(*arguments, "--frames", 10**10, "--run-dir", run)
     wait_for_lines(process, run, 3)
     fail()
