@@ -91,6 +91,8 @@ def _without(parent: ast.AST, field: str, node: Any) -> Iterator[ast.AST | None]
             yield ast.Pass()
         case ast.With(items=[ast.withitem(optional_vars=None)]):
             yield ast.If(ast.Constant(True), node.body, [])
+        case ast.With(items=[*others, ast.withitem(optional_vars=None)]):
+            yield ast.copy_location(ast.With(others, node.body), node)
         case ast.Call(func=ast.Attribute(attr="where"), args=[_, x, _]):
             yield x
         case ast.Call(args=[x, *_]) if not isinstance(parent, ast.Expr):
