@@ -28,21 +28,14 @@ from podracer.io.entry_points import installed, package_of, summary
 from podracer.names import nearest
 
 
-class Builtin(NamedTuple):
-    """An environment of the library itself."""
-
-    make: Callable[..., Environment]
-    description: str
-
-
-class Adapter(NamedTuple):
-    """Prefix of names for a family of environments, mostly those of another package."""
+class Entry(NamedTuple):
+    """An environment, or a prefix of names for a family, mostly of another package's."""
 
     make: Callable[..., Environment | HostEnvironments]
-    """Function of the name without the prefix, and of options."""
+    """Function of options; of a family also of the name without the prefix, which comes first."""
     description: str
     extra: str = ""
-    """Extra of this package that installs what the adapter imports."""
+    """Extra of this package that installs what it imports."""
     imports: tuple[str, ...] = ()
     """Packages that it imports, by default the one named like the extra."""
     on_host: bool = False
@@ -76,48 +69,46 @@ def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -
 
 
 ENVIRONMENTS = {
-    "catch": Builtin(Catch, "a falling ball and a paddle on a board of 10 by 5 cells"),
-    "cartpole": Builtin(
-        partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"
-    ),
-    "pendulum": Builtin(partial(auto_reset, Pendulum()), "swing up and hold, continuous torque"),
+    "catch": Entry(Catch, "a falling ball and a paddle on a board of 10 by 5 cells"),
+    "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
+    "pendulum": Entry(partial(auto_reset, Pendulum()), "swing up and hold, continuous torque"),
 } | {
-    f"probe:{name}": Builtin(partial(auto_reset, probe), probe.description)
+    f"probe:{name}": Entry(partial(auto_reset, probe), probe.description)
     for name, probe in PROBES.items()
 }
 
 ADAPTERS = {
-    "partial": Adapter(
+    "partial": Entry(
         _partial,
         "another device environment without components of its observation: partial:pendulum,hide=2",
     ),
-    "worlds": Adapter(
+    "worlds": Entry(
         lambda name, **options: Worlds(tuple(name.split("+")), **options),
         "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
     ),
-    "lifetimes": Adapter(
+    "lifetimes": Entry(
         _lifetimes,
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
-    "gymnax": Adapter(
+    "gymnax": Entry(
         _lazy("gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
         "gymnax",
         ("gymnax", "six"),
     ),
-    "pgx": Adapter(
+    "pgx": Entry(
         _lazy("pgx"),
         "MinAtar and 2048 of pgx, such as pgx:minatar-breakout",
         "pgx",
     ),
-    "gymnasium": Adapter(
+    "gymnasium": Entry(
         _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         "gymnasium",
         on_host=True,
     ),
 } | {
-    prefix: Adapter(
+    prefix: Entry(
         _lazy("host.atari", protocol),
         f"host: an Atari game {description}, such as {prefix}:pong",
         "atari",
@@ -237,16 +228,12 @@ def imported_module(name: str) -> str | None:
 
 def names() -> list[tuple[str, str, str]]:
     """Return (name, description, "installed" or the command that installs it) for each."""
-    builtins = [(name, entry.description, "installed") for name, entry in ENVIRONMENTS.items()]
-    adapters = [
-        (f"{prefix}:NAME", adapter.description, _state_of(adapter))
-        for prefix, adapter in ADAPTERS.items()
-    ]
+    entries = ENVIRONMENTS | {f"{prefix}:NAME": entry for prefix, entry in ADAPTERS.items()}
+    own = [(name, entry.description, _state_of(entry)) for name, entry in entries.items()]
     extensions = [(x.name, summary(x), "installed") for x in installed("environments").values()]
-    return builtins + adapters + extensions
+    return own + extensions
 
 
-def _state_of(adapter: Adapter) -> str:
-    if all(importlib.util.find_spec(package) for package in adapter.packages):
-        return "installed"
-    return install_command(adapter.extra)
+def _state_of(entry: Entry) -> str:
+    is_installed = all(map(importlib.util.find_spec, entry.packages))
+    return "installed" if is_installed else install_command(entry.extra)

@@ -23,7 +23,7 @@ from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
-from podracer.envs.catalog import ENVIRONMENTS, Builtin
+from podracer.envs.catalog import ENVIRONMENTS, Entry
 from podracer.envs.catch import Catch
 from podracer.fields import static, struct
 from podracer.io import text
@@ -92,9 +92,9 @@ EXPERIMENT = Experiment(
 def planted(monkeypatch):
     assert next(NUMBERS) >= 20
     monkeypatch.setattr(text, "SECRETS_OF_SETTINGS", set())
-    rented = Builtin(lambda **options: Rented(options=tuple(sorted(options.items()))), "")
+    rented = Entry(lambda **options: Rented(options=tuple(sorted(options.items()))), "")
     monkeypatch.setitem(ENVIRONMENTS, "rented", rented)
-    monkeypatch.setitem(ENVIRONMENTS, "market", Builtin(market, ""))
+    monkeypatch.setitem(ENVIRONMENTS, "market", Entry(market, ""))
     for name, value in SET.items():
         monkeypatch.setenv(name, value)
 
