@@ -43,11 +43,13 @@ def lstm(
     after the last step, and t - 1 is t + 1. Source: Hochreiter and Schmidhuber 1997, with the
     forget gate of Gers et al. 2000.
     """
-    hidden, state, _ = _run(gate_inputs, weight, resets, state, reverse)
-    return hidden, state
+    return _keep(gate_inputs, weight, resets, state, reverse)[0]
 
 
-def _run(gate_inputs: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool):
+def _keep(
+    gate_inputs: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool
+):
+    """Return hidden states and the last state, and what their gradients need."""
     H = weight.shape[0]
     # A sigmoid is a tanh of half its argument: all gates are one call, behind a barrier, or the
     # compiler recomputes them wherever they are used.
@@ -64,13 +66,6 @@ def _run(gate_inputs: jax.Array, weight: jax.Array, resets: jax.Array, state: St
         return (o * squashed, next_cell), (o * squashed, (hidden, cell, squashed, tanh))
 
     state, (hidden, inner) = jax.lax.scan(step, state, (gate_inputs, resets), reverse=reverse)
-    return hidden, state, inner
-
-
-def _keep(
-    gate_inputs: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool
-):
-    hidden, state, inner = _run(gate_inputs, weight, resets, state, reverse)
     return (hidden, state), (weight, resets, inner)
 
 
