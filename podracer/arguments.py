@@ -105,7 +105,8 @@ def _checked(function: Any, owner: Any) -> Any:
             kind = signature.parameters[name].kind
             is_own = kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if is_own and not fits(to_python(value), hint):
-                raise ConfigError(refusal(_place(owner, name), value, hint))
+                joint = "." if isinstance(owner, type) else ": "
+                raise ConfigError(refusal(f"{_title(owner)}{joint}{name}", value, hint))
         try:
             return function(*args, **kwargs)
         except ConfigError as error:  # its sentence says all: nobody need read the library's lines
@@ -141,10 +142,6 @@ def _bind(
             remedy = nearest(unknown[0], names, advice)
             problem = f"{_title(owner)} has no {noun} {unknown[0]!r}: {remedy}"
         raise ConfigError(problem) from None
-
-
-def _place(owner: Any, name: str) -> str:
-    return f"{_title(owner)}.{name}" if isinstance(owner, type) else f"{_title(owner)}: {name}"
 
 
 def _title(owner: Any) -> str:
