@@ -25,7 +25,7 @@ BUDGETS = {
     "config": 610,
     "devices": 1480,
     "drivers": 3860,
-    "envs": 3960,
+    "envs": 3940,
     "io": 3340,
     "networks": 1260,
     "ops": 1620,
