@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from podracer.cli.arguments import parse
 from podracer.cli.values import Mark
@@ -17,7 +17,7 @@ _OTHER_NAMES = {
     "environment": "environments",
     "recipe": "recipes",
 }
-Row = dict[str, str]  # its name and its description, and what else there is to know
+Row = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,53 +35,31 @@ def list_names(arguments: Sequence[str]) -> int:
     description = "List the agents, environments and recipes that have a name."
     names = [_OTHER_NAMES.get(argument, argument) for argument in arguments]
     options = parse(ListOptions, "list", names, description=description)
-    tables: dict[str, Callable[[], list[Row]]] = {
-        "agents": _agents,
-        "environments": _environments,
-        "recipes": _recipes,
-    }
-    titles = tables if options.kind == "all" else (options.kind,)
-    rows = {title: tables[title]() for title in titles}
+    kinds = ("agents", "environments", "recipes") if options.kind == "all" else (options.kind,)
+    rows = {kind: [row for _, row in sorted(_rows(kind).items())] for kind in kinds}
     if options.json:
         print(json.dumps(rows))
         return 0
     for title, table in rows.items():
         print(f"{title}:" if table else f"{title}: none")
         for row in table:
-            note = f" [{row['note']}]" if row.get("note") else ""
+            note = f" [{row['note']}]" if "note" in row else ""
             print(f"  {row['name']:24} {row['description']}{note}")
     return 0
 
 
-def _agents() -> list[Row]:
-    from podracer.agents import AGENTS
+def _rows(kind: str) -> dict[str, Row]:
+    """Return what has a name, by the name: it, its description, and what else there is to know."""
+    from podracer import agents, envs, recipes
     from podracer.io.entry_points import installed, summary
 
-    texts = {name: _summary(kind) for name, kind in AGENTS.items()}
-    return _rows(texts | {name: summary(x) for name, x in installed("agents").items()})
-
-
-def _environments() -> list[Row]:
-    from podracer import envs
-
-    return [
-        {"name": name, "description": description}
-        | ({} if status == "installed" else {"note": status})
-        for name, description, status in sorted(envs.names())
-    ]
-
-
-def _recipes() -> list[Row]:
-    from podracer import recipes
-    from podracer.io.entry_points import installed, summary
-
-    texts = {name: _summary(recipe) for name, recipe in recipes.RECIPES.items()}
-    return _rows(texts | {name: summary(entry) for name, entry in installed("recipes").items()})
-
-
-def _rows(texts: dict[str, str]) -> list[Row]:
-    return [{"name": name, "description": texts[name]} for name in sorted(texts)]
-
-
-def _summary(thing: Any) -> str:
-    return (thing.__doc__ or "").split("\n")[0]
+    if kind == "environments":
+        return {
+            name: {"name": name, "description": text}
+            | ({} if status == "installed" else {"note": status})
+            for name, text, status in envs.names()
+        }
+    known = agents.AGENTS if kind == "agents" else recipes.RECIPES
+    texts = {name: (thing.__doc__ or "").split("\n")[0] for name, thing in known.items()}
+    texts |= {name: summary(entry) for name, entry in installed(kind).items()}
+    return {name: {"name": name, "description": text} for name, text in texts.items()}
