@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,6 @@ from podracer.io.paths import user_path
 from podracer.names import nearest
 
 _PLAIN = (bool, int, float, str, Path)  # types of which a word is a value
-_WORDS = {
-    "bool": "true or false",
-    "int": "a whole number, such as 4096 or 1e6",
-    "float": "a number",
-    "str": "text",
-    "Path": "a path",
-    "NoneType": "None",
-    "Linear": "START:END[:FRAMES] for a linear change, such as 1e-3:0 over the whole run or "
-    "1e-3:0:5e6",
-}
 
 
 class Mark(enum.Enum):
@@ -86,55 +76,38 @@ def read_value(hint: Any, words: Sequence[str], flag: str, *, is_run: bool = Fal
 
 
 def _read_word(hint: Any, text: str, flag: str, is_run: bool) -> Any:
-    options = options_of(hint)
-    if text == "None" and types.NoneType in options:
-        return None
-    for option in options:
+    literals, kinds = _literals_and_kinds(hint)
+    if text in literals:
+        return literals[text]
+    if is_run and address_of(text):
+        return Path(text)
+    for name, kind in kinds.items():
         with contextlib.suppress(ValueError, KeyError):
-            return _read_option(option, text, is_run)
-    if words := choices_of(hint):
-        raise ConfigError(f"{flag} cannot be {text!r}: {nearest(text, sorted(words))}")
-    options = sorted(options, key=lambda option: option is not types.NoneType)
-    raise ConfigError(f"{flag}: {text!r} must be {' or '.join(map(_describe, options))}.")
+            if text or kind is str:
+                return _READERS[name][1](kind, text)
+    if not kinds:
+        raise ConfigError(f"{flag} cannot be {text!r}: {nearest(text, sorted(literals))}")
+    texts = [_READERS.get(name, (f"{name}, which only Python gives",))[0] for name in kinds]
+    raise ConfigError(f"{flag}: {text!r} must be {' or '.join([*literals, *texts])}.")
+
+
+def _literals_and_kinds(hint: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that a type names one by one, by their words, and the other types."""
+    literals, kinds = {}, {}
+    for option in options_of(hint):
+        if typing.get_origin(option) is typing.Literal:
+            literals |= {str(value): value for value in typing.get_args(option)}
+        elif option is types.NoneType:
+            literals["None"] = None
+        else:
+            kinds[getattr(option, "__name__", str(option))] = option
+    return literals, kinds
 
 
 def choices_of(hint: Any) -> list[str]:
     """Return the words for all values of a type, none where they are many."""
-    words = [_literals(option) for option in options_of(hint)]
-    return [word for literals in words for word in literals] if all(words) else []
-
-
-def _literals(option: Any) -> tuple[str, ...]:
-    if option is types.NoneType:
-        return ("None",)
-    is_literal = typing.get_origin(option) is typing.Literal
-    return tuple(map(str, typing.get_args(option))) if is_literal else ()
-
-
-def _describe(option: Any) -> str:
-    name = getattr(option, "__name__", str(option))
-    words = _WORDS.get(name) or " or ".join(_literals(option))
-    return words or f"{name}, which only Python gives"
-
-
-def _read_option(kind: Any, text: str, is_run: bool) -> Any:
-    """Return the value of one type. Raises where the text gives none."""
-    if typing.get_origin(kind) is typing.Literal:
-        return {str(choice): choice for choice in typing.get_args(kind)}[text]
-    if getattr(kind, "__name__", "") == "Linear":
-        numbers = [float(part) for part in text.split(":")]
-        if len(numbers) not in (2, 3):
-            raise ValueError(text)
-        return kind(*numbers)
-    if kind is bool:
-        return {"true": True, "false": False}[text.lower()]
-    if kind is int:
-        return read_whole_number(text)
-    if kind in (float, str):
-        return kind(text)
-    if kind is Path and text:
-        return Path(text) if is_run and address_of(text) else user_path(text)
-    raise ValueError(text)
+    literals, kinds = _literals_and_kinds(hint)
+    return [] if kinds else list(literals)
 
 
 def read_whole_number(text: str) -> int:
@@ -144,6 +117,27 @@ def read_whole_number(text: str) -> int:
     if (number := float(text)).is_integer():
         return int(number)
     raise ValueError(text)
+
+
+def _read_linear(kind: Any, text: str) -> Any:
+    start, end, *frames = map(float, text.split(":"))
+    if len(frames) > 1:
+        raise ValueError(text)
+    return kind(start, end, *frames)
+
+
+# The words for a type, and the function of it and of a text that returns the value, or raises.
+_READERS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "bool": ("true or false", lambda _, text: {"true": True, "false": False}[text.lower()]),
+    "int": ("a whole number, such as 4096 or 1e6", lambda _, text: read_whole_number(text)),
+    "float": ("a number", lambda _, text: float(text)),
+    "str": ("text", lambda _, text: text),
+    "Path": ("a path", lambda _, text: user_path(text)),
+    "Linear": (
+        "START:END[:FRAMES] for a linear change, such as 1e-3:0 over the whole run or 1e-3:0:5e6",
+        _read_linear,
+    ),
+}
 
 
 def format_value(value: Any) -> str:
