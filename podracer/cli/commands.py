@@ -34,6 +34,9 @@ COMMANDS = {
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
 }
-LEFT = {"bench": "run `python benchmarks/bench.py` in the clone of podracer"}  # and what is instead
+LEFT = {  # what is no command, and what is instead
+    "bench": "run `python benchmarks/bench.py` in the clone of podracer.",
+    "version": "did you mean podracer --version?",
+}
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
 TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "eval", "list", "tune")

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import podracer
 from podracer.cli.commands import COMMANDS, LEFT, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
-from podracer.io.addresses import in_addresses
 from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr, redact, redacted_output
@@ -56,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if arguments is None:
-        _log_to_stderr()
+        logger = logging.getLogger("podracer")
+        logger.addHandler(_Handler())
+        logger.propagate = False  # whatever handlers other packages give the root
         sys.argv[1:] = redact(sys.argv[1:], stable=True)  # trackers keep the command line
     try:
         with own_process(), exit_on_stop(), redacted_output():
@@ -70,7 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_stderr(str(code))
             code = 70
     except Exception as error:
-        code = 0 if _is_of_output(error) else _explain_error(error)
+        is_of_output = isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
+        if is_of_output and _is_left():
+            code = 0
+        else:
+            if not hasattr(error, "exit_code"):
+                from podracer.run.errors import classify_error
+
+                error = classify_error(error)
+            code = explain_error(error, in_flags)
     try:
         sys.stdout.flush()
     except OSError:
@@ -80,44 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _translate(sentence: str) -> str:
-    """Return a sentence in what the user gave: flags, and addresses."""
-    return in_flags(in_addresses(sentence))
+class _Handler(logging.Handler):
+    """Handler that prints a warning as an error is printed: it speaks of flags."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_stderr(in_flags(self.format(record)))
 
 
-class _Formatter(logging.Formatter):
-    """Formatter of warnings, which speak of flags on the command line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a warning."""
-        return _translate(super().format(record))
-
-
-def _log_to_stderr() -> None:
-    """Print warnings as errors are printed, whatever handlers other packages give the root."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("podracer: %(message)s"))
-    logger = logging.getLogger("podracer")
-    logger.addHandler(handler)
-    logger.propagate = False
-
-
-def _is_of_output(error: Exception) -> bool:
-    """Return whether an error only says that nobody reads the output, as in `... | head`."""
-    if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, errno.EIO):
-        return False
+def _is_left() -> bool:
+    """Return whether nobody reads the output any more, as in `... | head`."""
     poll = select.poll()
     poll.register(_STDOUT, 0)  # a hangup is reported without being asked for
     return bool(poll.poll(0))
-
-
-def _explain_error(error: Exception) -> int:
-    """Print what `explain_error` prints; return the exit code."""
-    if not hasattr(error, "exit_code"):
-        from podracer.run.errors import classify_error
-
-        error = classify_error(error)
-    return explain_error(error, _translate)
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -132,10 +115,7 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in (of_packages := installed("commands")):
         return of_packages[name].load()(arguments) or 0
     if name not in COMMANDS:
-        is_version, names = name == "version", [*COMMANDS, *of_packages]
-        hint = "did you mean podracer --version?" if is_version else nearest(name, names)
-        if name in LEFT:
-            hint = f"{LEFT[name]}."
+        hint = LEFT.get(name) or nearest(name, [*COMMANDS, *of_packages])
         error = package_of(name) or f"There is no command {name!r}: {hint}"
         print(f"podracer: {error}", file=sys.stderr)
         return 78

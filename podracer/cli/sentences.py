@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from podracer.io.addresses import in_addresses
+
 # Fields of no part that errors and warnings name; those of a part are `agent.discount`.
 FIELD_NAMES = (
     "attach", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
@@ -20,13 +22,17 @@ _FLAGS = {  # those that are not named as their fields
     "exchange.rule": "--select",
     "exchange.rule.bounds": "--vary NAME=LOW:HIGH and --draws",
 }
+_QUOTES = "'\""
 _FIELD = re.compile(r"`(?P<path>[a-z_.]+)(?:=(?P<value>[^`]+))?`")
 _PART = re.compile(r"podracer\.(?:networks\.)?(\w+?)(?:Config)?\(\)")  # such as `AnakinConfig()`
 
 
 def in_flags(sentence: str) -> str:
-    """Return a sentence with the flags in the places of `field`, `part.field` and `field=value`."""
-    return _FIELD.sub(_flag, sentence)
+    """Return a sentence in what the user gave: flags for `field`, `part.field` and `field=value`.
+
+    Addresses stand in the places of the copies of runs.
+    """
+    return _FIELD.sub(_flag, in_addresses(sentence))
 
 
 def _flag(match: re.Match[str]) -> str:
@@ -40,6 +46,3 @@ def _flag(match: re.Match[str]) -> str:
         return flag
     part = _PART.fullmatch(value)
     return f"{flag} {part[1].lower() if part else value.strip(_QUOTES)}"
-
-
-_QUOTES = "'\""
