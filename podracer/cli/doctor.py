@@ -7,7 +7,6 @@ import importlib.metadata
 import platform
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -39,36 +38,30 @@ def doctor(options: DoctorOptions) -> int:
         print(f"  {device.id}: {device.platform} {device.device_kind}")
     cache = use_compilation_cache()
     print(f"compiled programs are kept in {cache or 'no directory, as the user has no home'}")
-    checks: dict[str, Callable[[], None]] = {
-        "compile and run": _compute,
-        "average over all devices": _average,
-        "save and restore": _checkpoint,
-    }
-    works = all([_attempt(name, check) for name, check in checks.items()])
+    code = 0
+    for check in (compile_and_run, average_over_all_devices, save_and_restore):
+        name, start = check.__name__.replace("_", " "), time.perf_counter()
+        try:
+            check()
+            print(f"  {name}: works ({time.perf_counter() - start:.2f} s)")
+        except Exception as error:
+            print(f"  {name}: FAILED, {type(error).__name__}: {error}")
+            code = 70
     print("environments:")
     for name, _, status in envs.names():
         print(f"  {name:24} {status}")
-    return 0 if works else 70
+    return code
 
 
-def _attempt(name: str, check: Callable[[], None]) -> bool:
-    start = time.perf_counter()
-    try:
-        check()
-    except Exception as error:
-        print(f"  {name}: FAILED, {type(error).__name__}: {error}")
-        return False
-    print(f"  {name}: works ({time.perf_counter() - start:.2f} s)")
-    return True
-
-
-def _compute() -> None:
+def compile_and_run() -> None:
+    """Compute a product, or raise `ArithmeticError`."""
     x = jax.jit(lambda x: x @ x)(jnp.eye(256))
     if not bool((x == jnp.eye(256)).all()):
         raise ArithmeticError("a product of identities is not the identity")
 
 
-def _average() -> None:
+def average_over_all_devices() -> None:
+    """Compute a mean over the mesh, or raise `ArithmeticError`."""
     mesh = make_mesh()
     mean = jax.shard_map(
         lambda x: global_mean(x, DATA), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED
@@ -78,7 +71,8 @@ def _average() -> None:
         raise ArithmeticError("devices disagree about a mean")
 
 
-def _checkpoint() -> None:
+def save_and_restore() -> None:
+    """Write and read a checkpoint, or raise `OSError`."""
     with tempfile.TemporaryDirectory() as directory:
         state = {"x": jnp.arange(8), "key": jax.random.key(0)}
         with Checkpointer(Path(directory)) as checkpointer:

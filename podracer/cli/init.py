@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import keyword
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,19 +58,10 @@ def _check(name: str, folder: Path) -> None:
 
     if name in recipes.RECIPES or name in (*envs.ENVIRONMENTS, *envs.ADAPTERS):
         raise ConfigError(f"podracer has an environment or a recipe {name}: take another name.")
-    if name in _names_in_recipes():
-        raise ConfigError(f"the recipes of the package use {name}: take another name.")
-    if name in sys.stdlib_module_names or _is_installed(name):
-        raise ConfigError(f"Python has a module {name} already: take another name.")
-
-
-def _names_in_recipes() -> set[str]:
-    """Return the names that the recipes use, which a recipe of the same name would hide."""
     text = (TEMPLATE / _TEMPLATE_NAME / "recipes.py").read_text(encoding="utf-8")
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-
-
-def _is_installed(name: str) -> bool:
-    """Return whether a module can be imported; an empty folder is a module without a file."""
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    if name in used:  # a recipe of this name would hide it
+        raise ConfigError(f"the recipes of the package use {name}: take another name.")
     spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None
+    if spec is not None and spec.origin is not None:  # an empty folder is a module without a file
+        raise ConfigError(f"Python has a module {name} already: take another name.")
