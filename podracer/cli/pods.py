@@ -10,17 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from podracer.cli.arguments import (
-    Attachments,
-    Count,
-    Trackers,
-    leading_name,
-    read_parts,
-)
+from podracer.cli.arguments import Attachments, Count, leading_name, read_parts
 from podracer.cli.leaderboard import print_ranking
 from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
-from podracer.cli.running import run
+from podracer.cli.running import NewRunOptions, run
 from podracer.cli.sentences import in_flags
 from podracer.cli.spaces import read_spaces
 from podracer.cli.values import Mark
@@ -31,20 +25,14 @@ from podracer.drivers.selection import Range, Rule
 from podracer.errors import ConfigError
 from podracer.io.directories import holds_begun_tournament, quoted_path
 from podracer.reports.standings import LiveStandings
-from podracer.run.sweep import (
-    Configuration,
-    configurations,
-    make_exchange,
-    make_pods,
-    write_best,
-)
+from podracer.run.sweep import configurations, make_exchange, make_pods, write_best
 from podracer.tournament.config import Tournament, read_tournament
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import PopulationBased
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepOptions:
+class SweepOptions(NewRunOptions):
     """Flags of `podracer sweep` that are no part of the experiment."""
 
     vary: tuple[str, ...] = ()
@@ -63,10 +51,6 @@ class SweepOptions:
     `hypercube` after the other, or the pod before in a `ring`, as in GALA."""
     every: int = 0
     """Number of updates between two selections or averages, a multiple of --updates-per-chunk."""
-    run_dir: Path | None = None
-    """Directory that keeps the sweep. By default a new one is made in runs/."""
-    attach: Attachments = ()
-    track: Trackers = ()
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -92,7 +76,6 @@ def sweep(arguments: Sequence[str]) -> int:
         experiment,
         options.run_dir,
         Hosts(),
-        resume=False,
         attach=options.attach,
         recipe=own_recipe(recipe, arguments),
         track=options.track,
@@ -106,7 +89,7 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
 
     `recipe` names the user's own recipe, which the file needs.
     """
-    ranking: list[Configuration] = []
+    ranking = None
     try:
         ranking = configurations(directory, experiment)
         best = write_best(directory, experiment, ranking[0])
@@ -115,7 +98,7 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
     except ConfigError as error:
         outcome = f"Not ranked: {in_flags(str(error))}"
     with suppress(OSError):  # a reader of the output that has left, as in `| head`
-        if ranking:
+        if ranking is not None:
             print_ranking(directory, experiment, ranking)
         print(outcome)
         print(f"Next      podracer report {quoted_path(directory)}")

@@ -23,10 +23,10 @@ from podracer.io.run_directory import run_directory
 from podracer.run.resume import FREE_ON_RESUME
 
 _NOT_GIVEN = "unchanged"
-_DEVICES = (
-    "Number of devices to use, over all hosts. By default those that the run had, virtual ones "
-    "included; with another number it goes on correctly, but not bit-exactly."
-)
+_OTHER_TEXTS = {
+    "devices": "Number of devices to use, over all hosts. By default those that the run had, "
+    "virtual ones included; with another number it goes on correctly, but not bit-exactly."
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,7 @@ class ResumeOptions(RunOptions):
 def free_settings() -> Any:
     """Return the settings that a resumed run may change, as they decide no update."""
     fields = [
-        (
-            x.path,
-            Annotated[x.hint, _DEVICES if x.path == "devices" else x.text],
-            _NOT_GIVEN,
-        )
+        (x.path, Annotated[x.hint, _OTHER_TEXTS.get(x.path, x.text)], _NOT_GIVEN)
         for x in settings_of(blank(Experiment))
         if x.path in FREE_ON_RESUME
     ]
@@ -67,7 +63,14 @@ def resume(arguments: Sequence[str]) -> int:
     description = inspect.cleandoc(ResumeOptions.__doc__ or "")
     parts = read_parts(parts, "resume", arguments, description, _refuse_other_settings)
     options, hosts = parts["options"], parts["hosts"]
-    options = dataclasses.replace(options, run=_brought(options))
+    address = address_of(options.run)
+    if address is None and options.run_dir is not None:
+        raise ConfigError("--run-dir is for a run at an address: leave it out for a directory.")
+    if address is not None:
+        if options.run_dir is None:
+            raise ConfigError(f"{address} needs a directory to go on in: add --run-dir DIR.")
+        directory = run_directory(options.run_dir.parent, options.run_dir.name)
+        options = dataclasses.replace(options, run=local_run(address, directory=directory))
     changes = {name: x for name, x in vars(parts["settings"]).items() if x != _NOT_GIVEN}
     if is_tournament(options.run):
         flags_of_runs = {"track": options.track, "environment": options.environment}
@@ -86,19 +89,6 @@ def resume(arguments: Sequence[str]) -> int:
         track=options.track,
         finish=finish_sweep if experiment.pods else None,
     )
-
-
-def _brought(options: ResumeOptions) -> Path:
-    """Return the directory of the run, which comes from a store if it was named by an address."""
-    address = address_of(options.run)
-    if address is None and options.run_dir is not None:
-        raise ConfigError("--run-dir is for a run at an address: leave it out for a directory.")
-    if address is None:
-        return options.run
-    if options.run_dir is None:
-        raise ConfigError(f"{address} needs a directory to go on in: add --run-dir DIR.")
-    directory = run_directory(options.run_dir.parent, options.run_dir.name)
-    return local_run(address, directory=directory)
 
 
 def _refuse_other_settings(name: str) -> str:

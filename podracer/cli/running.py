@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podracer.cli.arguments import Attachments, Trackers
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
@@ -13,8 +14,17 @@ from podracer.errors import PodracerError
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
-    from podracer.io.steps import Choice
     from podracer.run.result import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class NewRunOptions:
+    """Flags of the commands that begin a run."""
+
+    run_dir: Path | None = None
+    """Directory that keeps the run or the sweep. By default a new one is made in runs/."""
+    attach: Attachments = ()
+    track: Trackers = ()
 
 
 def run(
@@ -22,22 +32,20 @@ def run(
     run_dir: Path | None,
     hosts: Hosts,
     *,
-    resume: bool,
-    weights: Path | None = None,
-    checkpoint: Choice = "newest",
-    attach: Attachments = (),
+    resume: bool = False,
     recipe: str | None = None,
     track: Trackers = (),
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
     for_platform: Callable[[str], Experiment] | None = None,
+    **options: Any,
 ) -> int:
     """Train an experiment, shown on the terminal, and return the exit code.
 
     `recipe` names the user's own recipe, which commands on the run need. `num_devices` of a CPU are
     taken where the experiment leaves the number open. `finish` prints the outcome of a run that has
     reached its end, in place of a summary. `for_platform` returns the experiment for the devices
-    that are there.
+    that are there. Other `options` are those of `podracer.train`.
     """
     experiment.check()
     if experiment.pods and hosts == Hosts():
@@ -58,16 +66,8 @@ def run(
     from podracer.reports.tracking import trackers
     from podracer.run.training import train
 
-    result = train(
-        experiment,
-        run_dir=run_dir,
-        resume=resume,
-        weights=weights,
-        checkpoint=checkpoint,
-        attach=attach,
-        sinks=trackers(track),
-        progress=True,
-    )
+    options |= {"run_dir": run_dir, "resume": resume, "sinks": trackers(track)}
+    result = train(experiment, progress=True, **options)
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:
             finish(result.run_dir, experiment, recipe)
@@ -75,15 +75,6 @@ def run(
             with contextlib.suppress(OSError):  # a reader of the output that has left
                 _print_summary(experiment, result, recipe)
     return result.exit_code
-
-
-def _reason(experiment: Experiment, result: Result) -> str:
-    """Return in words why a run has ended before its frames, "" if it has not, or was stopped."""
-    if result.reason == "target_return":
-        return f"ended when an evaluation reached --target-return {experiment.target_return:g}"
-    if result.reason == "max_seconds":
-        return f"ended after --max-seconds {experiment.max_seconds:g}"
-    return ""
 
 
 def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
@@ -103,10 +94,16 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
     environment = experiment.environment
     if not isinstance(environment, str) or not imported_module(environment):
         environment = None
+    # Why it has ended before its frames; a run that was stopped has not ended.
+    why = {"target_return": "when an evaluation reached", "max_seconds": "after"}
+    flag = f"--{result.reason.replace('_', '-')}"
+    reason = ""
+    if result.reason in why:
+        reason = f"ended {why[result.reason]} {flag} {getattr(experiment, result.reason):g}"
     summarize(
         result.run_dir,
         outcomes[result.exit_code],
-        reason=_reason(experiment, result),
+        reason=reason,
         next_command=next_command,
         options={"recipe": recipe, "environment": environment},
     )

@@ -89,33 +89,16 @@ def evaluate(arguments: Sequence[str]) -> int:
     if elsewhere is not None and options.environment is not None:
         raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
     elsewhere = options.environment if elsewhere is None else elsewhere
-    return print_evaluation(options, options.reopen(elsewhere=elsewhere))
 
-
-def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]:
-    """Return the environment that flags of a recipe's own make, None without, and the others."""
-    name = take_flags(arguments, "recipe")[0].get("recipe")
-    if name is None or name.endswith(".json"):
-        return None, arguments
-    from podracer import recipes
-    from podracer.cli.recipe_flags import find_modules_here, recipe_options
-
-    find_modules_here(name, None)
-    names = [field.name for field in dataclasses.fields(EvalOptions)]
-    values, remaining = recipe_options(name, arguments, names)
-    return recipes.find(name, **values).environment if values else None, remaining
-
-
-def print_evaluation(options: EvalOptions, experiment: Experiment) -> int:
-    """Evaluate a run that was reopened as `experiment`, and print the figures."""
     from podracer.config.serialization import to_json
     from podracer.evaluate import make_evaluator
     from podracer.io.sinks import plain
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    run, acting, arguments = options.open(experiment)
-    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*arguments)
+    experiment = options.reopen(elsewhere=elsewhere)
+    run, acting, inputs = options.open(experiment)
+    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
         "environment": environment_text(to_json(experiment.environment)),
         "episodes": options.episodes,
@@ -142,6 +125,20 @@ def print_evaluation(options: EvalOptions, experiment: Experiment) -> int:
         remedy = f": to measure more take {' or '.join(ways)}" if ways else ""
         print(f"podracer: {result.repetition}{remedy}.", file=sys.stderr)
     return 0
+
+
+def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """Return the environment that flags of a recipe's own make, None without, and the others."""
+    name = take_flags(arguments, "recipe")[0].get("recipe")
+    if name is None or name.endswith(".json"):
+        return None, arguments
+    from podracer import recipes
+    from podracer.cli.recipe_flags import find_modules_here, recipe_options
+
+    find_modules_here(name, None)
+    names = [field.name for field in dataclasses.fields(EvalOptions)]
+    values, remaining = recipe_options(name, arguments, names)
+    return recipes.find(name, **values).environment if values else None, remaining
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,27 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.cli.arguments import Attachments, Trackers
-from podracer.cli.recipe_flags import (
-    find_experiment,
-    own_recipe,
-    parse_experiment,
-    with_size_for,
-)
+from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment, with_size_for
 from podracer.cli.run_options import AtCheckpoint
-from podracer.cli.running import run
+from podracer.cli.running import NewRunOptions, run
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
 from podracer.recipes import options_of
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(NewRunOptions):
     """Flags of `podracer train` that are no part of the experiment."""
 
-    run_dir: Path | None = None
-    """Directory that keeps the run. By default a new one is made in runs/."""
-    attach: Attachments = ()
     update_rule: Path | None = None
     """File of a learned update rule, which replaces the recipe's agent and trains its network: one
     that `podracer rule` wrote, or DiscoRL's disco_103.npz."""
@@ -36,7 +27,6 @@ class TrainOptions:
     checkpoint: AtCheckpoint = "newest"
     """Checkpoint of --weights to take: the newest, that of the best evaluation, or by its number
     of updates."""
-    track: Trackers = ()
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -51,7 +41,6 @@ def train(arguments: Sequence[str]) -> int:
         experiment,
         options.run_dir,
         hosts,
-        resume=False,
         weights=options.weights,
         checkpoint=options.checkpoint,
         recipe=own_recipe(recipe, arguments),

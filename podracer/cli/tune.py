@@ -62,7 +62,9 @@ def tune(arguments: Sequence[str]) -> int:
     trials = []
     for trial in measured:
         trials.append(trial)
-        print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
+        idle = f"{trial.actor_idle:>13.0%}{trial.learner_idle:>14.0%}"
+        row = f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {_flags(trial)}"
+        print(json.dumps(dataclasses.asdict(trial)) if options.json else row, flush=True)
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
         names = [*best.settings, *(f"driver.{name}" for name in best.settings)]
@@ -112,11 +114,6 @@ def _measured_by_processes(
                 yield Trial(**values)
             process.wait()
         codes.append(process.returncode)
-
-
-def _row(trial: Trial) -> str:
-    idle = f"{trial.actor_idle:>13.0%}{trial.learner_idle:>14.0%}"
-    return f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {_flags(trial)}"
 
 
 def _flags(trial: Trial) -> str:
