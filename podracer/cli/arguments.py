@@ -62,7 +62,7 @@ def read_parts(
         strays += [(word, flag) for word in stray]
         if setting.path in words_of and item_of(setting.hint) is not str:
             raise ConfigError(f"{setting.flag} is given twice: give it once.")
-        if setting.is_switch and not words:
+        if setting.hint is bool and not words:
             words = ("true" if table.paths(flag.name) else "false",)
         words_of.setdefault(setting.path, []).extend(words)
     positional = [x for x in table.settings.values() if x.is_positional]
@@ -81,28 +81,13 @@ def read_parts(
     return dict(table.with_values(values).parts)
 
 
-def parse(
-    kind: Any,
-    command: str,
-    arguments: Sequence[str],
-    description: str = "",
-) -> Any:
+def parse(kind: Any, command: str, arguments: Sequence[str], description: str = "") -> Any:
     """Return the dataclass `kind` made from flags; `description` stands above its help.
 
     Runs at addresses are copied. The rest is as in `read_parts`.
     """
     text = description or kind.__doc__ or ""
-    return _with_copies(read_parts({"": blank(kind)}, command, arguments, text)[""])
-
-
-def blank(kind: Any) -> Any:
-    """Return options by default; those that must be given are `dataclasses.MISSING`."""
-    fields = [x for x in dataclasses.fields(kind) if x.default_factory is dataclasses.MISSING]
-    return kind(**{field.name: field.default for field in fields})
-
-
-def _with_copies(options: Any) -> Any:
-    """Return options with copies of runs in the places of their addresses."""
+    options = read_parts({"": blank(kind)}, command, arguments, text)[""]
     choice, changed = getattr(options, "checkpoint", None), {}
     for name, value in vars(options).items():
         paths = value if isinstance(value, tuple) else (value,)
@@ -110,6 +95,12 @@ def _with_copies(options: Any) -> Any:
             copies = tuple(local_run(path, choice) for path in paths)
             changed[name] = copies if isinstance(value, tuple) else copies[0]
     return dataclasses.replace(options, **changed) if changed else options
+
+
+def blank(kind: Any) -> Any:
+    """Return options by default; those that must be given are `dataclasses.MISSING`."""
+    fields = [x for x in dataclasses.fields(kind) if x.default_factory is dataclasses.MISSING]
+    return kind(**{field.name: field.default for field in fields})
 
 
 def take_flags(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:

@@ -45,16 +45,15 @@ def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
         if words:
             settings = [x for x in settings if any(word in x.flag for word in words)]
         if settings:
-            lines += ["", *([_title(table.settings[path], width)] if path else [])]
+            lines.append("")
+        if settings and path:
+            kind = type(table.settings[path].value)
+            summary = (inspect.getdoc(kind) or "").partition("\n")[0]
+            title = f"{path}: {kind.__name__}. {summary}"
+            lines.append(textwrap.shorten(title, width, placeholder=" ..."))
         for setting in settings:
             lines += _lines(setting, width, is_long)
     return "\n".join(lines)
-
-
-def _title(part: Setting, width: int) -> str:
-    kind = type(part.value)
-    doc = (inspect.getdoc(kind) or "").partition("\n")[0]
-    return textwrap.shorten(f"{part.path}: {kind.__name__}. {doc}", width, placeholder=" ...")
 
 
 def _name(setting: Setting) -> str:
@@ -62,7 +61,7 @@ def _name(setting: Setting) -> str:
     if setting.is_positional:
         return f"{setting.word} ..." if item_of(setting.hint) else setting.word
     names = [setting.flag, *(f"--{x}" for x, path in ALIASES.items() if path == setting.path)]
-    return f"--[no-]{setting.flag[2:]}" if setting.is_switch else ", ".join(names)
+    return f"--[no-]{setting.flag[2:]}" if setting.hint is bool else ", ".join(names)
 
 
 def _value(setting: Setting) -> str:

@@ -101,12 +101,12 @@ def parse_experiment(
 
     Returns `options`, `experiment` and the values of `extra` with the values of the flags.
     """
+
+    def explain(name: str) -> str:
+        is_recipe = name in recipes.RECIPES
+        return f"{name!r} is a recipe: write its name before the flags." if is_recipe else ""
+
     parts = {"options": options, "experiment": experiment, **(extra or {}), "size": _Sizes()}
-    parts = read_parts(parts, command, arguments, description, _is_recipe)
+    parts = read_parts(parts, command, arguments, description, explain)
     parts.pop("size")  # `find_recipe` has read it
     return parts.pop("options"), parts.pop("experiment"), parts
-
-
-def _is_recipe(name: str) -> str:
-    is_recipe = name in recipes.RECIPES
-    return f"{name!r} is a recipe: write its name before the flags." if is_recipe else ""

@@ -64,11 +64,6 @@ class Setting(NamedTuple):
         return dataclasses.is_dataclass(self.value) and classes_of(self.hint) is not None
 
     @property
-    def is_switch(self) -> bool:
-        """Whether the flag has no value: `--fused` or `--no-fused`."""
-        return self.hint is bool
-
-    @property
     def is_positional(self) -> bool:
         """Whether its words need no flag."""
         return Mark.POSITIONAL in self.marks
@@ -248,6 +243,7 @@ class Table:
     def _unknown(self, flag: Flag) -> str:
         """Return the sentence about an unknown flag: its name here, or whose it is."""
         problem, last = f"There is no flag {flag.spelling} here:", flag.name.split(".")[-1]
+        own_name = last.removeprefix("no_")
         for path, setting in self.settings.items():  # by another beginning, or with hyphens
             if path.endswith(f".{last}") or path.replace(".", "_").endswith(f"_{flag.name}"):
                 return f"{problem} did you mean {setting.flag}?"
@@ -256,25 +252,21 @@ class Table:
                 return f"{problem} did you mean --{name.replace('_', '-')}?"
         if sentence := self.explain(flag.name):
             return sentence
-        if owners := self._owners(last.removeprefix("no_")):
-            return f"{self.command} has no flag {flag.spelling}: it belongs to {owners}."
-        if last in _OF_OTHERS:
-            return f"{problem} {_OF_OTHERS[last]}"
-        flags = [x.flag.removeprefix("--") for x in self.settings.values()]
-        names = flags if "." in flag.name else [name.split(".")[-1] for name in flags]
-        page = f"`podracer {self.command} --help` lists what there is."
-        hint = nearest(flag.name.removeprefix("no_").replace("_", "-"), names, page)
-        return f"{problem} {hint.replace('mean ', 'mean --').replace(' or ', ' or --')}"
-
-    def _owners(self, name: str) -> str:
-        """Return the flags that would choose a part with a setting of this name."""
-        flags = [
+        owners = [
             f"{setting.flag} {choice}"
             for setting in self.settings.values()
             for choice, kind in setting.choices.items()
-            if any(x.path.split(".")[-1] == name for x in settings_of(kind()))
+            if any(x.path.endswith(f".{own_name}") for x in settings_of(kind(), "."))
         ]
-        return ", ".join(flags)
+        if owners:
+            return f"{self.command} has no flag {flag.spelling}: it belongs to {', '.join(owners)}."
+        if last in _OF_OTHERS:
+            return f"{problem} {_OF_OTHERS[last]}"
+        names = [x.flag.removeprefix("--") for x in self.settings.values()]
+        names = names if "." in flag.name else [name.split(".")[-1] for name in names]
+        page = f"`podracer {self.command} --help` lists what there is."
+        hint = nearest(flag.name.removeprefix("no_").replace("_", "-"), names, page)
+        return f"{problem} {hint.replace('mean ', 'mean --').replace(' or ', ' or --')}"
 
     def refuse(self, word: str, flag: Flag | None) -> None:
         """Raise `ConfigError` for a word that no setting takes; it may stand behind a flag."""
@@ -287,7 +279,7 @@ class Table:
             advice = f"write {self.find(old).flag} {text}."
         elif word.lower() in ("true", "false", "yes", "no", "on", "off"):
             advice = "a flag that is on or off has no value: write --NAME or --no-NAME."
-        elif flag is not None and not self.find(flag).is_switch:
+        elif flag is not None and self.find(flag).hint is not bool:
             several = "several are for a sweep, --vary NAME=VALUE,VALUE."
             advice = f"{flag.spelling} takes one value; {several}"
         raise ConfigError(f"{word!r} is none of the arguments of {self.command}: {advice}")

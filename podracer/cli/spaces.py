@@ -26,28 +26,20 @@ def read_spaces(variations: Sequence[str], agent: Any = None) -> dict[str, Space
             name = table.find(Flag(f"--{name}", (), False)).path
         if name in spaces:
             raise ConfigError("--vary names a hyperparameter twice: give each its values once.")
-        spaces[name] = _read_space(name, text)
+        values, problem = text.partition("=")[2], f"--vary {text!r} cannot be read:"
+        if values.count(":") > 1:
+            example = f"{name}=1e-4,3e-4"
+            raise ConfigError(f"{problem} of a schedule only the start varies, as in {example}.")
+        try:
+            numbers = tuple(map(float, values.replace(":", ",").split(",")))
+        except ValueError:
+            numbers = (math.nan,)
+        if ":" in values and len(numbers) == 2:
+            spaces[name] = Range(name, *numbers)
+            continue
+        if ":" in values or not all(map(math.isfinite, numbers)):
+            raise ConfigError(f"{problem} write name=1e-4,3e-4 or name=1e-5:1e-2.")
+        if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
+            raise ConfigError(f"--vary {text!r} names a value twice: give each value once.")
+        spaces[name] = numbers
     return spaces
-
-
-def _read_space(name: str, text: str) -> Space:
-    """Return the space of `NAME=VALUE,VALUE` or `NAME=LOW:HIGH`."""
-    values = text.partition("=")[2]
-    if values.count(":") > 1:
-        raise ConfigError(
-            f"--vary {text!r} cannot be read: of a schedule only the start varies, as in "
-            f"{name}=1e-4,3e-4."
-        )
-    try:
-        if ":" in values:
-            return Range(name, *map(float, values.split(":")))
-        numbers = tuple(float(value) for value in values.split(","))
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(
-            f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
-        ) from None
-    if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
-        raise ConfigError(f"--vary {text!r} names a value twice: give each value once.")
-    return numbers
