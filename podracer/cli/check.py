@@ -24,28 +24,24 @@ class CheckOptions:
 
 def check(options: CheckOptions) -> int:
     """Run `podracer check`: return 0 if agents can be trained in the environment, else 78."""
-    from podracer.run.environment_check import examine
-
-    report = examine(_named(options.environment))
-    print(json.dumps(report.to_json()) if options.json else report)
-    return 0 if report.usable else 78
-
-
-def _named(name: str) -> Any:
-    """Return what MODULE:NAME names, of a class its default, and any other name as it is."""
     from podracer.checks.errors import describe_error
     from podracer.cli.recipe_flags import find_modules_here
     from podracer.environment import is_of_gymnasium
     from podracer.envs.catalog import has_name
+    from podracer.run.environment_check import examine
 
-    module, _, attribute = name.partition(":")
-    find_modules_here(None, name)
-    if not attribute.isidentifier() or has_name(name):
-        return name
-    find_modules_here(name, None)
-    try:
-        environment = getattr(importlib.import_module(module), attribute)
-        is_factory = isinstance(environment, type) and not is_of_gymnasium(environment)
-        return environment() if is_factory else environment
-    except Exception as error:
-        raise ConfigError(f"There is no environment {name!r}: {describe_error(error)}") from error
+    environment: Any = options.environment
+    module, _, attribute = options.environment.partition(":")
+    find_modules_here(None, options.environment)
+    if attribute.isidentifier() and not has_name(options.environment):
+        find_modules_here(options.environment, None)
+        try:
+            environment = getattr(importlib.import_module(module), attribute)
+            if isinstance(environment, type) and not is_of_gymnasium(environment):
+                environment = environment()
+        except Exception as error:
+            problem = f"There is no environment {options.environment!r}"
+            raise ConfigError(f"{problem}: {describe_error(error)}") from error
+    report = examine(environment)
+    print(json.dumps(report.to_json()) if options.json else report)
+    return 0 if report.usable else 78

@@ -187,16 +187,6 @@ class ReportOptions:
     until Ctrl-C, such as while the runs train; 0 writes it once."""
 
 
-def default_page(runs: Sequence[Path]) -> Path:
-    """Return the page of a report where none is named: no other report's."""
-    folders = sorted({run.resolve() for run in runs})
-    if len(folders) == 1:
-        return output_folder(runs[0]) / "report.html"
-    if any(run != output_folder(run) for run in runs):
-        return Path("comparison.html")
-    return Path(os.path.commonpath([folder.parent for folder in folders])) / "comparison.html"
-
-
 def report(options: ReportOptions) -> int:
     """Run `podracer report`: write an HTML page about runs or a tournament."""
     from podracer.io.seal import check_is_run
@@ -205,7 +195,13 @@ def report(options: ReportOptions) -> int:
     for run in options.runs:
         if not is_tournament(run):
             check_is_run(run)
-    path = output_file(options.output, default_page(options.runs), (".html", ".htm"))
+    folders = {run.resolve() for run in options.runs}
+    page = output_folder(options.runs[0]) / "report.html"
+    if len(folders) > 1:  # no run's own page; of copies, which end, in the working directory
+        are_copies = any(run != output_folder(run) for run in options.runs)
+        shared = "" if are_copies else os.path.commonpath([folder.parent for folder in folders])
+        page = Path(shared) / "comparison.html"
+    path = output_file(options.output, page, (".html", ".htm"))
     write = partial(write_report, options.runs)
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
