@@ -98,7 +98,7 @@ Environments of your own need no name: [add an environment](add-an-environment.m
 
 def words_of(setting):
     """The word of a command that gives a setting its value."""
-    if setting.is_switch:
+    if setting.hint is bool:
         return setting.flag if setting.value else f"--no-{setting.flag[2:]}"
     return f"{setting.flag} {format_value(setting.value)}".rstrip()
 
