@@ -64,17 +64,14 @@ def _name(setting: Setting) -> str:
     return f"--[no-]{setting.flag[2:]}" if setting.hint is bool else ", ".join(names)
 
 
-def _value(setting: Setting) -> str:
-    if isinstance(setting.value, bool):
-        return "(on)" if setting.value else "(off)"
-    if setting.is_part:
-        return type(setting.value).__name__.removesuffix("Config")
-    return "" if setting.value is dataclasses.MISSING else format_value(setting.value)
-
-
 def _lines(setting: Setting, width: int, is_short: bool) -> list[str]:
     """Return a setting, its value and its text, on one line if it `is_short`."""
-    left = f"  {_name(setting)} {_value(setting)}".rstrip()
+    value = format_value(setting.value).removesuffix("Config")
+    if isinstance(setting.value, bool):
+        value = "(on)" if setting.value else "(off)"
+    if setting.value is dataclasses.MISSING:
+        value = ""
+    left = f"  {_name(setting)} {value}".rstrip()
     choices = "|".join(setting.choices or choices_of(item_of(setting.hint) or setting.hint))
     if is_short:
         text = f"[{choices}] {setting.text}" if choices and len(choices) < _COLUMN else setting.text

@@ -110,10 +110,9 @@ def output_file(named: Path | None, default: Path, suffixes: Sequence[str]) -> P
     from podracer.io.run_directory import check_room
 
     path = default if named is None else named
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory: name a file in it with --out.")
     if path.exists() and not path.is_file():  # such as a device, which would be replaced
-        raise ConfigError(f"{path} is not a regular file: name another one with --out.")
+        kind = "a directory" if path.is_dir() else "not a regular file"
+        raise ConfigError(f"{path} is {kind}: name another file with --out.")
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
     if named is None and not path.parent.is_dir():
