@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,15 +22,19 @@ from podracer.envs.catalog import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
+from podracer.envs.host.gymnasium_check import Watched
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.schema import leaves_by_path
 from podracer.types import EnvironmentSpec, TimeStep
 
-STEPS, SECONDS = 200, 5.0  # random play ends with the first of them
-REPEATED_STEPS = 50
+STEPS, GYMNASIUM_STEPS, SECONDS = 200, 1_000, 5.0  # random play ends with the first of them
+NOT_SEEDED = (
+    "two environments that are reset with one seed begin differently: `reset(seed=seed)` must call "
+    "super().reset(seed=seed) and draw from self.np_random."
+)
 NOT_REPEATED = (
     "two batches with one seed and the same actions differ from step {step} on: the randomness of "
-    "a row must depend on `seed`, its index and `start` alone."
+    "a row must depend on `seed`, its index and `start` alone, in Gymnasium on self.np_random."
 )
 ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # they play at once
 
@@ -55,89 +60,96 @@ def examine(environment: Any) -> EnvironmentReport:
     try:
         environment = make(environment) if isinstance(environment, str) else environment
         if isinstance(environment, type) and is_of_gymnasium(environment):
-            return _examine_class(environment)
+            report = examine(Gymnasium(environment, workers=0))
+            try:
+                Gymnasium(environment)
+            except ConfigError as error:
+                return _with_warning(report, str(error))
+            return report
         if isinstance(environment, Gymnasium):
-            return _examine_gymnasium(environment)
+            watched = Watched(environment)
+            return _play(watched, watched.spec, 1, GYMNASIUM_STEPS)
         if isinstance(environment, HostEnvironments):
             return _play(environment, checks.check_spec(environment), ENVS_ON_HOST)
         spec = checks.check_environment(environment)
-        return _examine_in_jax(environment, spec)
     except PodracerError as error:
         return EnvironmentReport(name, None, (Finding("error", str(error)),))
-
-
-def _examine_class(kind: type) -> EnvironmentReport:
-    report = _examine_gymnasium(Gymnasium(kind, workers=0))
-    try:
-        Gymnasium(kind)
-    except ConfigError as error:
-        return dataclasses.replace(
-            report, findings=(*report.findings, Finding("warning", str(error)))
-        )
-    return report
-
-
-def _examine_gymnasium(environment: Gymnasium) -> EnvironmentReport:
-    from podracer.envs.host.gymnasium_check import examine
-
-    return examine(environment)
-
-
-def _examine_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
-    """Play in an environment in JAX, with restarts where it has none of its own."""
     agents = getattr(environment, "num_agents", 1)  # rows of one game
     num_envs = max(1, ENVS_ON_DEVICE // agents) * agents
     report = _play(DeviceEnvironments(environment), spec, num_envs)
-    never_restarts = [finding for finding in report.findings if NO_RESTART in finding.text]
+    never_restarts = any(NO_RESTART in finding.text for finding in report.findings)
     if not never_restarts or isinstance(environment, AutoReset):
         return report
     report = _play(DeviceEnvironments(auto_reset(environment)), spec, ENVS_ON_DEVICE)
-    advice = Finding("warning", "it does not restart by itself: train in podracer.auto_reset(...).")
-    return dataclasses.replace(report, findings=(*report.findings, advice))
+    return _with_warning(
+        report, "it does not restart by itself: train in podracer.auto_reset(...)."
+    )
 
 
-def _play(environment: Any, spec: EnvironmentSpec, num_envs: int) -> EnvironmentReport:
+def _with_warning(report: EnvironmentReport, text: str) -> EnvironmentReport:
+    return dataclasses.replace(report, findings=(*report.findings, Finding("warning", text)))
+
+
+def _play(
+    environment: Any, spec: EnvironmentSpec, num_envs: int, num_steps: int = STEPS
+) -> EnvironmentReport:
     """Play with one seed, on the host twice, and report on the timesteps."""
-    validator, timesteps, repeated = TimestepValidator(spec, num_envs), [], []
+    watched = environment if isinstance(environment, Watched) else None
+    validator, timesteps, repeated, reseeded = TimestepValidator(spec, num_envs), [], [], []
+    largest = dict.fromkeys(leaves_by_path(spec.observation), 0)
     seconds = 0.0
     try:
-        for timestep, own_seconds in _timesteps(environment, spec, num_envs, STEPS):
+        for timestep, own_seconds in _timesteps(environment, spec, num_envs, num_steps):
             validator.validate(timestep)
             timesteps.append(timestep)
             seconds += own_seconds
+            for path, array in leaves_by_path(timestep.observation).items():
+                largest[path] = max(largest[path], array.max(initial=0))
         if not isinstance(environment, DeviceEnvironments):  # those are pure functions
-            repeated = [x for x, _ in _timesteps(environment, spec, num_envs, REPEATED_STEPS)]
+            plays = (_timesteps(environment, spec, num_envs, num_steps // 4, x) for x in (1, 2))
+            repeated = [x for x, _ in next(plays)]
+            reseeded = [x for x, _ in next(plays)] if watched else []
         difference = _first_difference(timesteps, repeated)
     except PodracerError as error:
         return EnvironmentReport(spec.name, spec, (Finding("error", str(error)),))
     except Exception as error:
         text = f"{spec.name} raised {describe_error(error)}"
         return EnvironmentReport(spec.name, spec, (Finding("error", text),))
-    errors = [Finding("error", f"{text}.") for text in validator.first_faults.values()]
-    warnings = []
-    if difference is not None:
-        warnings.append(Finding("warning", NOT_REPEATED.format(step=difference)))
-    stacked: Any = jax.tree.map(lambda *x: np.stack(x), *timesteps)
-    arrays = leaves_by_path(stacked.observation)
+    errors = [f"{text}." for text in validator.first_faults.values()]
+    warnings = [*watched.warnings()] if watched else []
+    if watched and difference == 0:
+        warnings.append(NOT_SEEDED)
+    elif difference is not None:
+        warnings.append(NOT_REPEATED.format(step=difference))
+    elif len(reseeded) > 1 and _first_difference(repeated, reseeded) is None:
+        warnings.append("two seeds give the same episodes: nothing is random, or no seed is used.")
     for path, leaf in leaves_by_path(spec.observation).items():
-        texts = wrong_scales(f"observation{path}", leaf, arrays[path].max(initial=0))
-        warnings += [Finding("warning", text) for text in texts]
-    if not stacked.first[0].all():
-        errors.append(Finding("error", "`reset` must return timesteps with `first` set."))
-    figures = _figures(stacked, num_envs, seconds)
+        warnings += wrong_scales(f"observation{path}", leaf, largest[path])
+    if not timesteps[0].first.all():
+        errors.append("`reset` must return timesteps with `first` set.")
+    figures = _figures(timesteps, num_envs)
+    if watched:
+        figures |= watched.figures()
+    elif seconds:
+        rate = (len(timesteps) - 2) * num_envs / seconds  # the first step compiles
+        figures[f"steps a second of {num_envs} environments"] = rate
     if not figures["terminals"] + figures["time-outs"]:
-        warnings.append(Finding("warning", f"no episode ended within {len(timesteps) - 1} steps."))
-    return EnvironmentReport(spec.name, spec, (*errors, *warnings), figures)
+        warnings.append(
+            f"no episode ended within {len(timesteps) - 1:,} steps: where episodes have no limit, "
+            "set one, in Gymnasium by gymnasium.wrappers.TimeLimit."
+        )
+    findings = [Finding("error", x) for x in errors] + [Finding("warning", x) for x in warnings]
+    return EnvironmentReport(spec.name, spec, tuple(findings), figures)
 
 
 def _timesteps(
-    environment: Any, spec: EnvironmentSpec, num_envs: int, most_steps: int
+    environment: Any, spec: EnvironmentSpec, num_envs: int, most_steps: int, seed: int = 1
 ) -> Iterator[tuple[TimeStep, float]]:
     """Yield copies of the timesteps of random play, each with the seconds that it took."""
     generator, end = np.random.default_rng(0), np.inf
     validator = TimestepValidator(spec, num_envs)
     with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
-        timestep = batch.reset(1, np.arange(num_envs, dtype=np.uint32), 0)
+        timestep = batch.reset(seed, np.arange(num_envs, dtype=np.uint32), 0)
         validator.check(timestep)
         yield jax.tree.map(np.array, timestep), 0.0
         for step in range(most_steps):
@@ -160,16 +172,19 @@ def _first_difference(timesteps: list[TimeStep], repeated: list[TimeStep]) -> in
     return None
 
 
-def _figures(timesteps: TimeStep, num_envs: int, seconds: float) -> dict[str, Any]:
-    terminal = (timesteps.discount[1:] == 0) & ~timesteps.last[:-1]
-    timeout = timesteps.last[1:] & ~timesteps.first[1:] & ~terminal
-    num_steps = (len(timesteps.reward) - 1) * num_envs
+def _figures(timesteps: list[TimeStep], num_envs: int) -> dict[str, Any]:
+    terminals = timeouts = 0
+    returns, totals = list[float](), np.zeros(num_envs)
+    for before, timestep in itertools.pairwise(timesteps):
+        terminal = (timestep.discount == 0) & ~before.last
+        timeout = timestep.last & ~timestep.first & ~terminal
+        terminals, timeouts = terminals + int(terminal.sum()), timeouts + int(timeout.sum())
+        totals += timestep.reward
+        returns += totals[terminal | timeout].tolist()
+        totals[terminal | timeout] = 0
     figures: dict[str, Any] = {
-        "steps of random play": num_steps,
-        "terminals": int(terminal.sum()),
-        "time-outs": int(timeout.sum()),
-        "mean reward": float(timesteps.reward[1:].mean()),
+        "steps of random play": (len(timesteps) - 1) * num_envs,
+        "terminals": terminals,
+        "time-outs": timeouts,
     }
-    if seconds:
-        figures[f"steps a second of {num_envs} environments"] = (num_steps - num_envs) / seconds
-    return figures
+    return figures | ({"mean return": float(np.mean(returns))} if returns else {})
