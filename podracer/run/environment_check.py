@@ -59,7 +59,8 @@ def examine(environment: Any) -> EnvironmentReport:
     name = environment if isinstance(environment, str) else name
     try:
         environment = make(environment) if isinstance(environment, str) else environment
-        if isinstance(environment, type) and is_of_gymnasium(environment):
+        is_class = isinstance(environment, type) and is_of_gymnasium(environment)
+        if is_class:
             report = examine(Gymnasium(environment, workers=0))
             try:
                 Gymnasium(environment)

@@ -7,6 +7,7 @@ made again; only the affected rows lose their episode. The workers run `gymnasiu
 
 from __future__ import annotations
 
+import abc
 import ast
 import contextlib
 import dataclasses
@@ -29,28 +30,8 @@ import jax
 import numpy as np
 
 from podracer.arguments import named
-from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_spec import (
-    check_options,
-    factory,
-    inspect_environment,
-    with_pictures,
-)
-from podracer.envs.host.gymnasium_worker import (
-    BAD_DATA_FAULTS,
-    CALLS,
-    CLOSE_SECONDS,
-    FAULT_KINDS,
-    FORK_REPLY,
-    MAX_CONSECUTIVE_FAILURES,
-    OK,
-    STEP,
-    SharedMemory,
-    WorkerSetup,
-    anonymous_file,
-    local_worker,
-    map_shared_memory,
-)
+from podracer.envs.host import gymnasium_spec, gymnasium_worker
+from podracer.envs.host.gymnasium_worker import FAULT_KINDS, SharedMemory, WorkerSetup
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import bounded, check_ranges
 from podracer.io.processes import end_guarded
@@ -142,12 +123,12 @@ class Gymnasium:
                 f"workers must be 0, for this process, or None, not {self.workers}: a driver says "
                 "how many processes there are (`driver.threads_per_actor`)."
             )
-        check_options(self.environment, self.options)
+        gymnasium_spec.check_options(self.environment, self.options)
         self._inspect()
 
     def _inspect(self) -> tuple[EnvironmentSpec, WorkerSetup]:
         fields = (self.environment, self.options, self.observe)
-        return inspect_environment(*fields, in_process=self.workers == 0)
+        return gymnasium_spec.inspect_environment(*fields, in_process=self.workers == 0)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -168,7 +149,7 @@ class Gymnasium:
         """Return the same environments with what their `render` draws, see `HasPictures`."""
         for variable, value in _PYGAME.items():
             os.environ.setdefault(variable, value)
-        pictured = with_pictures(self.environment, self.options, self.observe)
+        pictured = gymnasium_spec.with_pictures(self.environment, self.options, self.observe)
         return dataclasses.replace(self, environment=pictured, options=(), observe=())
 
     def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch | LocalBatch:
@@ -193,7 +174,7 @@ class Gymnasium:
             max_restarts=self.max_restarts,
         )
         if self.workers == 0:
-            make = factory(spec.name, self.environment, self.options, self.observe)
+            make = gymnasium_spec.factory(spec.name, self.environment, self.options, self.observe)
             return LocalBatch(spec.name, setup, make)
         return GymnasiumBatch(spec.name, setup)
 
@@ -234,48 +215,99 @@ def timestep_of(setup: WorkerSetup, shared: SharedMemory) -> TimeStep:
     return TimeStep(observation, *fields)  # type: ignore[arg-type]
 
 
-class FaultLog:
-    """Faults of a batch, counted by kind, each kind with a line on its first."""
+class _Batch(abc.ABC):
+    """A batch of environments, as a `HostEnvironment`; subclasses say where they are stepped.
+
+    `faults` counts the faults by kind, `first_faults` has a line on the first of each kind. After
+    an `EnvironmentFault` everything is freed. Timesteps are views of memory that the next step
+    overwrites, and `jax.device_put` on a CPU may share it: copy arrays that are kept (`jnp.array`).
+    """
 
     def __init__(self, name: str, setup: WorkerSetup, shared: SharedMemory) -> None:
-        self._name, self._setup, self._shared = name, setup, shared
+        self.name, self._setup, self._shared = name, setup, shared
         self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
+        self._timestep = timestep_of(setup, shared)
+        self._is_reset = self._closed = False
         self._num_steps, self._named_rows = 0, set[int]()
         self._slow_row: int | None = None  # in the last comparison
 
-    def check(self) -> str | None:
-        """Update the counts; return why the batch cannot go on where there are too many."""
-        shared, max_restarts = self._shared, self._setup.max_restarts
-        counts = shared.fault_counts.sum(axis=0).tolist()
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
+        if self._closed:
+            self._fail("the environments are closed.")
+        self._shared.begin(seed, indices, start)
+        self._begin()
+        self._is_reset = True
+        return self._timestep
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
+        if self._closed:
+            self._fail("the environments are closed.")
+        if not self._is_reset:
+            self._fail("`reset` must come before `step`.")
+        np.copyto(self._shared.action, action, casting="same_kind")
+        self._advance()
+        self._count_step()
+        return self._timestep
+
+    def close(self) -> None:
+        """End all environments, within seconds also processes that hang, and free the memory."""
+        if not self._closed:
+            self._closed = True
+            self._end()
+            del self._shared, self._timestep
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Make and reset every environment."""
+
+    @abc.abstractmethod
+    def _advance(self) -> None:
+        """Step every environment by the actions in the memory."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """End every environment, and free what a subclass has."""
+
+    def _fail(self, reason: str) -> NoReturn:
+        self.close()
+        raise EnvironmentFault(f"{self.name}: {reason}")
+
+    def _check_faults(self) -> None:
+        """Update the counts. Raises `EnvironmentFault` where there are too many."""
+        max_restarts = self._setup.max_restarts
+        counts = self._shared.fault_counts.sum(axis=0).tolist()
         self.faults.update(zip(FAULT_KINDS, counts, strict=True))
-        shared.describe_first_faults(self.first_faults)
-        row = int(shared.consecutive_failures.argmax())
-        limit = MAX_CONSECUTIVE_FAILURES
-        if shared.consecutive_failures[row] >= limit:
+        self._shared.describe_first_faults(self.first_faults)
+        row = int(self._shared.consecutive_failures.argmax())
+        limit = gymnasium_worker.MAX_CONSECUTIVE_FAILURES
+        if self._shared.consecutive_failures[row] >= limit:
             reason = f"restarted {limit} times without one good step between, the last time"
         elif sum(counts) > max_restarts:
-            row = int(shared.fault_time.argmax())
+            row = int(self._shared.fault_time.argmax())
             reason = (
                 f"restarted beyond the {max_restarts} that all rows may need together "
                 "(`max_restarts`),"
             )
         else:
-            return None
+            return
         ends = [end for _, end in self._setup.row_ranges]
         worker = next(number for number, end in enumerate(ends) if row < end)
-        kind = FAULT_KINDS[shared.fault_kind[row]]
+        kind = FAULT_KINDS[self._shared.fault_kind[row]]
         remedy = (
             "\nMore restarts or slower steps are allowed by options after the environment's name: "
             f",max_restarts={10 * max_restarts + 10} or "
             f",step_seconds={6 * self._setup.step_seconds:g}"
         )
-        return (
-            f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
-            f"{reason} because of the fault `{kind}`.\n{shared.describe_fault(row)}"
-            f"{'' if kind in BAD_DATA_FAULTS else remedy}"
+        index = self._shared.env_index[row]
+        self._fail(
+            f"row {row} of worker {worker} (environment {index} of the run) was {reason} "
+            f"because of the fault `{kind}`.\n{self._shared.describe_fault(row)}"
+            f"{'' if kind in gymnasium_worker.BAD_DATA_FAULTS else remedy}"
         )
 
-    def count_step(self) -> None:
+    def _count_step(self) -> None:
         """Count a step of the batch, and log an environment that is much slower than others, once.
 
         Speeds are compared after many steps, and twice: the machine may have been busy elsewhere.
@@ -292,7 +324,7 @@ class FaultLog:
             _LOG.warning(
                 "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
                 "step, and all of its batch wait for it.",
-                self._name,
+                self.name,
                 self._shared.env_index[row],
                 seconds[row] / usual,
                 seconds[row],
@@ -300,34 +332,21 @@ class FaultLog:
         self._shared.step_seconds[:] = 0
 
 
-class GymnasiumBatch:
-    """A batch of environments in processes of their own, as a `HostEnvironment`.
-
-    `faults` counts the faults by kind; `pids` are the workers' process ids. After an
-    `EnvironmentFault` everything is freed. Timesteps are views of memory that the next step
-    overwrites, and `jax.device_put` on a CPU may share it: copy arrays that are kept (`jnp.array`).
-    """
+class GymnasiumBatch(_Batch):
+    """A batch of environments in processes of their own; `pids` are the workers' process ids."""
 
     def __init__(self, name: str, setup: WorkerSetup) -> None:
-        self.name, self._setup = name, setup
         self.pids = [0] * len(setup.row_ranges)
         self._channels: list[socket.socket | None] = [None] * len(setup.row_ranges)
-        self._memory = anonymous_file()
+        self._memory = gymnasium_worker.anonymous_file()
         try:
-            self._shared = shared = map_shared_memory(self._memory, setup)
+            super().__init__(name, setup, gymnasium_worker.map_shared_memory(self._memory, setup))
             self._start_fork_server()
         except BaseException:
             os.close(self._memory)
             raise
-        self._log = FaultLog(name, setup, shared)
-        self.faults, self.first_faults = self._log.faults, self._log.first_faults
-        self._timestep, self._closed = timestep_of(setup, shared), False
 
-    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """Start again, in new processes. Raises `EnvironmentFault`, also after `close`."""
-        if self._closed:
-            _fail(self, "the environments are closed.")
-        self._shared.begin(seed, indices, start)
+    def _begin(self) -> None:
         workers = range(len(self._channels))
         if any(self._channels):
             self._stop_fork_server()
@@ -335,32 +354,19 @@ class GymnasiumBatch:
         for worker in workers:
             self._fork_worker(worker)
         self._await_workers(workers)
-        return self._timestep
 
-    def step(self, action: np.ndarray) -> TimeStep:
-        """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
-        if self._closed:
-            _fail(self, "the environments are closed.")
-        np.copyto(self._shared.action, action, casting="same_kind")
+    def _advance(self) -> None:
         self._shared.deadline[:] = time.monotonic() + self._setup.step_seconds
-        for channel in self._channels:
-            if channel is None:
-                _fail(self, "`reset` must come before `step`.")
+        for channel in filter(None, self._channels):
             with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
-                channel.send(STEP)
+                channel.send(gymnasium_worker.STEP)
         self._await_workers(range(len(self._channels)))
-        self._log.count_step()
-        return self._timestep
 
-    def close(self) -> None:
-        """End all processes, within seconds also where they hang, and free the memory."""
-        if not self._closed:
-            self._closed = True
-            self._stop_fork_server()
-            for channel in filter(None, self._channels):
-                channel.close()
-            os.close(self._memory)
-            del self._shared, self._timestep, self._log
+    def _end(self) -> None:
+        self._stop_fork_server()
+        for channel in filter(None, self._channels):
+            channel.close()
+        os.close(self._memory)
 
     # --- faults ---
 
@@ -371,8 +377,8 @@ class GymnasiumBatch:
             workers = [worker for worker, kind in outcomes.items() if kind in ("died", "hung")]
             for worker in workers:
                 self._replace_worker(worker, outcomes[worker])
-            if any(outcomes.values()) and (reason := self._log.check()):
-                _fail(self, reason)
+            if any(outcomes.values()):
+                self._check_faults()
 
     def _await_worker(self, worker: int) -> str:
         """Wait for a worker; return "" when all is well, or "faulty", "died" or "hung"."""
@@ -389,7 +395,7 @@ class GymnasiumBatch:
             except OSError:
                 return "died"
             else:
-                return ("" if reply == OK else "faulty") if reply else "died"
+                return ("" if reply == gymnasium_worker.OK else "faulty") if reply else "died"
 
     def _replace_worker(self, worker: int, kind: str) -> None:
         """Start another worker in place of one that died or hung, and record why."""
@@ -400,7 +406,7 @@ class GymnasiumBatch:
         code = os.waitstatus_to_exitcode(self._fork_worker(worker))
         text = f"The process ended with {how_killed(-code) if code < 0 else code}."
         if kind == "hung":
-            call = CALLS[self._shared.call[worker]]
+            call = gymnasium_worker.CALLS[self._shared.call[worker]]
             seconds = getattr(self._setup, f"{call}_seconds")
             text = f"`{call}` had not returned after {seconds:g} s (`{call}_seconds`)."
         self._shared.record_fault(rows, kind, text)
@@ -409,7 +415,8 @@ class GymnasiumBatch:
 
     def _fork_worker(self, worker: int) -> int:
         """Start a worker; return the wait status of the one whose place it takes."""
-        for _ in range(MAX_CONSECUTIVE_FAILURES):
+        limit = gymnasium_worker.MAX_CONSECUTIVE_FAILURES
+        for _ in range(limit):
             own_end, worker_end = socket.socketpair()
             former, self._channels[worker] = self._channels[worker], own_end
             with worker_end:
@@ -418,22 +425,21 @@ class GymnasiumBatch:
                 try:
                     number = worker.to_bytes(4, "little")
                     socket.send_fds(self._control, [number], [worker_end.fileno()])
-                    reply = self._control.recv(FORK_REPLY.size)
+                    reply = self._control.recv(gymnasium_worker.FORK_REPLY.size)
                 except OSError:
                     reply = b""
             if reply:
                 self._control.settimeout(FORK_SECONDS)
                 self._shared.deadline[worker] = time.monotonic() + self._setup.reset_seconds
-                self.pids[worker], status = FORK_REPLY.unpack(reply)
+                self.pids[worker], status = gymnasium_worker.FORK_REPLY.unpack(reply)
                 if self.pids[worker] < 0:
                     text = self._shared.describe_fault(0)
-                    _fail(self, f"a worker cannot import the environment.\n{text}")
+                    self._fail(f"a worker cannot import the environment.\n{text}")
                 return status
             self._stop_fork_server()
             self._start_fork_server()
-        _fail(
-            self,
-            f"the process that starts the workers died or hung {MAX_CONSECUTIVE_FAILURES} times.",
+        self._fail(
+            f"the process that starts the workers died or hung {limit} times.",
         )
 
     def _start_fork_server(self) -> None:
@@ -459,66 +465,41 @@ class GymnasiumBatch:
                 channel.shutdown(socket.SHUT_RDWR)
         with self._control, contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
-            self._control.settimeout(2 * CLOSE_SECONDS)
+            self._control.settimeout(2 * gymnasium_worker.CLOSE_SECONDS)
             while self._control.recv(64):
                 pass
-        end_guarded(self._fork_server, CLOSE_SECONDS)  # it has closed its end, or hangs
+        # It has closed its end, or hangs.
+        end_guarded(self._fork_server, gymnasium_worker.CLOSE_SECONDS)
 
 
-class LocalBatch:
-    """A batch of environments that the calling thread steps, as a `HostEnvironment`.
+class LocalBatch(_Batch):
+    """A batch of environments that the calling thread steps.
 
     An environment that raises or returns bad data loses its episode, as in a process of its own.
-    One that hangs is only noticed by the driver, and one that crashes ends the process. The rest is
-    as in `GymnasiumBatch`.
+    One that hangs is only noticed by the driver, and one that crashes ends the process.
     """
 
     def __init__(self, name: str, setup: WorkerSetup, make: Callable[[], Env]) -> None:
-        self.name, self._worker = name, local_worker(setup, make)
-        self._log = FaultLog(name, setup, self._worker.shared)
-        self.faults, self.first_faults = self._log.faults, self._log.first_faults
-        self._timestep = timestep_of(setup, self._worker.shared)
-        self._closed = self._is_reset = False
+        self._worker = gymnasium_worker.local_worker(setup, make)
+        super().__init__(name, setup, self._worker.shared)
 
-    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
-        if self._closed:
-            _fail(self, "the environments are closed.")
-        self._worker.shared.begin(seed, indices, start)
+    def _begin(self) -> None:
         with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
-            for row in range(len(indices)):
+            for row in range(self._worker.end):
                 self._worker.remake(row)
-        self._is_reset = True
-        return self._checked()
+        self._check_reply()
 
-    def step(self, action: np.ndarray) -> TimeStep:
-        """Step every row. Raises `EnvironmentFault` where too many restarts were needed."""
-        if self._closed:
-            _fail(self, "the environments are closed.")
-        if not self._is_reset:
-            _fail(self, "`reset` must come before `step`.")
-        np.copyto(self._worker.shared.action, action, casting="same_kind")
+    def _advance(self) -> None:
         with np.errstate(over="ignore"):
             self._worker.step()
-        self._log.count_step()
-        return self._checked()
+        self._check_reply()
 
-    def close(self) -> None:
-        """Close all environments and free the memory."""
-        if not self._closed:
-            self._closed = True
-            for row in list(self._worker.envs):
-                self._worker.close_env(row)
-            del self._timestep, self._log, self._worker
+    def _check_reply(self) -> None:
+        if self._worker.reply != gymnasium_worker.OK:
+            self._worker.reply = gymnasium_worker.OK
+            self._check_faults()
 
-    def _checked(self) -> TimeStep:
-        """Return the timestep. Raises `EnvironmentFault` where there are too many faults."""
-        if self._worker.reply != OK and (reason := self._log.check()):
-            _fail(self, reason)
-        self._worker.reply = OK
-        return self._timestep
-
-
-def _fail(batch: GymnasiumBatch | LocalBatch, reason: str) -> NoReturn:
-    batch.close()
-    raise EnvironmentFault(f"{batch.name}: {reason}")
+    def _end(self) -> None:
+        for row in list(self._worker.envs):
+            self._worker.close_env(row)
+        del self._worker

@@ -1204,7 +1204,7 @@ def test_nothing_leaks(batches, cases, cycles):
     assert not resources() - before
 
 
-@pytest.mark.parametrize("failing", ["map_shared_memory", "subprocess.Popen"])
+@pytest.mark.parametrize("failing", ["gymnasium_worker.map_shared_memory", "subprocess.Popen"])
 def test_what_cannot_be_made_leaks_nothing(monkeypatch, failing):
     def fail(*_, **__):
         raise OSError("no more of it")
