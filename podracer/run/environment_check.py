@@ -59,8 +59,7 @@ def examine(environment: Any) -> EnvironmentReport:
     name = environment if isinstance(environment, str) else name
     try:
         environment = make(environment) if isinstance(environment, str) else environment
-        is_class = isinstance(environment, type) and is_of_gymnasium(environment)
-        if is_class:
+        if isinstance(environment, type) and is_of_gymnasium(environment):
             report = examine(Gymnasium(environment, workers=0))
             try:
                 Gymnasium(environment)
@@ -72,9 +71,13 @@ def examine(environment: Any) -> EnvironmentReport:
             return _play(watched, watched.spec, 1, GYMNASIUM_STEPS)
         if isinstance(environment, HostEnvironments):
             return _play(environment, checks.check_spec(environment), ENVS_ON_HOST)
-        spec = checks.check_environment(environment)
+        return _play_in_jax(environment, checks.check_environment(environment))
     except PodracerError as error:
         return EnvironmentReport(name, None, (Finding("error", str(error)),))
+
+
+def _play_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
+    """Play in an environment in JAX, with restarts where it has none of its own."""
     agents = getattr(environment, "num_agents", 1)  # rows of one game
     num_envs = max(1, ENVS_ON_DEVICE // agents) * agents
     report = _play(DeviceEnvironments(environment), spec, num_envs)

@@ -14,7 +14,6 @@ import numpy as np
 
 from podracer import environment
 from podracer.errors import EnvironmentFault
-from podracer.io.schema import leaves_by_path
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
@@ -35,28 +34,19 @@ def from_device(name: str, tree: PyTree) -> PyTree:
     JAX makes 32-bit numbers of 64-bit ones, by a copy. `name` is that of the environment. Raises
     `EnvironmentFault` for what is no compact array.
     """
-    try:
-        return jax.tree.map(_from_dlpack, tree)
-    except Exception as error:
-        reason = str(error).rstrip(".")
-        raise EnvironmentFault(
-            f"{name}: {_unreadable_leaf(tree)} cannot be taken by DLPack: {reason}. It must be an "
-            "array on a device of JAX, compact in memory and without gradients, such as a torch "
-            "tensor after `.detach().contiguous()`."
-        ) from error
 
-
-def _from_dlpack(array: Any) -> jax.Array:
-    return array if isinstance(array, jax.Array) else jax.dlpack.from_dlpack(array)
-
-
-def _unreadable_leaf(tree: PyTree) -> str:
-    for path, leaf in leaves_by_path(tree).items():
+    def take(path: Any, array: Any) -> jax.Array:
         try:
-            _from_dlpack(leaf)
-        except Exception:
-            return path.lstrip(".") or "it"
-    return "an array"
+            return array if isinstance(array, jax.Array) else jax.dlpack.from_dlpack(array)
+        except Exception as error:
+            leaf, reason = jax.tree_util.keystr(path).lstrip(".") or "it", str(error).rstrip(".")
+            raise EnvironmentFault(
+                f"{name}: {leaf} cannot be taken by DLPack: {reason}. It must be an array on a "
+                "device of JAX, compact in memory and without gradients, such as a torch tensor "
+                "after `.detach().contiguous()`."
+            ) from error
+
+    return jax.tree_util.tree_map_with_path(take, tree)
 
 
 def on_host(env: environment.HostEnvironments) -> environment.HostEnvironments:

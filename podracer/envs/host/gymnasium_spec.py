@@ -24,14 +24,7 @@ from podracer.arguments import unknown_argument
 from podracer.checks.errors import describe_error
 from podracer.envs.common import atari_remedy, import_optional, narrower
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_worker import (
-    CLOSE_SECONDS,
-    Filtered,
-    Leaf,
-    Pictured,
-    Registered,
-    WorkerSetup,
-)
+from podracer.envs.host.gymnasium_worker import Leaf, Pictured, Registered, WorkerSetup
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.processes import children, kill_tree
 from podracer.io.text import redact
@@ -192,9 +185,11 @@ def _close(name: str, env: Env) -> None:
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
-    thread.join(CLOSE_SECONDS)
+    thread.join(gymnasium_worker.CLOSE_SECONDS)
     if thread.is_alive():
-        _LOG.warning("%s: `close` has not returned after %g s.", name, CLOSE_SECONDS)
+        _LOG.warning(
+            "%s: `close` has not returned after %g s.", name, gymnasium_worker.CLOSE_SECONDS
+        )
 
 
 def _end(pids: Iterable[int]) -> None:
@@ -248,7 +243,7 @@ def factory(name: str, environment: Any, options: Options, observe: tuple[str, .
         )
     elif options:
         raise ConfigError(f"{name} is called without arguments: bind them by functools.partial.")
-    return Filtered(make, observe) if observe else make
+    return gymnasium_worker.Filtered(make, observe) if observe else make
 
 
 def _display_name(environment: Any, options: Options = (), observe: tuple[str, ...] = ()) -> str:
