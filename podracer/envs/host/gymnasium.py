@@ -134,11 +134,6 @@ class Gymnasium:
     def spec(self) -> EnvironmentSpec:
         return self._inspect()[0]
 
-    @property
-    def main(self) -> str | None:
-        """The script, or the name of the module, that workers import; None if they need none."""
-        return self._inspect()[1].main
-
     def with_deadline(self, seconds: float) -> Gymnasium:
         """Return these environments with a `step_seconds` that ends before a driver's deadline."""
         if self.step_seconds < seconds:
@@ -173,10 +168,7 @@ class Gymnasium:
             reset_seconds=self.reset_seconds,
             max_restarts=self.max_restarts,
         )
-        if self.workers == 0:
-            make = gymnasium_spec.factory(spec.name, self.environment, self.options, self.observe)
-            return LocalBatch(spec.name, setup, make)
-        return GymnasiumBatch(spec.name, setup)
+        return (LocalBatch if self.workers == 0 else GymnasiumBatch)(spec.name, setup)
 
 
 def check_not_in_worker() -> None:
@@ -190,7 +182,7 @@ def check_script(env: Any) -> None:
 
     That is in a script whose calling statement stands under no `if`.
     """
-    if not isinstance(env, Gymnasium) or env.workers == 0 or env.main is None:
+    if not isinstance(env, Gymnasium) or env._inspect()[1].main is None:
         return
     frame = inspect.currentframe()
     while frame and (frame.f_code.co_name, frame.f_globals["__name__"]) != ("<module>", "__main__"):
@@ -479,8 +471,8 @@ class LocalBatch(_Batch):
     One that hangs is only noticed by the driver, and one that crashes ends the process.
     """
 
-    def __init__(self, name: str, setup: WorkerSetup, make: Callable[[], Env]) -> None:
-        self._worker = gymnasium_worker.local_worker(setup, make)
+    def __init__(self, name: str, setup: WorkerSetup) -> None:
+        self._worker = gymnasium_worker.local_worker(setup)
         super().__init__(name, setup, self._worker.shared)
 
     def _begin(self) -> None:

@@ -32,7 +32,7 @@ class Watched:
         fields = (environment.environment, environment.options, environment.observe)
         self.spec, setup = gymnasium_spec.inspect_environment(*fields, in_process=True)
         setup = dataclasses.replace(setup, row_ranges=((0, 1),))
-        self._worker = local_worker(setup, gymnasium_spec.factory(self.spec.name, *fields))
+        self._worker = local_worker(setup)
         self._timestep = timestep_of(setup, self._worker.shared)
         self._seconds: dict[str, list[float]] = {"reset": [], "step": []}
         self._numbers: dict[str, _Numbers] = {}

@@ -13,7 +13,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -74,9 +74,9 @@ def inspect_environment(
     name = _display_name(environment, options, observe)
     library = import_optional("gymnasium", name, "gymnasium")
     make = factory(name, environment, options, observe)
-    pickled, main = (b"", None) if in_process else _pickle(name, make)
+    reference, main = (make, None) if in_process else _pickle(name, make)
     if isinstance(environment, Pictured) and not in_process:
-        _check_drawable(name, pickled, main)
+        _check_drawable(name, reference, main)
     earlier_children = children()
     try:
         env = make()
@@ -100,11 +100,11 @@ def inspect_environment(
                 "the wrapper `LinearReward` of MO-Gymnasium does."
             )
         for text in running_statistics(env):
-            _warn_once(f"{name}: {text}")
+            _LOG.warning("%s: %s", name, text)
         observation = _observation(name, env.observation_space, "observation")
         action = _action(name, env.action_space)
         setup = WorkerSetup(
-            pickled,
+            reference,
             main,
             observation,
             action_shape=tuple(env.action_space.shape or ()),
@@ -113,7 +113,10 @@ def inspect_environment(
         )
     finally:
         _close(name, env)
-        _end(children() - earlier_children)
+        for pid in children() - earlier_children:  # which would outlive the run
+            kill_tree(pid)
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, 0)
     specs = jax.tree.map(
         lambda leaf: types.ArraySpec(
             leaf.shape,
@@ -149,11 +152,6 @@ def running_statistics(env: Any) -> Iterator[str]:
                     "that numbers and returns mean something else everywhere. Leave it out, and "
                     f"let the agent's `normalize_{part}` do it."
                 )
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    _LOG.warning(text)
 
 
 def _creator(library: Any, environment: str | Callable[[], Env]) -> Callable[..., Any]:
@@ -192,14 +190,6 @@ def _close(name: str, env: Env) -> None:
         )
 
 
-def _end(pids: Iterable[int]) -> None:
-    """Kill processes that an environment has started and left: they would outlive the run."""
-    for pid in pids:
-        kill_tree(pid)
-        with contextlib.suppress(OSError):
-            os.waitpid(pid, 0)
-
-
 _TRY = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -209,12 +199,12 @@ try_environment()
 _TRY_SECONDS = 60.0
 
 
-def _check_drawable(name: str, pickled: bytes, main: str | None) -> None:
+def _check_drawable(name: str, reference: Any, main: str | None) -> None:
     """Raise `ConfigError` where an environment does not draw itself in a process of its own.
 
     Without a screen, MuJoCo for one may end the process that tries.
     """
-    setup = WorkerSetup(pickled, main, (), (), 0, np.dtype(np.int32))
+    setup = WorkerSetup(reference, main, (), (), 0, np.dtype(np.int32))
     try:
         subprocess.run(
             [sys.executable, "-c", _TRY, json.dumps(sys.path)],
@@ -326,25 +316,31 @@ def _observation(name: str, space: Any, path: str) -> Any:
                 f"{name}: keys of {path} must be of one type, but they are {list(space.spaces)}."
             )
         leaves = {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
+        declared: Any = space.spaces.get(types.ACTION_MASK)
         mask = leaves.get(types.ACTION_MASK)
-        if isinstance(mask, Leaf) and _is_mask(space.spaces[types.ACTION_MASK]):
+        if isinstance(mask, Leaf) and (  # RLlib's are floats from 0 to 1
+            mask.source.kind != "f" or ((declared.low == 0) & (declared.high == 1)).all()
+        ):
             leaves[types.ACTION_MASK] = Leaf(mask.name, mask.shape, np.dtype(np.bool_), mask.source)
         return leaves
     if isinstance(space, spaces.Tuple) and space.spaces:
         return tuple(_observation(name, x, f"{path}[{i}]") for i, x in enumerate(space.spaces))
     if isinstance(space, spaces.MultiBinary):
         space = spaces.Box(0, 1, space.shape, np.int8)
-    if isinstance(space, spaces.Discrete):
-        n = int(space.n)
-        bounds = np.array(0, np.int32), np.array(min(n - 1, 2**31 - 1), np.int32)
-        dtypes = np.dtype(np.int32), np.dtype(np.int64)
-        return Leaf(path, (), *dtypes, *bounds, num_values=n, first_value=int(space.start))
-    if isinstance(space, spaces.MultiDiscrete) and len(set(space.start.flat)) == 1:
-        low = np.zeros(space.shape, np.int32)
-        high = np.minimum(space.nvec.astype(np.int64) - 1, 2**31 - 1).astype(np.int32)
-        n, start = int(space.nvec.max()), int(space.start.flat[0])
-        dtypes = low.dtype, space.dtype
-        return Leaf(path, space.shape, *dtypes, low, high, num_values=n, first_value=start)
+    is_one = isinstance(space, spaces.Discrete)
+    if is_one or (isinstance(space, spaces.MultiDiscrete) and len(set(space.start.flat)) == 1):
+        numbers = np.asarray(space.n if is_one else space.nvec, np.int64)
+        high = np.asarray(np.minimum(numbers - 1, 2**31 - 1), np.int32)
+        return Leaf(
+            path,
+            numbers.shape,
+            high.dtype,
+            numbers.dtype if is_one else space.dtype,
+            np.zeros_like(high),
+            high,
+            num_values=int(numbers.max()),
+            first_value=int(np.min(space.start)),
+        )
     if not isinstance(space, spaces.Box) or space.dtype.kind not in "fiub":
         raise ConfigError(
             f"{name}: the {path} space {space} cannot be used: it must be a Box of numbers, "
@@ -362,12 +358,6 @@ def _observation(name: str, space: Any, path: str) -> Any:
     if not ((low > limits.min) | (high < limits.max)).any():
         return Leaf(path, space.shape, dtype, space.dtype)
     return Leaf(path, space.shape, dtype, space.dtype, low.astype(dtype), high.astype(dtype))
-
-
-def _is_mask(space: Any) -> bool:
-    """Return whether a space holds integers, or floats from 0 to 1, as RLlib's masks are."""
-    is_float = np.dtype(space.dtype).kind == "f"
-    return not is_float or bool((space.low == 0).all() and (space.high == 1).all())
 
 
 def _action(name: str, space: Any) -> types.ActionSpace:

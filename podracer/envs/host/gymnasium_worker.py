@@ -75,7 +75,7 @@ class Leaf:
 class WorkerSetup:
     """Settings of one batch."""
 
-    environment: bytes  # a pickled callable that makes one environment
+    environment: Any  # a callable that makes one environment, for other processes pickled
     main: str | None  # the script, or the module after a colon, to import first
     observation: Any  # a tree of dicts, tuples and `Leaf`
     action_shape: tuple[int, ...]  # () for Discrete, (n,) for others
@@ -372,11 +372,11 @@ class Worker:
                 self.envs.pop(row).close()
 
 
-def local_worker(setup: WorkerSetup, make: Callable[[], Env]) -> Worker:
+def local_worker(setup: WorkerSetup) -> Worker:
     """Return the only worker of a batch, which this process steps."""
     memory = anonymous_file()
     try:
-        return Worker(0, setup, make, map_shared_memory(memory, setup))
+        return Worker(0, setup, setup.environment, map_shared_memory(memory, setup))
     finally:
         os.close(memory)
 
