@@ -60,11 +60,10 @@ def read_parts(
         setting = table.find(flag)
         words, stray = flag.split(setting)
         strays += [(word, flag) for word in stray]
-        if setting.path in words_of and item_of(setting.hint) is not str:
-            raise ConfigError(f"{setting.flag} is given twice: give it once.")
         if setting.hint is bool and not words:
             words = ("true" if table.paths(flag.name) else "false",)
-        words_of.setdefault(setting.path, []).extend(words)
+        earlier = words_of.get(setting.path, []) if item_of(setting.hint) is str else []
+        words_of[setting.path] = [*earlier, *words]  # the last flag counts; texts are collected
     positional = [x for x in table.settings.values() if x.is_positional]
     for setting in (x for x in positional if x.path not in words_of):
         count = len(strays) if item_of(setting.hint) else min(len(strays), 1)

@@ -13,8 +13,11 @@ from typing import Annotated
 from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 
-TEMPLATE = Path(__file__).parent / "template"  # a package that works as it is, under this name:
+# A package that works as it is, under this name. The wheel has it here, a clone in `examples/`.
 _TEMPLATE_NAME = "my_project"
+_IN_WHEEL = Path(__file__).parent / _TEMPLATE_NAME
+_IN_CLONE = Path(__file__).parents[2] / "examples" / _TEMPLATE_NAME
+TEMPLATE = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CLONE
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?", re.ASCII)  # a distribution's, too
 
 

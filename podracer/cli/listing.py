@@ -59,7 +59,7 @@ def _rows(kind: str) -> dict[str, Row]:
             | ({} if status == "installed" else {"note": status})
             for name, text, status in envs.names()
         }
-    known = agents.AGENTS if kind == "agents" else recipes.RECIPES
-    texts = {name: (thing.__doc__ or "").split("\n")[0] for name, thing in known.items()}
+    things = agents.AGENTS if kind == "agents" else recipes.RECIPES
+    texts = {name: (thing.__doc__ or "").split("\n")[0] for name, thing in things.items()}
     texts |= {name: summary(entry) for name, entry in installed(kind).items()}
     return {name: {"name": name, "description": text} for name, text in texts.items()}

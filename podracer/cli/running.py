@@ -95,11 +95,11 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
     if not isinstance(environment, str) or not imported_module(environment):
         environment = None
     # Why it has ended before its frames; a run that was stopped has not ended.
-    why = {"target_return": "when an evaluation reached", "max_seconds": "after"}
+    ends = {"target_return": "when an evaluation reached", "max_seconds": "after"}
     flag = f"--{result.reason.replace('_', '-')}"
     reason = ""
-    if result.reason in why:
-        reason = f"ended {why[result.reason]} {flag} {getattr(experiment, result.reason):g}"
+    if result.reason in ends:
+        reason = f"ended {ends[result.reason]} {flag} {getattr(experiment, result.reason):g}"
     summarize(
         result.run_dir,
         outcomes[result.exit_code],

@@ -229,9 +229,9 @@ def imported_module(name: str) -> str | None:
 def names() -> list[tuple[str, str, str]]:
     """Return (name, description, "installed" or the command that installs it) for each."""
     entries = ENVIRONMENTS | {f"{prefix}:NAME": entry for prefix, entry in ADAPTERS.items()}
-    own = [(name, entry.description, _state_of(entry)) for name, entry in entries.items()]
+    built_in = [(name, entry.description, _state_of(entry)) for name, entry in entries.items()]
     extensions = [(x.name, summary(x), "installed") for x in installed("environments").values()]
-    return own + extensions
+    return built_in + extensions
 
 
 def _state_of(entry: Entry) -> str:

@@ -179,8 +179,8 @@ def _first_difference(timesteps: list[TimeStep], repeated: list[TimeStep]) -> in
 def _figures(timesteps: list[TimeStep], num_envs: int) -> dict[str, Any]:
     terminals = timeouts = 0
     returns, totals = list[float](), np.zeros(num_envs)
-    for before, timestep in itertools.pairwise(timesteps):
-        terminal = (timestep.discount == 0) & ~before.last
+    for previous, timestep in itertools.pairwise(timesteps):
+        terminal = (timestep.discount == 0) & ~previous.last
         timeout = timestep.last & ~timestep.first & ~terminal
         terminals, timeouts = terminals + int(terminal.sum()), timeouts + int(timeout.sum())
         totals += timestep.reward

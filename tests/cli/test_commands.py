@@ -402,9 +402,6 @@ MISTAKES = [
         "--agent.learning-rate: 'x' must be a number or ST",
     ),
     ("train catch_a2c --agent.network.torso.activation silly", "activation cannot be 'silly': did"),
-    ("train catch_a2c --agent.discount 1 --discount 0.9", "--agent.discount is given twice: give"),
-    ("train catch --seed 1 --seed 2", "--seed is given twice: give it once."),
-    ("train catch --arch anakin --driver sebulba", "--driver is given twice: give it once."),
     ("train catch --pods 3", "There is no flag --pods here"),
     ("train catch_a2c --agent.network mlp", "settings of its own, such as --agent.network.torso."),
     ("train catch_a2c --agnet.discount 1", "did you mean --agent.discount"),
@@ -1154,3 +1151,10 @@ def test_an_evaluation_is_json_and_advises_what_its_actions_allow(monkeypatch, c
     figures = json.loads(out, parse_constant=pytest.fail)
     assert (figures["environment"], figures["return_mean"]) == ("e", None)
     assert error.endswith("of one episode: to measure more take --policy sampled.\n")
+
+
+def test_of_a_flag_given_twice_the_last_value_counts():
+    flags = ["--seed", "1", "--agent.discount", "0.5", "--discount", "0.9", "--seed", "2"]
+    _, experiment, rest = find_experiment(["catch_a2c", *flags])
+    _, experiment, _ = parse_experiment("train", rest, experiment, TrainOptions())
+    assert (experiment.seed, experiment.agent.discount) == (2, 0.9)

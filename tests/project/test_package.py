@@ -43,7 +43,7 @@ def test_a_wheel_trains_and_plays_in_an_empty_folder(tmp_path):
     packages = {name.split("/")[0] for name in names}
     assert packages == {"podracer", metadata}
     template = ("pyproject.toml", ".gitignore", "my_project/agent.py", "tests/test_my_project.py")
-    for file in ("py.typed", *(f"cli/template/{name}" for name in template)):
+    for file in ("py.typed", *(f"cli/my_project/{name}" for name in template)):
         assert f"podracer/{file}" in names
     with tarfile.open(archive) as file:
         sources = [name.partition("/")[2] for name in file.getnames()]

@@ -113,7 +113,7 @@ def inspect_environment(
         )
     finally:
         _close(name, env)
-        for pid in children() - earlier_children:  # which would outlive the run
+        for pid in children() - earlier_children:  # they would outlive the run
             kill_tree(pid)
             with contextlib.suppress(OSError):
                 os.waitpid(pid, 0)
