@@ -42,7 +42,7 @@ from podracer.devices import reductions
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import anakin as train
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import make_evaluator
 from podracer.fields import struct
@@ -239,15 +239,8 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
     evaluate = make_evaluator(agent, env, EPISODES)
     evaluate(agent.actor_params(state.learner), state.key)
     compiling, score, steps, began = 0.0, 0.0, 0, time.perf_counter()
-    for progress in train(
-        blueprint,
-        env,
-        mesh,
-        experiment.run_driver,
-        state,
-        num_updates=min(experiment.num_updates, limit),
-        boundary=experiment.evaluation_updates.__contains__,
-    ):
+    orders = Orders(min(experiment.num_updates, limit), experiment.evaluation_updates.__contains__)
+    for progress in train(blueprint, env, mesh, experiment.run_driver, state, orders):
         compiling += progress.compile_seconds
         steps = progress.updates * experiment.driver.steps_per_update
         if progress.state is not None:

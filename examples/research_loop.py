@@ -14,7 +14,7 @@ import podracer
 from podracer import LearnerState, Trajectory
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.types import Metrics
 
 
@@ -55,9 +55,8 @@ def main(num_updates: int = 1_000, target: float = 0.95) -> float:
     evaluate = podracer.make_evaluator(agent, env, 64)
 
     score = 0.0
-    for progress in anakin(
-        blueprint, env, mesh, config, state, num_updates=num_updates, boundary=lambda updates: True
-    ):
+    orders = Orders(num_updates, is_boundary=lambda updates: True)
+    for progress in anakin(blueprint, env, mesh, config, state, orders):
         assert progress.state is not None  # every chunk is a boundary here
         params = agent.actor_params(progress.state.learner)
         score = float(evaluate(params, progress.state.key).returns.mean())

@@ -17,7 +17,7 @@ from podracer.agents.a2c import A2C
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import Progress
+from podracer.drivers.common import Orders, Progress
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
@@ -303,10 +303,8 @@ def test_an_evaluation_is_compiled_before_it_is_due(changes):
     try:
         setup.start_evaluation(state).result()
         assert compiled
-        drive = setup.drive(
-            state=state, num_updates=lambda _: 5, request=lambda: 0, boundary=lambda _: True
-        )
-        states = [progress.state for progress in drive]
+        reports = setup.drive(state, Orders(5, is_boundary=lambda _: True))
+        states = [progress.state for progress in reports]
         compiled.clear()
         assert setup.evaluate(states[-1]).returns.shape[-1] == EXPERIMENT.evaluation_episodes
         assert compiled == []

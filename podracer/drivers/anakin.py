@@ -86,26 +86,19 @@ def anakin(
     mesh: Mesh,
     config: AnakinConfig,
     state: common.TrainState,
+    orders: common.Orders,
     *,
-    num_updates: int | Callable[[int], int],
-    request: Callable[[], int] = lambda: common.Request.NONE,
-    boundary: Callable[[int], bool] = lambda updates: False,
-    change: Callable[[], Blueprint | None] = lambda: None,
     compile: Callable[[], Program] | None = None,
 ) -> Iterator[common.Progress]:
-    """Train from `state` (consumed) until `num_updates` updates are done.
+    """Train from `state` (consumed) until the updates of `orders` are done.
 
-    Where their number is not known before, `num_updates` is a function of the updates so far: how
-    many there are at least. It is called anew after each report. The last chunk may be shorter.
-
-    A chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
-    hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
-    boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
-    next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
-    `change` is called before each chunk, which takes the numbers of the blueprint that it returns,
-    if any; nothing else may differ in it. `compile` returns the program where a caller has begun to
-    compile it; else it is compiled here. Raises `NonFiniteError` with the number of the update;
-    neither it nor a later one was applied.
+    A chunk is a boundary if `orders` say so, if a host made a request (with several hosts it takes
+    effect one chunk later, at the same chunk on all), or if it is the last, which may be shorter.
+    At a boundary metrics are fetched at once and `Progress.state` is set; that state is donated to
+    the next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
+    Changed numbers are taken before each chunk. `compile` returns the program where a caller has
+    begun to compile it; else it is compiled here. Raises `NonFiniteError` with the number of the
+    update; neither it nor a later one was applied.
     """
     yield from run_chunks(
         compile or (lambda: lower_chunk(blueprint, env, mesh, config, state)()),
@@ -113,10 +106,7 @@ def anakin(
         mesh,
         config,
         partial(common.to_progress, spec=blueprint.spec, shared=state.learner.shared),
-        num_updates=num_updates,
-        request=request,
-        boundary=boundary,
-        change=change,
+        orders,
     )
 
 
@@ -247,11 +237,7 @@ def run_chunks(
     mesh: Mesh,
     config: AnakinConfig,
     to_report: Callable[[int, Any], common.Progress],
-    *,
-    num_updates: int | Callable[[int], int],
-    request: Callable[[], int],
-    boundary: Callable[[int], bool],
-    change: Callable[[], Blueprint | None] = lambda: None,
+    orders: common.Orders,
 ) -> Iterator[common.Progress]:
     """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`.
 
@@ -271,11 +257,11 @@ def run_chunks(
 
     pending: tuple[int, Arrival] | None = None  # the chunk that may still run
     agreed_request = common.Request.NONE.value
-    while updates < (target := common.updates_of_run(num_updates, updates)):
+    while updates < (target := orders.last_update(updates)):
         chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk
         length = min(chunk_end, target) - updates
-        requests = common.request_array(mesh, request(), length)
-        if (blueprint := change()) is not None:
+        requests = common.request_array(mesh, orders.request(), length)
+        if (blueprint := orders.change()) is not None:
             compiled = common.with_agent(compiled, blueprint, mesh)
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
@@ -289,9 +275,9 @@ def run_chunks(
             agreed_request = progress.request
             yield progress
         pending = (updates, arrival)
-        current_request = agreed_request if multi_host else request()
-        is_last = updates >= common.updates_of_run(num_updates, updates)
-        if current_request or is_last or boundary(updates):
+        current_request = agreed_request if multi_host else orders.request()
+        is_last = updates >= orders.last_update(updates)
+        if current_request or is_last or orders.is_boundary(updates):
             progress = report(updates, arrival)
             if multi_host:  # where every chunk is a boundary, only here
                 current_request = max(current_request, progress.request)

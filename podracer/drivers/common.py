@@ -41,6 +41,25 @@ class Request(enum.IntEnum):
     UPDATE_END = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Orders:
+    """What a driver asks of the loop around it: how far to go, and where to stop or look."""
+
+    num_updates: int | Callable[[int], int]
+    """How many updates the run has; where that is not known before, a function of the updates so
+    far: how many there are at least. It is called anew after each report."""
+    is_boundary: Callable[[int], bool] = lambda updates: False
+    """Whether the report after so many updates has the state. All hosts answer the same."""
+    request: Callable[[], int] = lambda: Request.NONE
+    """This host's `Request`; the hosts' largest one counts."""
+    change: Callable[[], Blueprint | None] = lambda: None
+    """A blueprint with other numbers to go on with, if any; nothing else may differ in it."""
+
+    def last_update(self, updates: int) -> int:
+        """Return how many updates the run has at least, `updates` of which were made."""
+        return self.num_updates(updates) if callable(self.num_updates) else self.num_updates
+
+
 class Fault(enum.IntFlag):
     """Reasons not to apply an update: values that are not finite, or a broken environment."""
 
@@ -219,11 +238,6 @@ def request_array(mesh: Mesh, request: int, num_updates: int = 1) -> jax.Array:
     """
     local = np.tile(np.asarray([request, num_updates], np.int32), (len(mesh.local_devices), 1))
     return jax.make_array_from_process_local_data(abstract_request(mesh).sharding, local)
-
-
-def updates_of_run(num_updates: int | Callable[[int], int], updates: int) -> int:
-    """Return how many updates a run has at least, `updates` of which were made."""
-    return num_updates(updates) if callable(num_updates) else num_updates
 
 
 def reset_episode_totals(episodes: rollout.EpisodeStats) -> rollout.EpisodeStats:

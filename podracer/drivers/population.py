@@ -29,7 +29,7 @@ from podracer.drivers import anakin, selection
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
-from podracer.drivers.common import Progress, TrainState, abstract_request
+from podracer.drivers.common import Orders, Progress, TrainState, abstract_request
 from podracer.drivers.exchange import is_due
 from podracer.environment import Environment
 from podracer.errors import ConfigError
@@ -204,14 +204,12 @@ def population(
     mesh: Mesh,
     config: AnakinConfig,
     state: TrainState,
+    orders: Orders,
     *,
-    num_updates: int | Callable[[int], int],
     exchange: Exchange | None = None,
-    request: Callable[[], int] = lambda: driver.Request.NONE,
-    boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], anakin.Program] | None = None,
 ) -> Iterator[Progress]:
-    """Train all pods, as `anakin` trains one learner, until `num_updates` updates are done.
+    """Train all pods, as `anakin` trains one learner, until the updates of `orders` are done.
 
     `Progress.metrics` are means over the pods, and `Progress.pods` has the metrics of each pod; of
     a chunk that began with a selection also its `parent` and its hyperparameters. A
@@ -233,9 +231,7 @@ def population(
         mesh,
         config,
         to_report,
-        num_updates=num_updates,
-        request=request,
-        boundary=boundary,
+        orders,
     )
 
 

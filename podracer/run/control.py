@@ -61,11 +61,6 @@ class Controller:
         self.changes: dict[str, Any] = {}  # nested fields with their values, part of checkpoints
 
     @property
-    def is_used(self) -> bool:
-        """Whether a number has changed, or may change."""
-        return self._control is not None or bool(self.changes)
-
-    @property
     def record(self) -> dict[str, float]:
         """The changed numbers by their dotted names."""
         return {name: x for name, x in leaves(self.changes) if isinstance(x, int | float)}

@@ -21,7 +21,7 @@ from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
 from podracer.devices.mesh import any_process, find_devices, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
-from podracer.drivers.common import Progress, Request, TrainState
+from podracer.drivers.common import Orders, Progress, Request, TrainState
 from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
 from podracer.io.attachments import Attachment, MakeAttachment, find_attachments
@@ -414,13 +414,13 @@ class Run:
             is_last_chance = unsaved + self.recorder.chunk_seconds >= interval
             return Request.CHUNK_END if is_last_chance else Request.NONE
 
-        yield from self.setup.drive(
-            state=state,
+        orders = Orders(
             num_updates=lambda updates: budget.num_updates(self.totals, updates),
+            is_boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
             request=request,
-            boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
-            **({"change": self.controller.take} if self.controller.is_used else {}),
+            change=self.controller.take,
         )
+        yield from self.setup.drive(state, orders)
 
     def _change(self, blueprint: Blueprint | None) -> None:
         """Go on with a blueprint that `control` changed, which the driver takes."""

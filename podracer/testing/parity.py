@@ -12,7 +12,7 @@ import numpy as np
 
 from podracer.agent import Blueprint, Context
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.drivers.sebulba import SebulbaConfig, sebulba, split_devices
 from podracer.drivers.sebulba import check as check_sebulba
 from podracer.envs import make
@@ -63,8 +63,8 @@ def check_parity(
     copy = jax.tree.map(jax.numpy.copy, state)
     rollout = AnakinConfig(config.num_envs, config.rollout_length, config.updates_per_chunk)
     with optimized():
-        expected = list(anakin(blueprint, env, split.mesh, rollout, copy, num_updates=UPDATES))
-        progress = sebulba(blueprint, hosts, split, config, state, seed=7, num_updates=UPDATES)
+        expected = list(anakin(blueprint, env, split.mesh, rollout, copy, Orders(UPDATES)))
+        progress = sebulba(blueprint, hosts, split, config, state, Orders(UPDATES), seed=7)
         with contextlib.closing(progress):
             got = list(progress)
     check_equal(got[-1].state, expected[-1].state, rtol)

@@ -12,7 +12,7 @@ import numpy as np
 from podracer.agent import Agent, Blueprint, Context
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.envs import make
 from podracer.envs.probes import PROBES
 from podracer.types import LearnerState, TimeStep
@@ -26,7 +26,7 @@ def train(
     config = AnakinConfig(32, 8, updates_per_chunk=50, fused=fused)
     agent = Blueprint(settings, env.spec, Context(config.rollout_length))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
-    *_, progress = anakin(agent, env, mesh, config, state, num_updates=updates)
+    *_, progress = anakin(agent, env, mesh, config, state, Orders(updates))
     assert progress.state is not None
     return agent.build(), progress.state.learner, progress.metrics["episode_return"]
 

@@ -31,7 +31,7 @@ from podracer.checks import check_agent
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.environment import auto_reset
 from podracer.envs.probes import PROBES, Probe
 from podracer.errors import ConfigError
@@ -206,7 +206,7 @@ def test_the_convolutional_model_learns_a_probe_from_pictures():
     config = AnakinConfig(32, 8, updates_per_chunk=50)
     parts, agent = (Blueprint(settings, env.spec), env, mesh, config), settings.build(env.spec)
     state = init_state(*parts, jax.random.key(0))
-    *_, progress = anakin(*parts, state, num_updates=200)
+    *_, progress = anakin(*parts, state, Orders(200))
     observation = jnp.stack([picture(cue) for cue in (1.0, -1.0)])
     timestep = TimeStep(observation, *(jnp.zeros(2) for _ in range(4)))
     params = agent.actor_params(progress.state.learner)

@@ -22,7 +22,7 @@ from podracer.devices import memory
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin, lower_chunk, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.cartpole import CartPole
@@ -71,7 +71,7 @@ def test_going_on_from_a_state_equals_never_having_stopped(name):
 
 def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
-    progresses = anakin(agent, env, mesh, config, state, num_updates=30, boundary={15}.__contains__)
+    progresses = anakin(agent, env, mesh, config, state, Orders(30, {15}.__contains__))
     seen = [(p.updates, p.state is not None) for p in progresses]
     expected = [5, 10, 15, 20, 25, 30]
     assert seen == [(updates, updates in (15, 30)) for updates in expected]
@@ -87,17 +87,15 @@ def test_a_chunk_has_its_own_time_where_calls_take_as_long_as_chunks():
         time.sleep(0.2)
         return result
 
-    reports = anakin(
-        agent, env, mesh, config, state, num_updates=4, compile=lambda: blocking,
-        boundary=lambda updates: updates == 3,
-    )  # fmt: skip
+    orders = Orders(4, is_boundary=lambda updates: updates == 3)
+    reports = anakin(agent, env, mesh, config, state, orders, compile=lambda: blocking)
     ends = [progress.time for progress in reports]
     assert (np.diff(ends) > 0.15).all()
 
 
 def test_a_request_makes_a_boundary():
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
-    progresses = anakin(agent, env, mesh, config, state, num_updates=500, request=lambda: 2)
+    progresses = anakin(agent, env, mesh, config, state, Orders(500, request=lambda: 2))
     progress = next(progresses)
     assert progress.updates == 5
     assert progress.request == 2
@@ -107,9 +105,8 @@ def test_a_request_makes_a_boundary():
 def test_a_request_of_several_processes_counts_where_each_chunk_is_a_boundary(monkeypatch):
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
     monkeypatch.setattr("jax.process_count", lambda: 2)
-    progresses = anakin(
-        agent, env, mesh, config, state, num_updates=20, request=lambda: 1, boundary=lambda _: True
-    )
+    orders = Orders(20, is_boundary=lambda _: True, request=lambda: 1)
+    progresses = anakin(agent, env, mesh, config, state, orders)
     assert [progress.request for progress in progresses] == [1, 1, 1, 1]
 
 
@@ -215,7 +212,7 @@ def test_an_empty_array_of_a_state_goes_from_chunk_to_chunk_on_several_devices()
 
 def test_nothing_is_compiled_after_the_first_chunk():
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
-    progresses = anakin(agent, env, mesh, config, state, num_updates=100)
+    progresses = anakin(agent, env, mesh, config, state, Orders(100))
     next(progresses)
     compiles = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -290,9 +287,8 @@ def collect(agent, env, devices, num_updates=100, **config):
     seen = []
 
     def consume():
-        for progress in anakin(
-            agent, env, mesh, config, state, num_updates=num_updates, boundary=lambda _: True
-        ):
+        orders = Orders(num_updates, is_boundary=lambda _: True)
+        for progress in anakin(agent, env, mesh, config, state, orders):
             assert all(
                 np.isfinite(x).all()
                 for x in jax.tree.leaves(progress.state and progress.state.learner.shared)
@@ -343,7 +339,7 @@ def test_an_environment_that_does_not_restart_is_named():
         AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1
     )
     with pytest.raises(ConfigError, match="auto_reset"):
-        list(anakin(agent, env, mesh, config, state, num_updates=10))
+        list(anakin(agent, env, mesh, config, state, Orders(10)))
 
 
 # --- what cannot run -----------------------------------------------------------------------------

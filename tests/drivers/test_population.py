@@ -25,7 +25,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state, not_finite
+from podracer.drivers.common import Orders, init_state, not_finite
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,
@@ -68,7 +68,7 @@ def train(agent, pods, environment="catch", devices=1, updates=10):
     agent = blueprint(agent, env.spec, CONFIG.rollout_length)
     mesh = population_mesh(jax.devices()[:devices], len(pods))
     states = init_states(agent, pods, env, mesh, CONFIG)
-    progress = list(population(agent, pods, env, mesh, CONFIG, states, num_updates=updates))
+    progress = list(population(agent, pods, env, mesh, CONFIG, states, Orders(updates)))
     return progress[-1].state, progress
 
 
@@ -78,7 +78,7 @@ def alone(agent, seed, environment="catch", updates=10):
     agent = blueprint(agent, env.spec, CONFIG.rollout_length)
     mesh = make_mesh(jax.devices()[:1])
     state = init_state(agent, env, mesh, CONFIG, jax.random.key(seed))
-    progress = list(anakin(agent, env, mesh, CONFIG, state, num_updates=updates))
+    progress = list(anakin(agent, env, mesh, CONFIG, state, Orders(updates)))
     return progress[-1].state, progress
 
 
@@ -168,11 +168,11 @@ def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
     pods = [Pod(3), Pod(4)]
     mesh = population_mesh(jax.devices()[:1], len(pods))
     states = init_states(agent, pods, env, mesh, config)
-    [progress] = population(agent, pods, env, mesh, config, states, num_updates=3)
+    [progress] = population(agent, pods, env, mesh, config, states, Orders(3))
     for index, pod in enumerate(pods):
         mesh = make_mesh(jax.devices()[:1])
         state = init_state(agent, env, mesh, config, jax.random.key(pod.seed))
-        [run] = anakin(agent, env, mesh, config, state, num_updates=3)
+        [run] = anakin(agent, env, mesh, config, state, Orders(3))
         close(jax.tree.map(lambda x, i=index: x[i], progress.state), run.state, tolerance=0)
 
 

@@ -13,7 +13,7 @@ from podracer.agents.impala import Impala
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.anakin import check as check_anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.drivers.sebulba import SebulbaConfig, sebulba, split_devices
 from podracer.drivers.sebulba import check as check_sebulba
 from podracer.envs import make
@@ -31,7 +31,7 @@ def anakin_setup(agent, environment="catch", devices=1, **config):
 
 
 def train_anakin(agent, env, mesh, config, state, num_updates):
-    progress = list(anakin(agent, env, mesh, config, state, num_updates=num_updates))
+    progress = list(anakin(agent, env, mesh, config, state, Orders(num_updates)))
     return progress[-1].state, progress
 
 
@@ -50,7 +50,7 @@ def sebulba_setup(agent=None, env=None, devices=1, **config):
 
 
 def train_sebulba(*parts, num_updates=10, **options):
-    progress = sebulba(*parts, seed=7, num_updates=num_updates, **options)
+    progress = sebulba(*parts, Orders(num_updates, **options), seed=7)
     with contextlib.closing(progress):
         reports = list(progress)
     return reports[-1].state, reports

@@ -29,7 +29,7 @@ from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.errors import ConfigError
@@ -271,7 +271,7 @@ def test_students_learn_at_once_and_the_rule_when_its_window_is_full():
     agent = blueprint(dataclasses.replace(SMALL, inner_updates=1), env.spec, T)
     state = init_state(agent, env, mesh, DRIVER, jax.random.key(7))
     states = [jax.tree.map(np.array, state.learner)]
-    progress = anakin(agent, env, mesh, DRIVER, state, num_updates=2, boundary=lambda _: True)
+    progress = anakin(agent, env, mesh, DRIVER, state, Orders(2, lambda _: True))
     states += [jax.device_get(p.state.learner) for p in progress]
     assert [state.shared.num_rollouts for state in states] == [0, 1, 1]
 

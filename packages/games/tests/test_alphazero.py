@@ -23,7 +23,7 @@ from podracer.checks import check_agent, check_environment
 from podracer.config.serialization import read_experiment
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.errors import ConfigError
@@ -211,7 +211,7 @@ def test_values_and_actions_of_the_probes(probe, updates):
     config = AnakinConfig(32, 8, updates_per_chunk=50)
     blueprint, known = Blueprint(settings, env.spec, Context(8)), PROBES[probe]
     state = init_state(blueprint, env, mesh, config, jax.random.key(0))
-    *_, progress = anakin(blueprint, env, mesh, config, state, num_updates=updates)
+    *_, progress = anakin(blueprint, env, mesh, config, state, Orders(updates))
     agent, learner = blueprint.build(), progress.state.learner
     observation = with_states(agent, jnp.array([seen for seen, _ in known.values]))
     count = len(known.values)

@@ -18,7 +18,7 @@ from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.drivers.sebulba import SebulbaConfig, tune
 from podracer.environment import Environment
 from podracer.errors import ConfigError
@@ -168,7 +168,7 @@ def _anakin_speed(
 ) -> float:
     """Return the steps per second of training, without the first chunks."""
     state = init_state(blueprint, env, mesh, config, jax.random.key(0))
-    training = anakin(blueprint, env, mesh, config, state, num_updates=2**31)
+    training = anakin(blueprint, env, mesh, config, state, Orders(2**31))
     for _ in range(_WARM_UP):
         next(training)
     start, chunks = time.perf_counter(), 0

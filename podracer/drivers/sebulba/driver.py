@@ -15,7 +15,7 @@ from podracer.agent import Blueprint, check_policy
 from podracer.checks import check_agent
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA
-from podracer.drivers.common import Progress, Request, TrainState, updates_of_run
+from podracer.drivers.common import Orders, Progress, Request, TrainState
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
@@ -72,21 +72,18 @@ def sebulba(
     split: DeviceSplit,
     config: SebulbaConfig,
     state: TrainState,
+    orders: Orders,
     *,
     seed: int,
-    num_updates: int | Callable[[int], int],
-    request: Callable[[], int] = lambda: Request.NONE,
-    boundary: Callable[[int], bool] = lambda updates: False,
-    change: Callable[[], Blueprint | None] = lambda: None,
     compile: Callable[[], UpdateProgram] | None = None,
 ) -> Generator[Progress]:
-    """Train from `state` (consumed) until `num_updates` updates are done, as `anakin` does.
+    """Train from `state` (consumed) until the updates of `orders` are done, as `anakin` does.
 
     `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
-    `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
-    update later). Before each update it asks `change`, as `anakin` does. `compile` returns the
+    `anakin`; a request for the end of the update makes it one there (with several hosts one
+    update later). Changed numbers are taken before each update. `compile` returns the
     update's program where a caller has begun to compile it; else it is compiled here. Close the
     iterator to stop: when that returns, its threads and processes have ended.
 
@@ -107,25 +104,29 @@ def sebulba(
             stack=stack,
         )
         program = (compile or lower_update(blueprint, env.spec, split, config, state))()
-        learner = Learner(split, actors, program, request, env.spec, state.learner.shared)
+        learner = Learner(split, actors, program, orders.request, env.spec, state.learner.shared)
         compile_seconds = time.perf_counter() - start
         actors.start()
         stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
         multi_host = jax.process_count() > 1
         updates, current_request = actors.first_update, Request.NONE.value
-        while updates < updates_of_run(num_updates, updates):
+        while updates < orders.last_update(updates):
             rollouts = actors.collect(
-                lambda: learner.has_updates and not multi_host and request() == Request.UPDATE_END
+                lambda: (
+                    learner.has_updates
+                    and not multi_host
+                    and orders.request() == Request.UPDATE_END
+                )
             )
-            if (changed := change()) is not None:
+            if (changed := orders.change()) is not None:
                 learner.change(changed)
             if rollouts is not None:
                 state = learner.update(state, rollouts)
                 updates += 1
             agreed_request = max(current_request, learner.agreed_request)
-            current_request = agreed_request if multi_host else request()
-            is_last = updates >= updates_of_run(num_updates, updates)
+            current_request = agreed_request if multi_host else orders.request()
+            is_last = updates >= orders.last_update(updates)
             is_within_chunk = not is_last and updates % config.updates_per_chunk
             if is_within_chunk and current_request < Request.UPDATE_END:
                 continue
@@ -133,7 +134,7 @@ def sebulba(
             if multi_host:  # where a chunk is an update, only here
                 current_request = max(current_request, learner.agreed_request)
             progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
-            if current_request or is_last or boundary(updates):
+            if current_request or is_last or orders.is_boundary(updates):
                 full_state = dataclasses.replace(state, actor=actors.actor_state())
                 progress = dataclasses.replace(progress, request=current_request, state=full_state)
             compile_seconds, current_request = 0.0, Request.NONE.value

@@ -13,7 +13,7 @@ import jax
 from podracer.agent import Blueprint
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import Device
-from podracer.drivers.common import init_state
+from podracer.drivers.common import Orders, init_state
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, split_devices, with_threads
 from podracer.drivers.sebulba.driver import check, sebulba
 from podracer.environment import HostEnvironments
@@ -117,7 +117,7 @@ def measure(
     """
     config = dataclasses.replace(config, updates_per_chunk=_UPDATES_PER_CHUNK)
     state = init_state(blueprint, None, split.mesh, config, jax.random.key(0))
-    training = sebulba(blueprint, env, split, config, state, seed=0, num_updates=2**31)
+    training = sebulba(blueprint, env, split, config, state, Orders(2**31), seed=0)
     with contextlib.closing(training):
         metrics = [next(training).metrics for _ in range(_WARM_UP)][-1]
         start, chunks = time.perf_counter(), 0

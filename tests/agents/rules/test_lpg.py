@@ -34,6 +34,7 @@ from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import Orders
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import TaskGroups
@@ -341,7 +342,7 @@ def learners(updates):
     """The learners' state at the beginning and after each of these updates, as plain arrays."""
     *parts, state = lpg()
     begin = jax.tree.map(np.array, state.learner)
-    progress = anakin(*parts, state, num_updates=updates, boundary=lambda _: True)
+    progress = anakin(*parts, state, Orders(updates, lambda _: True))
     return [begin, *(jax.device_get(p.state.learner) for p in progress)]
 
 

@@ -19,6 +19,7 @@ from podracer.agent import Agent, Blueprint
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.devices import memory
+from podracer.drivers.common import Orders
 from podracer.drivers.sebulba import (
     SebulbaConfig,
     actor_pool,
@@ -180,7 +181,7 @@ class Mirror:
 
 def received(*parts, num_updates):
     """What each update was made from, by environment; and the progress."""
-    progress = sebulba(*parts, seed=7, num_updates=num_updates, boundary=lambda update: True)
+    progress = sebulba(*parts, Orders(num_updates, lambda update: True), seed=7)
     with contextlib.closing(progress):
         return [(jax.device_get(p.state.learner.local), p) for p in progress]
 
@@ -290,9 +291,8 @@ def test_an_update_that_would_not_fit_does_not_run(monkeypatch):
 
 @pytest.mark.slow
 def test_nothing_is_compiled_once_it_runs():
-    progress = sebulba(
-        *sebulba_setup(env=DeviceEnvironments(make("catch"))), seed=7, num_updates=50
-    )
+    parts = sebulba_setup(env=DeviceEnvironments(make("catch")))
+    progress = sebulba(*parts, Orders(50), seed=7)
     with contextlib.closing(progress):
         next(progress)
         compiles = []
@@ -481,7 +481,7 @@ def test_environments_that_do_not_restart_are_named():
 def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
     """Collected is learned plus in flight, and no more is in flight than the queues hold."""
     parts = sebulba_setup(policy_lag=None, queue_depth=2, updates_per_chunk=1)
-    progress = sebulba(*parts, seed=7, num_updates=30)
+    progress = sebulba(*parts, Orders(30), seed=7)
     steps = 16 * 8
     with contextlib.closing(progress):
         for p in progress:
@@ -512,7 +512,7 @@ def test_others_do_not_wait_for_an_actor_that_is_slow_or_stands_still():
         return timestep
 
     parts = sebulba_setup(env=Counters(trouble), policy_lag=None, threads_per_actor=8)
-    progress = sebulba(*parts, seed=7, num_updates=20)
+    progress = sebulba(*parts, Orders(20), seed=7)
     with contextlib.closing(progress):
         for p in progress:
             assert p.collected >= p.updates * 16 * 8
@@ -594,7 +594,8 @@ def test_other_runs_go_on_with_new_episodes_and_exact_counters():
 def test_a_stop_comes_after_the_update_at_hand():
     parts = sebulba_setup(updates_per_chunk=1000)
     answers = itertools.chain([0] * 7, itertools.repeat(2))
-    progress = sebulba(*parts, seed=7, num_updates=1000, request=lambda: next(answers))
+    orders = Orders(1000, request=lambda: next(answers))
+    progress = sebulba(*parts, orders, seed=7)
     with contextlib.closing(progress):
         p = next(progress)
     assert p.request == 2
@@ -604,7 +605,7 @@ def test_a_stop_comes_after_the_update_at_hand():
 
 def test_a_boundary_state_survives_what_comes_after():
     """The state of a boundary is given away until the iterator moves on."""
-    progress = sebulba(*sebulba_setup(), seed=7, num_updates=10, boundary=lambda updates: True)
+    progress = sebulba(*sebulba_setup(), Orders(10, lambda updates: True), seed=7)
     with contextlib.closing(progress):
         before = fingerprint(next(progress).state)
         assert fingerprint(next(progress).state) != before

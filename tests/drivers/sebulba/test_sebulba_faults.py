@@ -28,7 +28,7 @@ from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.config.experiment import Experiment
 from podracer.drivers import common
-from podracer.drivers.common import Request
+from podracer.drivers.common import Orders, Request
 from podracer.drivers.sebulba import SebulbaConfig, sebulba
 from podracer.drivers.sebulba import actor as actor_module
 from podracer.drivers.sebulba import actor_pool as pool_module
@@ -215,7 +215,7 @@ def attempt(made, injector, *, num_updates=10**6, pace=(0.0, 0.0), devices=1, **
     now, error, updates = injector, None, 0
     try:
         with contextlib.closing(
-            sebulba(agent, env, split, settings, state, seed=7, num_updates=num_updates)
+            sebulba(agent, env, split, settings, state, Orders(num_updates), seed=7)
         ) as progresses:
             for progress in progresses:
                 updates = progress.updates
@@ -346,9 +346,8 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
     def run(request):
         agent, _, split, config, state = once(policy_lag=0)
         state = jax.tree.map(jnp.copy, state)
-        progresses = sebulba(
-            agent, Counters(at=at), split, config, state, seed=7, num_updates=6, request=request
-        )
+        orders = Orders(6, request=request)
+        progresses = sebulba(agent, Counters(at=at), split, config, state, orders, seed=7)
         with contextlib.closing(progresses):
             return [*progresses]
 
@@ -754,9 +753,8 @@ def test_starting_and_stopping_leaves_nothing(kind, times, once, cases):
 
     def cycle(number):
         agent, env, split, config, state = parts
-        progresses = sebulba(
-            agent, env, split, config, jax.tree.map(jnp.copy, state), seed=7, num_updates=10
-        )
+        copy = jax.tree.map(jnp.copy, state)
+        progresses = sebulba(agent, env, split, config, copy, Orders(10), seed=7)
         with contextlib.suppress(Injected), contextlib.closing(progresses):
             for _ in itertools.islice(progresses, 1 + number % 5):
                 pass
@@ -834,7 +832,7 @@ def test_workers_that_are_replaced_leave_the_accounts_exact(times, cases):
 
     parts = sebulba_setup(env=Watched(), num_envs=8, rollout_length=4, updates_per_chunk=1)
     dice, updates = random.Random(0), 0
-    with contextlib.closing(sebulba(*parts, seed=7, num_updates=10**6)) as reports:
+    with contextlib.closing(sebulba(*parts, Orders(10**6), seed=7)) as reports:
 
         def next_report():
             nonlocal updates
