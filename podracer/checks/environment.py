@@ -78,10 +78,8 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
         return check_spec(environment.inner)  # whose specification it has
     spec = _read_spec(environment)
     leaves = jax.tree.leaves(spec.observation)
-    if not leaves or not all(isinstance(leaf, types.ArraySpec) for leaf in leaves):
-        kinds = sorted(
-            {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, types.ArraySpec)}
-        )
+    kinds = sorted({type(x).__name__ for x in leaves if not isinstance(x, types.ArraySpec)})
+    if kinds or not leaves:
         leaf_kinds = f", not of {', '.join(kinds)}" if kinds else ""
         raise ConfigError(
             f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec{leaf_kinds}."
