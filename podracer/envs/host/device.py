@@ -6,7 +6,6 @@ It draws the same random numbers as under Anakin, so lock-step Sebulba computes 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -38,7 +37,14 @@ class DeviceBatch:
     def __init__(self, environment: Environment) -> None:
         self._device = jax.local_devices(backend="cpu")[0]
         self._reset = jax.jit(jax.vmap(environment.reset))
-        self._step = jax.jit(partial(_step, environment))
+
+        def step(
+            keys: jax.Array, steps: jax.Array, state: EnvState, action: jax.Array
+        ) -> tuple[EnvState, TimeStep]:
+            step_keys = jax.vmap(lambda key: jax.random.fold_in(key, steps))(keys)
+            return jax.vmap(environment.step)(step_keys, state, action)
+
+        self._step = jax.jit(step)
         self._state: EnvState = ()
         self._keys: Any = None
         self._steps = 0
@@ -78,10 +84,3 @@ class DeviceBatch:
         key = purpose_key(jax.random.key(seed), Purpose.STEP)
         self._keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.asarray(indices))
         self._steps = start
-
-
-def _step(
-    environment: Environment, keys: jax.Array, steps: jax.Array, state: EnvState, action: jax.Array
-) -> tuple[EnvState, TimeStep]:
-    step_keys = jax.vmap(lambda key: jax.random.fold_in(key, steps))(keys)
-    return jax.vmap(environment.step)(step_keys, state, action)
