@@ -85,11 +85,16 @@ class Watched:
             self._reward_kinds.add(type(result[1]).__name__)
         if isinstance(result[-1], Mapping):
             self._masks |= {f'info["{key}"]' for key in MASK_NAMES & result[-1].keys()}
-        space = worker.envs[0].observation_space
-        for leaf, low, high, value in _leaves(worker.setup.observation, space, result[0]):
-            numbers = self._numbers.setdefault(leaf.name, _Numbers(leaf, low, high))
-            numbers.add(np.asarray(value))
+        self._note(worker.setup.observation, worker.envs[0].observation_space, result[0])
         return self._timestep
+
+    def _note(self, tree: Any, space: Any, value: Any) -> None:
+        if isinstance(tree, Leaf):
+            numbers = self._numbers.setdefault(tree.name, _Numbers(tree, space))
+            numbers.add(np.asarray(value))
+            return
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            self._note(tree[key], space[key], value[key])
 
     def warnings(self) -> Iterator[str]:
         """Yield what an agent would bear, but should know."""
@@ -128,10 +133,10 @@ def _global_generators() -> tuple[Any, ...]:
 class _Numbers:
     """Extremes and changes of one array of the observations, as the environment returns it."""
 
-    def __init__(self, leaf: Leaf, low: Any, high: Any) -> None:
-        self.leaf, self.low, self.high = leaf, low, high
+    def __init__(self, leaf: Leaf, space: Any) -> None:
+        self.leaf, self.space = leaf, space
         self.least, self.most, self.dtypes = np.inf, -np.inf, set[str]()
-        self.below = self.above = False
+        self.is_outside = False
         self.previous: np.ndarray | None = None
         self.changes = self.lost = np.zeros(leaf.shape, np.int64)
 
@@ -139,9 +144,9 @@ class _Numbers:
         self.dtypes.add(str(value.dtype))
         if value.size and value.dtype.kind in "fiu":
             self.least, self.most = min(self.least, value.min()), max(self.most, value.max())
-        if self.low is not None and value.dtype.kind in "fiu":
-            self.below |= bool((value < self.low).any())
-            self.above |= bool((value > self.high).any())
+        # The worker checks the bounds of other arrays.
+        if self.leaf.source.kind == "f" and value.dtype.kind in "fiu":
+            self.is_outside |= bool(((value < self.space.low) | (value > self.space.high)).any())
         if self.previous is not None and value.dtype.itemsize == 8:
             changed = value != self.previous
             narrow = value.astype(self.leaf.dtype) == self.previous.astype(self.leaf.dtype)
@@ -150,10 +155,11 @@ class _Numbers:
 
     def warnings(self) -> Iterator[str]:
         leaf = self.leaf
-        if self.below or self.above:
+        if self.is_outside:
+            low, high = np.min(self.space.low), np.max(self.space.high)
             yield (
                 f"{leaf.name} reaches from {self.least:g} to {self.most:g}, outside of the bounds "
-                f"that its space declares, {np.min(self.low):g} to {np.max(self.high):g}."
+                f"that its space declares, {low:g} to {high:g}."
             )
         if undeclared := self.dtypes - {str(leaf.source)}:
             dtypes = ", ".join(sorted(undeclared))
@@ -164,14 +170,3 @@ class _Numbers:
                 f"{self.lost.sum():,} of {self.changes.sum():,} changes from step to step: "
                 "subtract an offset or scale it."
             )
-
-
-def _leaves(tree: Any, space: Any, value: Any) -> Iterator[tuple[Leaf, Any, Any, Any]]:
-    """Yield each array of an observation with its `Leaf` and the bounds of floats in its space."""
-    if isinstance(tree, Leaf):
-        is_float = tree.source.kind == "f"  # the worker checks the bounds of other arrays
-        yield tree, space.low if is_float else None, space.high if is_float else None, value
-    else:
-        keys = list(tree) if isinstance(tree, dict) else range(len(tree))
-        for key in keys:
-            yield from _leaves(tree[key], space[key], value[key])
