@@ -25,7 +25,7 @@ BUDGETS = {
     "config": 610,
     "devices": 1480,
     "drivers": 3860,
-    "envs": 3820,
+    "envs": 3810,
     "io": 3340,
     "networks": 1260,
     "ops": 1620,
