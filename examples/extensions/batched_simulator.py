@@ -142,9 +142,10 @@ def uniform(row: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tenso
 
 def main(environment: Any = None, **overrides: Any) -> float:
     """Train on a simulator of 4,096 worlds; return the mean return of an evaluation afterwards."""
+    worlds = environment or CartPoles("cuda" if torch.cuda.is_available() else "cpu")
     experiment = podracer.Experiment(
         recipe="torch_ppo",
-        environment=environment or CartPoles("cuda" if torch.cuda.is_available() else "cpu"),
+        environment=worlds,
         agent=podracer.PPO(learning_rate=3e-3),
         driver=podracer.SebulbaConfig(num_envs=4096, rollout_length=16, updates_per_chunk=5),
         frames=2_000_000,
@@ -155,7 +156,7 @@ def main(environment: Any = None, **overrides: Any) -> float:
     for name, seconds in stages.items():
         print(f"{name:24} {seconds:6.2f} s {seconds / sum(stages.values()):6.1%}")
     agent, state = podracer.load(result.run_dir, recipe=experiment)
-    evaluate = podracer.make_evaluator(agent, experiment.environment, 128)
+    evaluate = podracer.make_evaluator(agent, worlds, 128)
     return float(evaluate(agent.actor_params(state), jax.random.key(0)).returns.mean())
 
 
