@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 
 import nbclient
@@ -94,5 +95,6 @@ def test_a_notebook_is_interrupted_and_keeps_its_variables(tmp_path):
     assert text_of(afterwards).splitlines() == ["a variable of the user", "frames"]
     [panel] = [output.data for output in once.outputs if output.output_type == "display_data"]
     assert "seed-0" in panel["text/html"]
-    assert f"{records(tmp_path / 'seed-0')[-1]['updates']:,} " in panel["text/plain"]
+    words = re.sub(r"\x1b\[[\d;]*m", "", panel["text/plain"]).split()
+    assert f"{records(tmp_path / 'seed-0')[-1]['updates']:,}" in words, panel["text/plain"]
     assert not [x for x in afterwards.outputs if x.output_type == "display_data"]
