@@ -304,9 +304,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     assert loaded("best") == (60, evaluated[60])
     podracer.load_policy(run, checkpoint=60)
     for choice in ("10", "latest", None, 1.0, True):
-        with pytest.raises(
-            ConfigError, match="load: checkpoint cannot be "
-        ):
+        with pytest.raises(ConfigError, match="load: checkpoint cannot be "):
             podracer.load(run, checkpoint=choice)
     with pytest.raises(ConfigError, match="has no pods, as it is no sweep: leave out pod 0"):
         podracer.load(run, pod=0)
