@@ -43,7 +43,7 @@ def read_parts(
     """
     first, flags = split_flags(arguments)
     pages = [flag for flag in flags if flag.spelling in ("--help", "-h")]
-    flags = [flag for flag in flags if flag not in pages]
+    flags = [flag for flag in reversed(dict.fromkeys(reversed(flags))) if flag not in pages]
     table = Table(parts, command, explain)
     choosers: list[Flag] = []
     while choice := table.choice([flag for flag in flags if flag not in choosers]):

@@ -1154,7 +1154,10 @@ def test_an_evaluation_is_json_and_advises_what_its_actions_allow(monkeypatch, c
 
 
 def test_of_a_flag_given_twice_the_last_value_counts():
-    flags = ["--seed", "1", "--agent.discount", "0.5", "--discount", "0.9", "--seed", "2"]
-    _, experiment, rest = find_experiment(["catch_a2c", *flags])
+    flags = (
+        "--seed 1 --agent.discount 0.5 --discount 0.9 --seed 2 --torso CNN --torso MLP --torso CNN"
+    )
+    _, experiment, rest = find_experiment(["catch_a2c", *flags.split()])
     _, experiment, _ = parse_experiment("train", rest, experiment, TrainOptions())
     assert (experiment.seed, experiment.agent.discount) == (2, 0.9)
+    assert type(experiment.agent.network.torso).__name__ == "CNN"
