@@ -247,7 +247,7 @@ class Blueprint:
 def with_last_action(carry: Carry, action: jax.Array) -> Carry:
     """Return the recurrent state after actions `[B, ...]`, as `act` returns them.
 
-    Agents that observe their last action have it in the field `last_action`; who replaces the
+    Agents that observe their last action keep it in the field `last_action`. Whoever replaces the
     action that `act` chose, as evaluations with an epsilon do, replaces it here too.
     """
     if not hasattr(carry, "last_action"):

@@ -37,7 +37,7 @@ class Attachment(Protocol):
 MakeAttachment = Callable[[Any], Attachment]
 """Function of the `RunInfo` of a run, or the `TournamentInfo` of a tournament."""
 
-# podracer-cloud has it: a run that was mirrored does not silently go on without.
+# Of podracer-cloud: known here, so that a mirrored run does not silently go on without it.
 _KNOWN = ("mirror",)
 
 
