@@ -37,7 +37,7 @@ class Attachment(Protocol):
 MakeAttachment = Callable[[Any], Attachment]
 """Function of the `RunInfo` of a run, or the `TournamentInfo` of a tournament."""
 
-# Of podracer-cloud: known here, so that a mirrored run does not silently go on without it.
+# The core knows the name, so that a mirrored run does not silently go on without podracer-cloud.
 _KNOWN = ("mirror",)
 
 
