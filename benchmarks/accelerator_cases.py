@@ -25,30 +25,27 @@ import numpy as np
 import population
 import ppo
 import replay
-import sebulba_parts as sebulba
 from anakin_parts import acting
 from harness import (
     Contender,
     Result,
     anakin,
     convolutions,
-    for_driver,
     here,
-    make,
     plain_convolution,
 )
 from jax.experimental.compilation_cache import compilation_cache
+from sebulba_parts import measure_acting
 
 import podracer
 from podracer import envs, recipes
-from podracer.agent import Blueprint
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.devices.mesh import find_devices
-from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.population import Pod
-from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
 from podracer.environment import auto_reset
 from podracer.envs.catch import Catch, CatchState
 from podracer.errors import ConfigError
@@ -56,7 +53,7 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops import convolution as ops
 from podracer.recipes.atari import IMPALA_SHALLOW
-from podracer.run.setup import build
+from podracer.run.blueprint import build
 from podracer.schedules import over_run
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
@@ -242,7 +239,7 @@ def ppo_speed(plan: Plan) -> Iterator[Case]:
             world: str = world, network: Any = network, config: Any = config
         ) -> dict[str, Any]:
             env = device_world(world)
-            agent = Blueprint(PPO(num_minibatches=4, network=network), env.spec)
+            agent = PPO(num_minibatches=4, network=network)
             about = {"environment": env.spec.name, **dataclasses.asdict(config)}
             return speed(anakin("ppo", agent, env, config), plan, **about)
 
@@ -306,9 +303,8 @@ def populations(plan: Plan) -> Iterator[Case]:
         config = AnakinConfig(plan.size(32, 4), plan.size(32, 4), plan.size(updates, 1))
 
         def measure(count: int = count, config: AnakinConfig = config) -> dict[str, Any]:
-            agent, env = make("cartpole", PPO(network=TorsoNetwork(MLP((64,)))))
-            agent = for_driver(agent, config)
-            contender = population.one_program(agent, env, config, [Pod(i) for i in range(count)])
+            agent, pods = PPO(network=TorsoNetwork(MLP((64,)))), [Pod(i) for i in range(count)]
+            contender = population.one_program(agent, envs.make("cartpole"), config, pods)
             return speed(contender, plan, pods=count, **dataclasses.asdict(config))
 
         yield Case(f"population/{pods}", measure)
@@ -321,11 +317,11 @@ def muzero(plan: Plan) -> Iterator[Case]:
     for simulations in (16, 64):
 
         def measure(simulations: int = plan.size(simulations, 2)) -> dict[str, Any]:
-            agent, env = make("cartpole", MuZero(num_simulations=simulations))
+            agent, env = MuZero(num_simulations=simulations), envs.make("cartpole")
             config = AnakinConfig(plan.size(4096, 4), plan.size(8, 2), plan.size(4, 1))
             steps = config.steps_per_update * config.updates_per_chunk
-            agent = for_driver(agent, config)
-            contender = here("acting", *acting(agent, env, config, act=True), steps)
+            driver = Anakin(agent, env, config, find_devices(1))
+            contender = here("acting", *acting(driver, act=True), steps)
             figures = speed(contender, plan, environments=config.num_envs)
             return {**figures, "simulations_per_second": figures["value"] * simulations}
 
@@ -476,16 +472,16 @@ def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[st
         config = SebulbaConfig(num_envs=4, rollout_length=4, threads_per_actor=1)
         network = TorsoNetwork(CNN((4,), (8,), (8,), (8,)))
         agent = dataclasses.replace(agent, network=network)
-    setup = sebulba.make_setup(agent, env, config, find_devices(1))
+    driver = Sebulba(agent, env, config, find_devices(1))
     began = time.perf_counter()
-    rate, metrics = sebulba.measure_training(setup, seconds := plan.size(4, 0) or 0.1)
+    rate, metrics = tune.measure(driver, seconds := plan.size(4, 0) or 0.1)
     return {
         "value": frames * rate,
         "start_seconds": time.perf_counter() - began - seconds,
         "environment": env.spec.name,
         "metrics": metrics,
         **dataclasses.asdict(config),
-        "acting": None if plan.quick else frames * sebulba.measure_acting(setup, 2),
+        "acting": None if plan.quick else frames * measure_acting(driver, 2),
     }
 
 
@@ -507,8 +503,8 @@ def latency(plan: Plan) -> dict[str, Any]:
         parts["another_thread"] = lambda: thread.submit(int).result()
         figures = {name: median_ms(function, plan.size(500, 3)) for name, function in parts.items()}
     config = SebulbaConfig(num_envs=8, rollout_length=128, threads_per_actor=1)
-    setup = sebulba.make_setup(PPO(network=TorsoNetwork(CNN())), DrawnFrames(), config, [device])
-    rate = sebulba.measure_acting(setup, plan.size(3, 0) or 0.1)
+    driver = Sebulba(PPO(network=TorsoNetwork(CNN())), DrawnFrames(), config, [device])
+    rate = measure_acting(driver, plan.size(3, 0) or 0.1)
     return {"value": 1e3 * config.num_envs / rate, "parts": figures}
 
 

@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import mctx
-import sebulba_parts as bench
 from harness import anakin, append, compare, elsewhere, here, parse, parser
 
 from podracer import envs
-from podracer.agent import Agent, Blueprint, Context
+from podracer.agent import Agent, Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, rainbow
@@ -32,8 +31,7 @@ from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.sebulba import SebulbaConfig
-from podracer.envs.host.device import DeviceEnvironments
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import init_actor
@@ -66,14 +64,13 @@ def agents(options: Any) -> None:
         env = envs.make(environment)
         for name, agent in list(some.items())[: 1 if options.quick else None]:
             settings = {"environment": environment, "num_envs": ENVS, "rollout_length": T}
-            blueprint = Blueprint(agent, env.spec, Context(T))
-            contender = anakin(name, blueprint, env, AnakinConfig(ENVS, T, CHUNK))
+            contender = anakin(name, agent, env, AnakinConfig(ENVS, T, CHUNK))
             rate = statistics.median(
                 contender.steps / contender.lap().seconds for _ in range(options.repetitions)
             )
             config = SebulbaConfig(ENVS, T, CHUNK, threads_per_actor=1, env_threads=1)
-            setting = bench.make_setup(agent, DeviceEnvironments(env), config, find_devices(1))
-            served, _ = bench.measure_training(setting, options.seconds)  # compiles at each call
+            driver = Sebulba(agent, env, config, find_devices(1))
+            served, _ = tune.measure(driver, options.seconds)
             print(
                 f"{name:14}{environment:10}{rate:>12,.0f} Anakin{served:>12,.0f} Sebulba",
                 flush=True,
@@ -99,8 +96,7 @@ def sbx(options: Any) -> None:
             "replay": Replay(100_000, batch_size=256, updates_per_rollout=num, warmup=1000),
         }
         agent = SAC(random_frames=1000, **common) if name == "sac" else DQN(double=False, **common)
-        blueprint = Blueprint(agent, env.spec, Context(1))
-        ours = anakin("podracer, Anakin", blueprint, env, AnakinConfig(num, 1, steps // num))
+        ours = anakin("podracer, Anakin", agent, env, AnakinConfig(num, 1, steps // num))
         ours.lap()  # past its warm-up
         more = {"agent": name, "envs": num, "steps": steps, "hidden": f"{width} {width}"}
         flags = [part for key, value in more.items() for part in (f"--{key}", *str(value).split())]

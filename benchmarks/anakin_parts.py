@@ -11,21 +11,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from machine import machine
 
 from podracer import recipes
-from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.devices.mesh import find_devices, make_mesh
+from podracer.devices.mesh import find_devices
 from podracer.devices.startup import use_compilation_cache
-from podracer.drivers.anakin import AnakinConfig, check, make_chunk
-from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
-from podracer.environment import Environment, HostEnvironments, action_struct
+from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
+from podracer.drivers.progress import Request, request_array
+from podracer.drivers.state import TrainState, place_agent
+from podracer.environment import HostEnvironments, action_struct
 from podracer.errors import ConfigError
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.run.setup import build
+from podracer.run.blueprint import build
 from podracer.types import PyTree, TimeStep
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
@@ -80,12 +79,11 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
     return Prepared(lap, compile_seconds, memory)
 
 
-def training(
-    agent: Blueprint, env: Environment, config: AnakinConfig, mesh: Mesh
-) -> tuple[Program, tuple[TrainState, jax.Array]]:
+def training(driver: Anakin) -> tuple[Program, tuple[TrainState, jax.Array]]:
     """Return one chunk of the whole program, and its state: the run's state and the request."""
-    chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
-    state = init_state(agent, env, mesh, config, jax.random.key(0))
+    mesh, config = driver.mesh, driver.config
+    chunk = partial(make_chunk(driver.env, mesh, config), place_agent(driver.blueprint, mesh))
+    state = driver.init(jax.random.key(0))
     request = request_array(mesh, Request.NONE, config.updates_per_chunk)
 
     @partial(jax.jit, donate_argnums=0)
@@ -95,12 +93,10 @@ def training(
     return step, (state, request)
 
 
-def acting(
-    blueprint: Blueprint, env: Environment, config: AnakinConfig, *, act: bool
-) -> tuple[Program, PyTree]:
+def acting(driver: Anakin, *, act: bool) -> tuple[Program, PyTree]:
     """Return a program of the environment with acting, or alone, and its state, on one device."""
-    state = init_state(blueprint, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
-    agent = blueprint.build()
+    agent, env, config = driver.agent, driver.env, driver.config
+    state = driver.init(jax.random.key(0))
     params = agent.actor_params(state.learner)
     want = action_struct(env.spec)
     shape = (config.num_envs, *want.shape)
@@ -170,22 +166,23 @@ def bench_recipe(
     the memory on one device.
     """
     use_compilation_cache()
-    mesh = make_mesh(find_devices(experiment.devices))
+    devices = find_devices(experiment.devices)
     agent, env = build(experiment)
     if isinstance(env, HostEnvironments):
         raise ConfigError(f"{env.spec.name} is stepped on the host: take `bench.py sebulba`.")
     assert isinstance(experiment.driver, AnakinConfig)
     for size in sizes:
         config = dataclasses.replace(experiment.driver, num_envs=size)
-        check(agent, env, config, mesh.size)
+        driver = Anakin(agent, env, config, devices)
+        share = dataclasses.replace(config, num_envs=size // len(devices))
+        alone = Anakin(agent, env, share, devices[:1])
         steps = config.steps_per_update * config.updates_per_chunk
-        per_device = dataclasses.replace(config, num_envs=size // mesh.size)
         context = {"benchmark": experiment.recipe, **machine(), "agent": to_json(experiment.agent)}
-        context |= {"devices": mesh.size, **dataclasses.asdict(config)}
+        context |= {"devices": len(devices), **dataclasses.asdict(config)}
         try:
-            speed = measure(*training(agent, env, config, mesh), steps, repetitions)
-            alone, with_acting = (
-                measure(*acting(agent, env, per_device, act=act), steps // mesh.size, repetitions)
+            speed = measure(*training(driver), steps, repetitions)
+            stepping, with_acting = (
+                measure(*acting(alone, act=act), steps // len(devices), repetitions)
                 for act in (False, True)
             )
         except jax.errors.JaxRuntimeError as error:
@@ -197,7 +194,7 @@ def bench_recipe(
             **context,
             "state_bytes": speed["state_bytes"],
             "temporary_bytes": speed["temporary_bytes"],
-            "environment": alone,
+            "environment": stepping,
             "environment_and_acting": with_acting,
             "training": speed,
         }

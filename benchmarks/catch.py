@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from harness import Contender, anakin, compare, here, make, parse, parser
+from harness import Contender, anakin, compare, here, parse, parser
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agents.q_lambda import QLambda
 from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.envs import make
 from podracer.envs.catch import Catch
 
 BATCH, LENGTH, UPDATES = 128, 16, 100
@@ -29,7 +30,7 @@ LAMBDA, LEARNING_RATE = 0.99, 1e-4
 
 def ours(name: str, fused: bool, devices: int, batch: int = BATCH, updates: int = UPDATES):
     config = AnakinConfig(batch * devices, LENGTH, updates, fused=fused)
-    return anakin(name, *make("catch", QLambda()), config, devices)
+    return anakin(name, QLambda(), make("catch"), config, devices)
 
 
 # --- the notebook's structure --------------------------------------------------------------------
@@ -207,9 +208,8 @@ def chunked(updates: int, devices: int, calls: int) -> Contender:
     """As many updates a repetition, in dispatches of more or fewer of them."""
     from anakin_parts import training
 
-    agent, env = make("catch", QLambda())
     config = AnakinConfig(BATCH * devices, LENGTH, updates, fused=True)
-    program, state = training(agent, env, config, make_mesh(find_devices(devices)))
+    program, state = training(Anakin(QLambda(), make("catch"), config, find_devices(devices)))
     steps = config.steps_per_update * updates
     return here(f"chunk {updates}", program, state, steps, calls=calls, devices=devices)
 

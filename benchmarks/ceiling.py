@@ -10,12 +10,13 @@ import argparse
 from dataclasses import replace
 
 from anakin_parts import acting
-from harness import Contender, anakin, compare, for_driver, here, make, parse, parser
+from harness import Contender, anakin, compare, here, parse, parser
 
-from podracer import recipes
+from podracer import envs, recipes
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
-from podracer.drivers.anakin import AnakinConfig
+from podracer.devices.mesh import find_devices
+from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.schedules import over_run
 
@@ -31,13 +32,15 @@ SETTINGS = {
 
 def measure(environment: str, options: argparse.Namespace) -> None:
     agent, config = SETTINGS[environment]
-    agent, env = make(environment, agent)
+    env = envs.make(environment)
     if options.quick:
         config = replace(config, num_envs=16, updates_per_chunk=1)
     steps = config.steps_per_update * config.updates_per_chunk
 
+    driver = Anakin(agent, env, config, find_devices(1))
+
     def part(name: str, act: bool) -> Contender:
-        return here(name, *acting(for_driver(agent, config), env, config, act=act), steps)
+        return here(name, *acting(driver, act=act), steps)
 
     contenders = [
         anakin("full step", agent, env, config),

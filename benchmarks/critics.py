@@ -23,7 +23,6 @@ import numpy as np
 
 import podracer
 from podracer import recipes
-from podracer.agent import Blueprint, Context
 from podracer.config.experiment import Experiment
 from podracer.drivers.population import Pod
 from podracer.envs import make
@@ -103,9 +102,8 @@ def _lap(experiment: Experiment) -> Callable[[], float]:
     settings: Any = experiment.agent
     replay = dataclasses.replace(settings.replay, warmup=0)
     settings = dataclasses.replace(settings, replay=replay)
-    agent = Blueprint(settings, env.spec, Context(experiment.driver.rollout_length))
     config = dataclasses.replace(experiment.driver, updates_per_chunk=chunk)
-    run = harness.anakin("", agent, env, config).lap
+    run = harness.anakin("", settings, env, config).lap
     return lambda: run().cpu_seconds / (chunk * replay.updates_per_rollout)
 
 

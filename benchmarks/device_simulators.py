@@ -26,7 +26,7 @@ from podracer.agents.ppo import PPO
 from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import choose_gpu_kernels
-from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
 from podracer.errors import ConfigError
 
 TASKS = ("CartPoles", "PointMasses")
@@ -42,10 +42,10 @@ def measure(task: str, num_envs: int, seconds: float, device: str = "cuda") -> d
         raise ConfigError(f"{task} needs the package {error.name}: pip install torch.") from error
     env = getattr(batched_simulator, task)(device)
     config = SebulbaConfig(num_envs=num_envs, rollout_length=32)
-    setup = sebulba.make_setup(PPO(), env, config, find_devices(1))
+    driver = Sebulba(PPO(), env, config, find_devices(1))
     simulator_ms = _simulator_ms(env, num_envs, seconds)
-    acting_ms = 1e3 * num_envs / sebulba.measure_acting(setup, seconds)
-    steps_per_second, metrics = sebulba.measure_training(setup, seconds)
+    acting_ms = 1e3 * num_envs / sebulba.measure_acting(driver, seconds)
+    steps_per_second, metrics = tune.measure(driver, seconds)
     return {
         "value": acting_ms,
         "simulator_ms": simulator_ms,

@@ -17,12 +17,13 @@ from typing import Any
 
 import jax
 from anakin_parts import training
-from harness import anakin, append, compare, make, parse, parser
+from harness import anakin, append, compare, parse, parser
 
 from podracer.agents.a2c import A2C
 from podracer.agents.q_lambda import QLambda
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig
+from podracer.devices.mesh import find_devices
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.envs import make
 from podracer.networks import MLP, TorsoNetwork
 
 LENGTH, STEPS = 16, 204_800  # steps: environment steps of a repetition, about
@@ -46,7 +47,7 @@ def flops(agent: Any, env: Any, config: AnakinConfig) -> float:
     """Of one update on one device."""
     one = replace(config, updates_per_chunk=1)
     with unrolled_loops():
-        program, state = training(agent, env, one, make_mesh(find_devices(1)))
+        program, state = training(Anakin(agent, env, one, find_devices(1)))
         lowered = program.lower(state)  # type: ignore[attr-defined]
     return lowered.compile().cost_analysis()["flops"]
 
@@ -55,7 +56,7 @@ def measure(
     environment: str, name: str, memory: str, batch: int, options: argparse.Namespace
 ) -> None:
     kind = {"a2c": A2C, "q_lambda": QLambda}[name]
-    agent, env = make(environment, kind(network=NETWORKS[memory]))
+    agent, env = kind(network=NETWORKS[memory]), make(environment)
     updates = 1 if options.quick else max(1, STEPS // (batch * LENGTH))
     fused = AnakinConfig(batch, LENGTH, updates, fused=True)
     both = {"fused": fused, "two passes": replace(fused, fused=False)}

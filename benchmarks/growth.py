@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from harness import Contender, anakin, append, for_driver, here, make, parse, parser
+from harness import Contender, anakin, append, here, parse, parser
 from population import one_program
 from replay import SAMPLES, VECTOR, ours
 
-from podracer import recipes
+from podracer import envs, recipes
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.networks import MLP, TorsoNetwork
@@ -40,7 +40,7 @@ def parts(recipe: str) -> tuple[Any, Any, AnakinConfig]:
     """Return agent, environment and driver of a recipe."""
     experiment = recipes.find(recipe)
     assert isinstance(experiment.driver, AnakinConfig)
-    return *make(str(experiment.environment), experiment.agent), experiment.driver
+    return experiment.agent, envs.make(str(experiment.environment)), experiment.driver
 
 
 def with_driver(recipe: str, field: str) -> Callable[[int], Contender]:
@@ -59,10 +59,9 @@ def with_driver(recipe: str, field: str) -> Callable[[int], Contender]:
 def with_pods(size: int) -> Contender:
     """Measure a population of small learners of A2C on Catch."""
     agent, env, driver = parts("catch_a2c")
-    settings = dataclasses.replace(agent.settings, network=TorsoNetwork(MLP((16,))))
-    agent = dataclasses.replace(agent, settings=settings)
+    agent = dataclasses.replace(agent, network=TorsoNetwork(MLP((16,))))
     config = dataclasses.replace(driver, num_envs=1, rollout_length=8, updates_per_chunk=50)
-    return one_program(for_driver(agent, config), env, config, [Pod(seed) for seed in range(size)])
+    return one_program(agent, env, config, [Pod(seed) for seed in range(size)])
 
 
 def with_replay(prioritized: bool) -> Callable[[int], Contender]:

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,8 @@ import jax
 from anakin_parts import Program, Timing, prepare, training
 from machine import machine
 
-from podracer import envs
-from podracer.agent import Blueprint
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig
+from podracer.devices.mesh import find_devices
+from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.networks import layers
 from podracer.types import PyTree
 
@@ -48,15 +46,12 @@ def here(
     return Contender(name, steps * calls, prepared.compile_seconds, prepared.lap, about)
 
 
-def for_driver(agent: Blueprint, config: AnakinConfig) -> Blueprint:
-    """The agent for rollouts of the driver's length."""
-    return replace(agent, context=replace(agent.context, rollout_length=config.rollout_length))
-
-
 def anakin(name: str, agent: Any, env: Any, config: AnakinConfig, devices: int = 1) -> Contender:
-    """A whole run on some of the devices; a repetition is one chunk."""
-    agent = for_driver(agent, config)
-    program, state = training(agent, env, config, make_mesh(find_devices(devices)))
+    """A whole run on some of the devices; a repetition is one chunk.
+
+    `agent` is settings, or a blueprint of them.
+    """
+    program, state = training(Anakin(agent, env, config, find_devices(devices)))
     steps = config.steps_per_update * config.updates_per_chunk
     return here(name, program, state, steps, devices=devices)
 
@@ -229,9 +224,3 @@ def convolutions(form: Callable[..., jax.Array] = plain_convolution) -> Iterator
         yield
     finally:
         layers.convolution = ours
-
-
-def make(environment: str, agent: Any) -> tuple[Any, Any]:
-    """An agent made for a named environment, and the environment."""
-    env = envs.make(environment)
-    return Blueprint(agent, env.spec), env

@@ -130,13 +130,12 @@ def behavior(name: str, quality: str, seed: int, work: Path) -> Path:
     experiment = dataclasses.replace(
         recipes.find(task.behavior), seed=seed, evaluations=0, target_return=None
     )
+    env = podracer.make(task.environment)
+    agent = podracer.Blueprint(experiment.agent, env.spec).build()
     if frames := task.frames[quality]:
         state = podracer.train(experiment, frames=frames, devices=1).state
     else:
-        agent = experiment.agent.build(podracer.make(task.environment).spec)
         state = agent.init(jax.random.key(seed), 1)
-    env = podracer.make(task.environment)
-    agent = experiment.agent.build(env.spec)
     data = record_episodes(
         agent,
         env,
@@ -175,7 +174,7 @@ def measure(
             devices=1,
             run_dir=run,
             resume=run.exists(),
-            weights=start if method.start and not run.exists() else None,
+            begin=podracer.Weights(start) if method.start and not run.exists() else None,
         )
         assert result.evaluation is not None
         returns = np.atleast_1d(result.evaluation.returns.mean(axis=-1))

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,10 @@ from anakin_parts import Timing
 from harness import Contender, append, compare, here, parse, parser
 
 from podracer import recipes
-from podracer.agent import Blueprint, Context
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.anakin import make_chunk as make_single
-from podracer.drivers.common import Request, request_array
-from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack_agents
+from podracer.devices.mesh import find_devices
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.drivers.population import Pod, Population, make_chunk, run_keys, stack_agents
+from podracer.drivers.progress import Request, request_array
 from podracer.envs import make
 from podracer.networks import MLP, TorsoNetwork
 
@@ -43,12 +40,12 @@ CASES = (
 
 def one_program(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
     """All pods at once."""
-    mesh = population_mesh(jax.devices(), len(pods))
-    agents = stack_agents(agent, pods)
-    request = request_array(mesh, Request.NONE, config.updates_per_chunk)
-    program = make_chunk(env, mesh, config)
+    driver = Population(agent, pods, env, config, jax.devices())
+    agents = stack_agents(driver.blueprint, pods)
+    request = request_array(driver.mesh, Request.NONE, config.updates_per_chunk)
+    program = make_chunk(env, driver.mesh, config)
     began = time.perf_counter()
-    states = jax.block_until_ready(init_states(agent, pods, env, mesh, config))
+    states = jax.block_until_ready(driver.init(run_keys(pods)))
     init_seconds = time.perf_counter() - began
     together = jax.jit(lambda states: program(agents, states, request)[0], donate_argnums=0)
     steps = len(pods) * config.steps_per_update * config.updates_per_chunk
@@ -57,26 +54,20 @@ def one_program(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod])
 
 def one_after_another(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
     """The program of a single learner, on each pod's state in turn."""
-    mesh, [device] = population_mesh(jax.devices(), len(pods)), find_devices(1)
-    request = request_array(make_mesh([device]), Request.NONE, config.updates_per_chunk)
-    single = partial(make_single(env, make_mesh([device]), config), agent)
-    step = jax.jit(lambda state: single(state, request)[0], donate_argnums=0)
-    first_states = init_states(agent, pods, env, mesh, config)
-    states = [jax.tree.map(lambda x, i=i: x[i], first_states) for i in range(len(pods))]
-    states = jax.device_put(states, jax.sharding.SingleDeviceSharding(device))
-    began = time.perf_counter()
-    compiled = step.lower(states[0]).compile()
-    compile_seconds = time.perf_counter() - began
+    driver = Anakin(agent, env, config, find_devices(1))
+    request = request_array(driver.mesh, Request.NONE, config.updates_per_chunk)
+    states = [driver.init(key) for key in run_keys(pods)]
+    program = driver.program().result()
 
     def lap() -> Timing:
         began, used = time.perf_counter(), time.process_time()
         for index, state in enumerate(states):
-            states[index] = jax.block_until_ready(compiled(state))
+            states[index] = jax.block_until_ready(program(state, request)[0])
         return Timing(time.perf_counter() - began, time.process_time() - used)
 
     lap()
     steps = len(pods) * config.steps_per_update * config.updates_per_chunk
-    return Contender("one after another", steps, compile_seconds, lap)
+    return Contender("one after another", steps, driver.program.seconds, lap)
 
 
 def whole(count: int, pods: int, out: Path | None) -> None:
@@ -120,8 +111,7 @@ def main() -> None:
     for recipe, hidden, envs, length, updates in CASES:
         experiment = recipes.find(recipe)
         env = make(experiment.environment)
-        settings = dataclasses.replace(experiment.agent, network=TorsoNetwork(MLP((hidden,))))
-        agent = Blueprint(settings, env.spec, Context(length))
+        agent = dataclasses.replace(experiment.agent, network=TorsoNetwork(MLP((hidden,))))
         config = AnakinConfig(envs, length, updates)
         for count in options.pods:
             pods = [Pod(seed) for seed in range(count)]

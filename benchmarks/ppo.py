@@ -30,24 +30,20 @@ from harness import (
     compare,
     convolutions,
     elsewhere,
-    make,
     parse,
     parser,
 )
 
 from podracer import recipes
-from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.devices import reductions
-from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.anakin import anakin as train
-from podracer.drivers.common import Orders, init_state
+from podracer.drivers.progress import Orders
 from podracer.environment import auto_reset, restart, transition
-from podracer.evaluate import make_evaluator
+from podracer.envs import make
 from podracer.fields import struct
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.run.setup import build
+from podracer.run.setup import make_driver
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
 PEERS = str(Path(__file__).with_name("peers.py"))
@@ -80,9 +76,8 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
     if options.quick:
         setting = replace(setting, envs=min(setting.envs, 16), updates=1)
     network = TorsoNetwork(MLP((64, 64), setting.activation), shared=False)
-    agent, env = make(
-        setting.environment, PPO(num_minibatches=setting.minibatches, network=network)
-    )
+    agent = PPO(num_minibatches=setting.minibatches, network=network)
+    env = make(setting.environment)
     config = AnakinConfig(setting.envs, setting.length, setting.updates)
     contenders = [
         anakin(f"podracer, {devices} device(s)", agent, env, config, devices)
@@ -192,11 +187,11 @@ def _draw(position: jax.Array) -> jax.Array:
 def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     if title == "nature":
         env: Any = auto_reset(Pixels())
-        agent = Blueprint(PPO(num_minibatches=4, network=TorsoNetwork(CNN())), env.spec)
+        agent = PPO(num_minibatches=4, network=TorsoNetwork(CNN()))
         config = AnakinConfig(16, 2 if options.quick else 16, 1)
     else:
         network = TorsoNetwork(CNN((16,), (3,), (1,), (128,)))
-        agent, env = make("gymnax:Breakout-MinAtar", PPO(num_minibatches=8, network=network))
+        agent, env = PPO(num_minibatches=8, network=network), make("gymnax:Breakout-MinAtar")
         config = AnakinConfig(16 if options.quick else 64, 16 if options.quick else 128, 1)
     contenders = [_convolutional("our convolution", agent, env, config, options)]
     with convolutions():
@@ -210,8 +205,8 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,
-        "epochs": agent.settings.num_epochs,
-        "minibatches": agent.settings.num_minibatches,
+        "epochs": agent.num_epochs,
+        "minibatches": agent.num_minibatches,
         "devices": options.devices,
     }
     ours, *others = compare(f"ppo {title}", about, contenders, options)
@@ -221,7 +216,7 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
 
 
 def _convolutional(
-    name: str, agent: Blueprint, env: Any, config: AnakinConfig, options: argparse.Namespace
+    name: str, agent: PPO, env: Any, config: AnakinConfig, options: argparse.Namespace
 ) -> Contender:
     return anakin(name, agent, env, config, options.devices)
 
@@ -232,20 +227,18 @@ def _convolutional(
 def solve(seed: int, limit: int) -> dict[str, Any]:
     """Seconds and steps of the recipe `cartpole_ppo` until an evaluation is at 475, through the
     same driver as every run."""
-    experiment = replace(recipes.find("cartpole_ppo"), seed=seed, evaluations=EVALUATIONS)
-    blueprint, env = build(experiment)
-    agent, mesh = blueprint.build(), make_mesh(find_devices(1))
-    state = init_state(blueprint, env, mesh, experiment.run_driver, jax.random.key(seed))
-    evaluate = make_evaluator(agent, env, EPISODES)
-    evaluate(agent.actor_params(state.learner), state.key)
+    recipe = recipes.find("cartpole_ppo")
+    experiment = replace(recipe, seed=seed, evaluations=EVALUATIONS, devices=1)
+    driver = make_driver(experiment)
+    state, evaluate = driver.init(experiment.key), driver.evaluator(EPISODES, fixed=True)
+    evaluate(state)
     compiling, score, steps, began = 0.0, 0.0, 0, time.perf_counter()
     orders = Orders(min(experiment.num_updates, limit), experiment.evaluation_updates.__contains__)
-    for progress in train(blueprint, env, mesh, experiment.run_driver, state, orders):
+    for progress in driver.run(state, orders):
         compiling += progress.compile_seconds
         steps = progress.updates * experiment.driver.steps_per_update
         if progress.state is not None:
-            params = agent.actor_params(progress.state.learner)
-            score = float(evaluate(params, progress.state.key).returns.mean())
+            score = float(evaluate(progress.state).returns.mean())
             if score >= SOLVED:
                 break
     seconds = time.perf_counter() - began - compiling

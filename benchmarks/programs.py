@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 from agents import CARTPOLE, CHUNK, ENVS, PENDULUM, REPLAY, T
 from anakin_parts import Program, training
-from harness import alternate, append, for_driver, here, make
+from harness import alternate, append, here
 
-from podracer import recipes
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig
+from podracer import envs, recipes
+from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer_plan.compiled import matrix_flops
 from podracer_plan.hlo import Program as Text
@@ -65,9 +64,7 @@ def build(parts: Parts, quick: bool) -> tuple[Program, Any, int]:
     environment, agent, config = parts
     if quick:
         config = dataclasses.replace(config, updates_per_chunk=1)
-    agent, env = make(environment, agent)
-    agent = for_driver(agent, config)
-    program, state = training(agent, env, config, make_mesh(jax.devices()[:1]))
+    program, state = training(Anakin(agent, envs.make(environment), config, jax.devices()[:1]))
     return program, state, config.steps_per_update * config.updates_per_chunk
 
 

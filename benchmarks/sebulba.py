@@ -21,7 +21,7 @@ from harness import append, parse, parser
 from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.devices.mesh import find_devices
-from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
 from podracer.errors import ConfigError
 from podracer.networks import CNN, MLP, TorsoNetwork
 
@@ -33,12 +33,12 @@ PONG = ("atari:pong", SHALLOW, SebulbaConfig(64, 20))
 ONE = SebulbaConfig(64, 20, threads_per_actor=1, env_threads=1)
 
 
-def setting(options: Any, environment: str, torso: Any, config: SebulbaConfig) -> bench.Setup:
+def setting(options: Any, environment: str, torso: Any, config: SebulbaConfig) -> Sebulba:
     if options.quick:
         torso = TINY if isinstance(torso, CNN) else torso
         config = dataclasses.replace(config, num_envs=8, rollout_length=4)
     agent = Impala(network=TorsoNetwork(torso))
-    return bench.make_setup(agent, envs.make(environment), config, find_devices(1))
+    return Sebulba(agent, envs.make(environment), config, find_devices(1))
 
 
 def present(*cases: Any) -> Iterator[Any]:
@@ -75,7 +75,7 @@ def series(title: str, choices: list[tuple[Any, ...]], options: Any) -> None:
     for _ in range(options.repetitions):
         turn = []
         for _, what in made:
-            rate, metrics = bench.measure_training(what, options.seconds)
+            rate, metrics = tune.measure(what, options.seconds)
             turn.append((bench.measure_acting(what, options.seconds), rate, metrics))
         turns.append(turn)
     print(

@@ -20,54 +20,29 @@ import numpy as np
 from machine import machine
 
 from podracer import envs
-from podracer.agent import Blueprint, Context
 from podracer.agents.impala import Impala
 from podracer.checks.random_play import random_actions
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import use_compilation_cache
-from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
-from podracer.drivers.sebulba import tune
+from podracer.drivers.progress import Request, request_array
+from podracer.drivers.sebulba import Sebulba, tune
 from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool, native_threads
-from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
+from podracer.drivers.sebulba.config import SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
-from podracer.environment import HostEnvironments
-from podracer.envs.host.device import DeviceEnvironments
+from podracer.drivers.state import TrainState, place_agent
 from podracer.envs.host.dlpack import lives_on_device, on_host
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """Agent, environment, devices and configuration to measure."""
-
-    agent: Blueprint
-    env: HostEnvironments
-    config: SebulbaConfig
-    split: DeviceSplit
-
-    def state(self) -> TrainState:
-        """Return an initial state without `actor`."""
-        return init_state(self.agent, None, self.split.mesh, self.config, jax.random.key(0))
-
-
-def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setup:
-    """Return the setup of an agent's settings, or its blueprint, in an environment, checked."""
-    agent = settings
-    if not isinstance(settings, Blueprint):
-        agent = Blueprint(settings, env.spec, Context(config.rollout_length))
-    split, config = tune.checked_split(agent, env, config, devices)
-    return Setup(agent, env, config, split)
-
-
-def measure_simulator(setup: Setup, seconds: float) -> float:
+def measure_simulator(driver: Sebulba, seconds: float) -> float:
     """Measure the environments alone: the same threads and batches, precomputed random actions."""
-    split, config, generator = setup.split, setup.config, np.random.default_rng(0)
-    draw = partial(random_actions, generator, setup.env.spec, None, split.num_envs)
+    split, config, generator = driver.split, driver.config, np.random.default_rng(0)
+    draw = partial(random_actions, generator, driver.host.spec, None, split.num_envs)
     actions = [draw() for _ in range(64)]
-    if lives_on_device(setup.env):
+    if lives_on_device(driver.host):
         actions = jax.device_put(actions, split.actors[0])
     errors = list[Exception]()
     steps, stop = [0] * split.threads, threading.Event()
@@ -75,7 +50,7 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
     with contextlib.ExitStack() as stack:
         batches = []
         for _ in range(split.threads):
-            batch = setup.env.make(split.num_envs, native_threads(config, split))
+            batch = driver.host.make(split.num_envs, native_threads(config, split))
             batches.append(stack.enter_context(contextlib.closing(batch)))
 
         def run(number: int) -> None:
@@ -114,22 +89,25 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def _acting(setup: Setup, config: SebulbaConfig, state: TrainState) -> Iterator[ActorPool]:
-    """Run the actors of a setup within the context."""
+def _acting(driver: Sebulba, config: SebulbaConfig, state: TrainState) -> Iterator[ActorPool]:
+    """Run a driver's actors within the context."""
     with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        agent, env, split = setup.agent.build(), setup.env, setup.split
-        actors = make_actor_pool(
-            agent, env, split, config, state, seed=0, supervisor=supervisor, stack=stack
-        )
+        parts = (driver.agent, driver.host, driver.split, config, state)
+        actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
         actors.start()
         stack.pop_all()  # from now on each thread closes its own environments
         yield actors
 
 
-def measure_acting(setup: Setup, seconds: float) -> float:
+def _first_state(driver: Sebulba) -> TrainState:
+    """Return an initial state without `actor`: the environments are reset."""
+    return dataclasses.replace(driver.init(jax.random.key(0)), actor=())
+
+
+def measure_acting(driver: Sebulba, seconds: float) -> float:
     """Measure the actors of a run whose learner discards every trajectory."""
-    config = dataclasses.replace(setup.config, policy_lag=None)
-    with _acting(setup, config, setup.state()) as actors:
+    config = dataclasses.replace(driver.config, policy_lag=None)
+    with _acting(driver, config, _first_state(driver)) as actors:
 
         def windows() -> Iterator[int]:
             while True:
@@ -139,12 +117,12 @@ def measure_acting(setup: Setup, seconds: float) -> float:
         return _rate(windows(), seconds)
 
 
-def measure_learning(setup: Setup, seconds: float) -> float:
+def measure_learning(driver: Sebulba, seconds: float) -> float:
     """Measure the learner alone: updates from the same rollouts, while the actors wait."""
-    config, mesh = dataclasses.replace(setup.config, policy_lag=0), setup.split.mesh
-    state, agent = setup.state(), place_agent(setup.agent, mesh)
-    update = make_update(mesh, setup.split.threads, config.updates_per_batch)
-    with _acting(setup, config, state) as actors:
+    config, mesh = dataclasses.replace(driver.config, policy_lag=0), driver.mesh
+    state, agent = _first_state(driver), place_agent(driver.blueprint, mesh)
+    update = make_update(mesh, driver.split.threads, config.updates_per_batch)
+    with _acting(driver, config, state) as actors:
         rollouts = actors.collect(lambda: False) or []
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
         request = request_array(mesh, Request.NONE)
@@ -154,17 +132,12 @@ def measure_learning(setup: Setup, seconds: float) -> float:
                 state = jax.block_until_ready(update(agent, state, shards, request)[0])
                 yield config.steps_per_update
 
-        return _rate(windows(dataclasses.replace(state, actor=())), seconds)
+        return _rate(windows(state), seconds)
 
 
-def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any]]:
-    """Measure a whole run. Returns also the metrics of its last report."""
-    return tune.measure(setup.agent, setup.env, setup.config, setup.split, seconds)
-
-
-def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
+def measure_plain_loop(driver: Sebulba, seconds: float, *, learn: bool) -> float:
     """Measure a simple loop: one thread, one batch of all environments, act, step, learn."""
-    agent, config = setup.agent.build(), setup.config
+    agent, config = driver.agent, driver.config
     act = jax.jit(lambda params, timestep, keys: agent.act(params, (), timestep, keys, True)[:2])
     update = jax.jit(
         lambda state, trajectory, key: agent.learn(state, trajectory, key, None), donate_argnums=0
@@ -173,7 +146,7 @@ def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
     state = agent.init(key, config.num_envs)
     keys = jax.random.split(key, config.num_envs)
     cores = config.env_threads or num_cores()
-    with contextlib.closing(on_host(setup.env).make(config.num_envs, cores)) as batch:
+    with contextlib.closing(on_host(driver.host).make(config.num_envs, cores)) as batch:
         timestep = batch.reset(0, np.arange(config.num_envs, dtype=np.uint32), 0)
 
         def windows() -> Iterator[int]:
@@ -205,21 +178,21 @@ def _rate(windows: Iterator[int], seconds: float) -> float:
     return steps / (time.perf_counter() - start)
 
 
-MEASURES: dict[str, Callable[[Setup, float], float]] = {
+MEASURES: dict[str, Callable[[Sebulba, float], float]] = {
     "simulator": measure_simulator,
     "acting": measure_acting,
     "learning": measure_learning,
-    "training": lambda setup, seconds: measure_training(setup, seconds)[0],
+    "training": lambda driver, seconds: tune.measure(driver, seconds)[0],
     "plain_loop_acting": partial(measure_plain_loop, learn=False),
     "plain_loop_training": partial(measure_plain_loop, learn=True),
 }
 
 
 def compare(
-    setup: Setup, seconds: float, repetitions: int, parts: Sequence[str] = tuple(MEASURES)
+    driver: Sebulba, seconds: float, repetitions: int, parts: Sequence[str] = tuple(MEASURES)
 ) -> dict[str, Any]:
     """Measure parts in turn, `repetitions` times. Returns medians, and shares of each turn."""
-    turns = [{name: MEASURES[name](setup, seconds) for name in parts} for _ in range(repetitions)]
+    turns = [{name: MEASURES[name](driver, seconds) for name in parts} for _ in range(repetitions)]
 
     def ratios(reference: str) -> dict[str, float]:
         pairs = {name: reference.format(name) for name in ("acting", "training")}
@@ -230,8 +203,8 @@ def compare(
         }
 
     return {
-        **dataclasses.asdict(setup.config),
-        **setup.split.describe(),
+        **dataclasses.asdict(driver.config),
+        **driver.split.describe(),
         "steps_per_second": {n: statistics.median(turn[n] for turn in turns) for n in parts},
         "share_of_simulator": ratios("simulator"),
         "over_plain_loop": ratios("plain_loop_{}"),
@@ -252,13 +225,12 @@ def bench_sebulba(
     """Measure host environments alone, with acting, with learning, and a plain loop."""
     use_compilation_cache()
     env = envs.make(environment)
-    env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
     observation = env.spec.observation
     pictures = isinstance(observation, ArraySpec) and len(observation.shape) == 3
     torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
     agent = Impala(network=TorsoNetwork(torso))
-    setup = make_setup(agent, env, config, find_devices(devices))
-    figures = compare(setup, seconds, repetitions, parts)
+    driver = Sebulba(agent, env, config, find_devices(devices))
+    figures = compare(driver, seconds, repetitions, parts)
     context = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
     return {**context, **machine(), **figures}
 

@@ -23,11 +23,10 @@ from harness import Quick
 
 import podracer
 from podracer import recipes
-from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import Request, request_array
-from podracer.drivers.population import Pod, init_states, lower_chunk, population_mesh
+from podracer.drivers.population import Pod, Population, run_keys
+from podracer.drivers.progress import Request, request_array
 from podracer.drivers.selection import RULES, Range, Selection, Truncation
 from podracer.envs import make
 from podracer.networks import MLP, TorsoNetwork
@@ -74,7 +73,7 @@ def cost(turns: int, chunks: int) -> None:
     """Print CPU seconds of a chunk, without a selection and with one before each chunk."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     env = make("catch")
-    agent = Blueprint(A2C(network=TorsoNetwork(MLP((16,)))), env.spec, Context(8))
+    agent = A2C(network=TorsoNetwork(MLP((16,))))
     config = AnakinConfig(num_envs=4, rollout_length=8, updates_per_chunk=10)
     for count in (64, 1024):
         pods = tuple(Pod(seed) for seed in range(count))
@@ -90,10 +89,9 @@ def cost(turns: int, chunks: int) -> None:
 
 
 def _runner(agent, pods, env, config, selection) -> Callable[[int], float]:
-    mesh = population_mesh(jax.devices()[:1], len(pods))
-    state = init_states(agent, pods, env, mesh, config, selection)
-    program = lower_chunk(agent, pods, env, mesh, config, state, selection)()
-    request = request_array(mesh, Request.NONE, config.updates_per_chunk)
+    driver = Population(agent, pods, env, config, jax.devices()[:1], selection)
+    state, program = driver.init(run_keys(pods)), driver.program().result()
+    request = request_array(driver.mesh, Request.NONE, config.updates_per_chunk)
 
     def run(chunks: int) -> float:
         nonlocal state

@@ -22,7 +22,6 @@ With `--programs` every program is listed, with the seconds for which it compile
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import statistics
@@ -157,35 +156,38 @@ def start(arguments: list[str]) -> None:
         train = training.train
 
         def marked_train(experiment: Any, **options: Any) -> Any:
-            return train(experiment, **{**options, "sinks": [*options["sinks"], marks]})
+            return train(experiment, **{**options, "callbacks": [*options["callbacks"], marks]})
 
         training.train = marked_train
-        training.make_run_setup = partial(marked_setup, marks, training.make_run_setup)
+        training.make_driver = partial(marked_driver, marks, training.make_driver)
         return run(*args, **options)
 
     command.run = marked_run
     marks.end(command.train([flag for flag in arguments if flag != "--compile-only"]))
 
 
-def marked_setup(marks: Marks, make_run_setup: Any, *args: Any) -> Any:
-    """Return the setup of a run that marks the time before its first update."""
+def marked_driver(marks: Marks, make_driver: Any, *args: Any) -> Any:
+    """Return the driver of a run, which marks the time before its first update."""
+    from podracer.drivers.sebulba import Sebulba
     from podracer.drivers.sebulba.actor_pool import ActorPool
 
-    setup, start = make_run_setup(*args), ActorPool.start
+    driver, start = make_driver(*args), ActorPool.start
+    run = driver.run
 
-    def marked_program() -> Any:
-        program = setup.start_compile().result()
+    def marked_run(state: Any, orders: Any) -> Any:
+        driver.program().result()
         marks.ready()
-        return program
+        yield from run(state, orders)
 
     def marked_start(self: Any) -> None:
         marks.ready()
         start(self)
 
-    ActorPool.start = marked_start
-    if setup.split is not None:
-        return setup
-    return dataclasses.replace(setup, drive=partial(setup.drive, compile=marked_program))
+    if isinstance(driver, Sebulba):
+        ActorPool.start = marked_start
+    else:
+        driver.run = marked_run
+    return driver
 
 
 # --- the benchmark -------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ class Reinforce:
 def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
     driver = podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20)
-    show, agent = [podracer.console], Reinforce()
-    result = podracer.train("cartpole_ppo", agent=agent, driver=driver, sinks=show, **overrides)
+    agent = Reinforce()
+    result = podracer.train("cartpole_ppo", agent=agent, driver=driver, progress=True, **overrides)
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

@@ -1,7 +1,7 @@
 """A research loop: an update of your own, in a loop of your own around a driver.
 
-The driver is an iterator. It compiles the agent's `learn` into its program and yields the progress
-of each chunk; at boundaries, which you choose, also the whole training state.
+A driver compiles the agent's `learn` into its program. Its `run` yields the progress of each chunk;
+at boundaries, which you choose, also the whole training state.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import jax
 
 import podracer
 from podracer import LearnerState, Trajectory
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import anakin
-from podracer.drivers.common import Orders, init_state
+from podracer.drivers.anakin import Anakin
+from podracer.drivers.progress import Orders
 from podracer.types import Metrics
 
 
@@ -46,20 +45,15 @@ class TwoPassA2C:
 def main(num_updates: int = 1_000, target: float = 0.95) -> float:
     """Train on Catch until a greedy policy reaches the target; return its mean return."""
     env = podracer.make("catch")
-    settings = TwoPassA2C(podracer.A2C(learning_rate=2e-3))
-    blueprint = podracer.Blueprint(settings, env.spec)  # what drivers build the agent from
-    agent = blueprint.build()
-    mesh = make_mesh(jax.devices()[:1])
+    agent = TwoPassA2C(podracer.A2C(learning_rate=2e-3))
     config = podracer.AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=50)
-    state = init_state(blueprint, env, mesh, config, jax.random.key(0))
-    evaluate = podracer.make_evaluator(agent, env, 64)
+    driver = Anakin(agent, env, config, jax.devices()[:1])
+    evaluate = driver.evaluator(episodes=64)
 
-    score = 0.0
-    orders = Orders(num_updates, is_boundary=lambda updates: True)
-    for progress in anakin(blueprint, env, mesh, config, state, orders):
+    score, state = 0.0, driver.init(jax.random.key(0))
+    for progress in driver.run(state, Orders(num_updates, is_boundary=lambda updates: True)):
         assert progress.state is not None  # every chunk is a boundary here
-        params = agent.actor_params(progress.state.learner)
-        score = float(evaluate(params, progress.state.key).returns.mean())
+        score = float(evaluate(progress.state).returns.mean())
         print(f"update {progress.updates}: loss {progress.metrics['loss']:.3f}, return {score:.2f}")
         if score >= target:
             break

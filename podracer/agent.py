@@ -203,7 +203,7 @@ DEFAULT_CONTEXT = Context()
 class Settings(Protocol):
     """Frozen pytree of an agent's settings."""
 
-    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+    def build(self, spec: EnvironmentSpec, context: Context) -> Agent:
         """Return the agent for an environment. Raises `ConfigError` where it cannot learn in it."""
         ...
 

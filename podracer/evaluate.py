@@ -89,6 +89,15 @@ class ProgramEvaluator:
         """Trace the program for these arguments; return a function that compiles it for calls."""
         return self.program.lower(*self.arguments(*args)).compile
 
+    def after(self, inputs: Callable[..., tuple[Any, ...]]) -> ProgramEvaluator:
+        """Return the evaluator of other arguments, of which `inputs` makes this one's."""
+        play = self.play
+        return ProgramEvaluator(
+            self.program,
+            lambda *args: self.arguments(*inputs(*args)),
+            None if play is None else lambda *args: play(*inputs(*args)),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class ActingRule:

@@ -16,9 +16,10 @@ from podracer.agent import Agent
 from podracer.agents.a2c import A2C
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
+from podracer.devices.compiling import CompileInThread
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import Orders, Progress
 from podracer.drivers.population import Pod
+from podracer.drivers.progress import Orders, Progress
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
@@ -28,9 +29,10 @@ from podracer.io import signals
 from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
+from podracer.run import setup
 from podracer.run.records import Recorder
 from podracer.run.resume import Best
-from podracer.run.setup import CompileInThread, make_run_setup
+from podracer.run.setup import make_driver
 from podracer.scores.score import returns_of
 from podracer.tournament.config import Tournament
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
@@ -297,16 +299,17 @@ def test_an_evaluation_is_compiled_before_it_is_due(changes):
         if "backend_compile" in event:
             compiled.append(str(about.get("fun_name")))
 
-    setup = make_run_setup(dataclasses.replace(EXPERIMENT, **changes))
-    state = setup.init()
+    experiment = dataclasses.replace(EXPERIMENT, **changes)
+    driver = make_driver(experiment)
+    state, evaluate = driver.init(experiment.key), setup.make_evaluator(experiment, driver)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        setup.start_evaluation(state).result()
+        evaluate.lower(state)()
         assert compiled
-        reports = setup.drive(state, Orders(5, is_boundary=lambda _: True))
+        reports = driver.run(state, Orders(5, is_boundary=lambda _: True))
         states = [progress.state for progress in reports]
         compiled.clear()
-        assert setup.evaluate(states[-1]).returns.shape[-1] == EXPERIMENT.evaluation_episodes
+        assert evaluate(states[-1]).returns.shape[-1] == EXPERIMENT.evaluation_episodes
         assert compiled == []
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
@@ -315,10 +318,11 @@ def test_an_evaluation_is_compiled_before_it_is_due(changes):
 @pytest.mark.slow
 def test_evaluations_are_the_same_under_every_driver():
     def returns(**changes):
-        setup = make_run_setup(dataclasses.replace(EXPERIMENT, evaluation_epsilon=0.2, **changes))
-        state = setup.init()
+        experiment = dataclasses.replace(EXPERIMENT, evaluation_epsilon=0.2, **changes)
+        driver = make_driver(experiment)
+        state, evaluate = driver.init(experiment.key), setup.make_evaluator(experiment, driver)
         later = dataclasses.replace(state, update=state.update + 5)
-        return [setup.evaluate(s).returns for s in (state, later)]
+        return [evaluate(s).returns for s in (state, later)]
 
     fresh, fixed = returns(), returns(fixed_evaluation=True)
     assert (fresh[0] != fresh[1]).any()

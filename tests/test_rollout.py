@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from podracer.agent import Agent
-from podracer.drivers.common import reduce_metrics, to_progress
+from podracer.drivers.progress import reduce_metrics, to_progress
 from podracer.fields import struct
 from podracer.ops.returns import generalized_advantages, lambda_returns
 from podracer.rollout import (

@@ -1,7 +1,8 @@
 """Behavior cloning from a file of observations and actions, then PPO from its weights.
 
 The clone builds PPO and replaces `learn`: its state is PPO's own, so that
-`train(..., weights=RUN)` goes on from it. The file is the settings' data file, read once.
+`train(..., begin=podracer.Weights(RUN))` goes on from it. The file is the settings' data file, read
+once.
 """
 
 from __future__ import annotations
@@ -108,7 +109,11 @@ def main(clone_frames: int = 20_480, **overrides: Any) -> tuple[float, float]:
             **settings,
         )
         result = podracer.train(
-            "cartpole_ppo", agent=ppo, weights=f"{folder}/clone", **settings, **overrides
+            "cartpole_ppo",
+            agent=ppo,
+            begin=podracer.Weights(f"{folder}/clone"),
+            **settings,
+            **overrides,
         )
     returns = (clone.evaluation, result.evaluation)
     return tuple(float(x.returns.mean()) for x in returns)  # pyright: ignore

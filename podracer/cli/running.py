@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import Attachments, Trackers
+from podracer.cli.run_options import AtCheckpoint
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
-from podracer.errors import PodracerError
+from podracer.errors import ConfigError, PodracerError
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -33,19 +34,21 @@ def run(
     hosts: Hosts,
     *,
     resume: bool = False,
+    weights: Path | None = None,
+    checkpoint: AtCheckpoint = "newest",
     recipe: str | None = None,
+    attach: Attachments = (),
     track: Trackers = (),
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
     for_platform: Callable[[str], Experiment] | None = None,
-    **options: Any,
 ) -> int:
     """Train an experiment, shown on the terminal, and return the exit code.
 
     `recipe` names the user's own recipe, which commands on the run need. `num_devices` of a CPU are
     taken where the experiment leaves the number open. `finish` prints the outcome of a run that has
     reached its end, in place of a summary. `for_platform` returns the experiment for the devices
-    that are there. Other `options` are those of `podracer.train`.
+    that are there. The other arguments become those of `podracer.train`.
     """
     experiment.check()
     if experiment.pods and hosts == Hosts():
@@ -65,9 +68,18 @@ def run(
         experiment = for_platform(jax.default_backend())
     from podracer.reports.tracking import trackers
     from podracer.run.training import train
+    from podracer.run.warm_start import Weights
 
-    options |= {"run_dir": run_dir, "resume": resume, "sinks": trackers(track)}
-    result = train(experiment, progress=True, **options)
+    if weights is None and checkpoint != "newest":
+        raise ConfigError("a checkpoint is that of another run: name the run by `weights`.")
+    result = train(
+        experiment,
+        run_dir=run_dir,
+        resume=resume,
+        begin=None if weights is None else Weights(weights, checkpoint),
+        callbacks=[*attach, *trackers(track)],
+        progress=True,
+    )
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:
             finish(result.run_dir, experiment, recipe)

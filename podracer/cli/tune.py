@@ -88,12 +88,12 @@ def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
     from podracer.devices.startup import use_compilation_cache
     from podracer.drivers.sebulba import SebulbaConfig
     from podracer.drivers.sebulba.tune import trials
-    from podracer.run.setup import build, to_host_environments
+    from podracer.run.blueprint import build
 
     use_compilation_cache()
     agent, env = build(experiment)
     driver, devices = cast(SebulbaConfig, experiment.driver), find_devices(experiment.devices)
-    return trials(agent, to_host_environments(env), driver, devices, seconds)
+    return trials(agent, env, driver, devices, seconds)
 
 
 def _measured_by_processes(

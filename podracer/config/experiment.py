@@ -7,13 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 
 from podracer.agent import Settings
 from podracer.arguments import named
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.exchange import check_period
-from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hyperparameters
+from podracer.drivers.population import (
+    Exchange,
+    Hyperparameter,
+    Pod,
+    run_keys,
+    with_hyperparameters,
+)
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
@@ -54,6 +61,9 @@ class Experiment:
     exchange: Annotated[Exchange | None, NO_FLAG] = None
     """Exchange of the pods while they train: `Selection` starts them from better ones, `Averaging`
     averages their learners' states; None for none."""
+    callbacks: Annotated[tuple[str, ...] | None, NO_FLAG] = None
+    """Callbacks of installed packages that change what is computed, such as a curriculum, each as
+    `NAME` or `NAME:ARGUMENT`."""
     devices: int = bounded(0, high=65_536)
     """Number of devices to use, over all hosts; 0 for all."""
     evaluations: int = bounded(10, high=100_000)
@@ -150,6 +160,11 @@ class Experiment:
     def evaluation_frames(self) -> list[int]:
         """Numbers of frames, in order, at which to evaluate: at the end of the chunk with each."""
         return [n * self.driver.steps_per_update for n in sorted(self.evaluation_updates)]
+
+    @property
+    def key(self) -> jax.Array:
+        """Key of the run; `[P]` in a population."""
+        return run_keys(self.pods) if self.pods else jax.random.key(self.seed)
 
     def of_pod(self, pod: Pod) -> Experiment:
         """Return the experiment of one pod of a population, as a run of its own."""

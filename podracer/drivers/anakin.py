@@ -10,9 +10,10 @@ Source: Hessel et al. 2021, section 3 (arXiv 2104.06272).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -22,24 +23,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from podracer.agent import Agent, Blueprint, Fused
+from podracer.agent import Agent, Blueprint, Fused, Settings
 from podracer.arguments import named
 from podracer.checks import check_agent, check_environment
 from podracer.devices import kernels
 from podracer.devices.memory import check_program_memory
-from podracer.devices.mesh import DATA, REPLICATED, SHARDED, Arrival, check_divisible
+from podracer.devices.mesh import (
+    DATA,
+    REPLICATED,
+    SHARDED,
+    Arrival,
+    Device,
+    check_divisible,
+    make_mesh,
+)
 from podracer.devices.ordering import in_order
 from podracer.devices.reductions import is_for
-from podracer.drivers import common
-from podracer.environment import Environment
+from podracer.drivers.driver import Driver, blueprint_for
+from podracer.drivers.faults import apply_unless_fault
+from podracer.drivers.progress import (
+    Orders,
+    Progress,
+    Request,
+    abstract_request,
+    reduce_metrics,
+    request_array,
+    to_progress,
+)
+from podracer.drivers.state import (
+    TRAIN_SPEC,
+    TrainState,
+    abstract_state,
+    learn_key,
+    make_init,
+    place_agent,
+    reset_episode_totals,
+    with_agent,
+)
+from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
 from podracer.means import pack, unpack
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
 from podracer.types import Metrics, Params, Trajectory
 
-Program = partial[tuple[common.TrainState, Metrics]]
-"""Compiled chunk `(state, request) -> (state, metrics)`, with its agent, see `lower_chunk`."""
+Program = partial[tuple[TrainState, Metrics]]
+"""Compiled chunk `(state, request) -> (state, metrics)`, with its agent."""
 
 
 @named
@@ -80,56 +109,117 @@ def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devi
         )
 
 
-def anakin(
-    blueprint: Blueprint,
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    state: common.TrainState,
-    orders: common.Orders,
-    *,
-    compile: Callable[[], Program] | None = None,
-) -> Iterator[common.Progress]:
-    """Train from `state` (consumed) until the updates of `orders` are done.
+class Anakin(Driver):
+    """Environment, agent and update as one compiled program on every device."""
 
-    A chunk is a boundary if `orders` say so, if a host made a request (with several hosts it takes
-    effect one chunk later, at the same chunk on all), or if it is the last, which may be shorter.
-    At a boundary metrics are fetched at once and `Progress.state` is set; that state is donated to
-    the next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
-    Changed numbers are taken before each chunk. `compile` returns the program where a caller has
-    begun to compile it; else it is compiled here. Raises `NonFiniteError` with the number of the
-    update; neither it nor a later one was applied.
+    env: Environment
+    config: AnakinConfig
+
+    def __init__(
+        self,
+        agent: Blueprint | Settings,
+        env: Environment,
+        config: AnakinConfig,
+        devices: Sequence[Device] | None = None,
+    ) -> None:
+        """Check that an agent can learn there: its settings, or a `Blueprint` of them.
+
+        `devices` are all by default. Raises `ConfigError`, before anything is compiled.
+        """
+        if isinstance(env, HostEnvironments):
+            raise ConfigError(
+                f"{env.spec.name} runs on the host, and Anakin needs an environment on the "
+                "device: take `driver=podracer.SebulbaConfig()`."
+            )
+        mesh = make_mesh(devices)
+        blueprint = blueprint_for(agent, env, config)
+        check(blueprint, env, config, mesh.size)
+        shapes = abstract_state(blueprint, env, mesh, config)
+        super().__init__(blueprint, env, config, mesh, shapes, mesh.size)
+
+    @functools.cached_property
+    def _init(self) -> Callable[[jax.Array], TrainState]:
+        return make_init(self.blueprint, self.env, self.mesh, self.config)
+
+    def init(self, key: jax.Array) -> TrainState:
+        return self._init(key)
+
+    def lower(self) -> Callable[[], Program]:
+        agent = place_agent(self.blueprint, self.mesh)
+        # By itself JAX takes empty arrays out of a program as replicated, and refuses them in the
+        # next.
+        placed = jax.tree.map(lambda x: x.sharding if x.size == 0 else None, self.abstract_state)
+        program = make_chunk(self.env, self.mesh, self.config, out_shardings=(placed, None))
+        lowered = program.lower(agent, self.abstract_state, abstract_request(self.mesh))
+        return lambda: partial(check_program_memory(lowered.compile(), self.mesh), agent)
+
+    def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
+        """Train from `state` (consumed) until the updates of `orders` are done.
+
+        A chunk is a boundary if `orders` say so, if a host made a request (with several hosts it
+        takes effect one chunk later, at the same chunk on all), or if it is the last, which may be
+        shorter. At a boundary metrics are fetched at once and `Progress.state` is set; that state
+        is donated to the next chunk when the iterator is advanced. At every other chunk metrics
+        come one chunk late. Changed numbers are taken before each chunk. Raises `NonFiniteError`
+        with the number of the update; neither it nor a later one was applied.
+        """
+        multi_host, updates_per_chunk = jax.process_count() > 1, self.config.updates_per_chunk
+        updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
+        start = time.perf_counter()
+        program = self.program().result()
+        compile_seconds = time.perf_counter() - start
+
+        def report(updates: int, arrival: Arrival) -> Progress:
+            nonlocal compile_seconds
+            progress = self._report(updates, arrival.values())
+            waited, compile_seconds = compile_seconds, 0.0
+            return dataclasses.replace(progress, compile_seconds=waited, time=arrival.time)
+
+        pending: tuple[int, Arrival] | None = None  # the chunk that may still run
+        agreed_request = Request.NONE.value
+        while updates < (target := orders.last_update(updates)):
+            chunk_end = updates + updates_per_chunk - updates % updates_per_chunk
+            length = min(chunk_end, target) - updates
+            requests = request_array(self.mesh, orders.request(), length)
+            if (blueprint := orders.change()) is not None:
+                program = with_agent(program, blueprint, self.mesh)
+            with jax.transfer_guard("disallow"):
+                state, metrics = program(state, requests)
+                _handle_signals()
+            # Waited for from here on: on a GPU the call may take as long as the chunk, and the
+            # report on it comes one chunk later.
+            arrival = Arrival(metrics)
+            updates += length
+            if pending is not None:
+                progress = report(*pending)
+                agreed_request = progress.request
+                yield progress
+            pending = (updates, arrival)
+            current_request = agreed_request if multi_host else orders.request()
+            is_last = updates >= orders.last_update(updates)
+            if current_request or is_last or orders.is_boundary(updates):
+                progress = report(updates, arrival)
+                if multi_host:  # where every chunk is a boundary, only here
+                    current_request = max(current_request, progress.request)
+                yield dataclasses.replace(progress, request=current_request, state=state)
+                # Answered; a host that still has one repeats it.
+                agreed_request = Request.NONE.value
+                pending = None
+
+    def _report(self, updates: int, values: Any) -> Progress:
+        """Return the report on a chunk, from the updates at its end and its metrics."""
+        return to_progress(updates, values, self.blueprint.spec, self.abstract_state.learner.shared)
+
+
+def _handle_signals() -> None:
+    """Let Python run the handlers of signals that came during a call of JAX, which may raise.
+
+    It does so where a function begins. The next one would be the exit of the context around the
+    call, and its setting would stay.
     """
-    yield from run_chunks(
-        compile or (lambda: lower_chunk(blueprint, env, mesh, config, state)()),
-        state,
-        mesh,
-        config,
-        partial(common.to_progress, spec=blueprint.spec, shared=state.learner.shared),
-        orders,
-    )
 
 
 # --- the compiled program -------------------------------------------------------------------------
-
-
-def lower_chunk(
-    blueprint: Blueprint,
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    state: common.TrainState,
-) -> Callable[[], Program]:
-    """Trace the program for a state, or its shapes and shardings; return a function to compile it.
-
-    The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
-    """
-    blueprint = common.place_agent(blueprint, mesh)
-    # By itself JAX takes empty arrays out of a program as replicated, and refuses them in the next.
-    placed = jax.tree.map(lambda x: x.sharding if x.size == 0 else None, state)
-    chunk = make_chunk(env, mesh, config, out_shardings=(placed, None))
-    lowered = chunk.lower(blueprint, state, common.abstract_request(mesh))
-    return lambda: partial(check_program_memory(lowered.compile(), mesh), blueprint)
 
 
 def make_chunk(
@@ -145,8 +235,8 @@ def make_chunk(
     program = jax.shard_map(
         in_order(lambda agent, *args: chunk(agent, env, config, axis, *args), mesh),
         mesh=mesh,
-        in_specs=(REPLICATED, common.TRAIN_SPEC, SHARDED),
-        out_specs=(common.TRAIN_SPEC, REPLICATED),
+        in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
+        out_specs=(TRAIN_SPEC, REPLICATED),
         check_vma=False,
     )
     return jax.jit(program, donate_argnums=1, out_shardings=out_shardings)
@@ -157,15 +247,15 @@ def chunk(
     env: Environment,
     config: AnakinConfig,
     axis: str | None,
-    state: common.TrainState,
+    state: TrainState,
     request: jax.Array,
-) -> tuple[common.TrainState, Metrics]:
+) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(update_once, agent, env=env, config=config, axis=axis))  # traced once
 
-    def body(_: jax.Array, loop: tuple[common.TrainState, Any]) -> tuple[common.TrainState, Any]:
+    def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, (frames, sums) = loop
         state, metrics = update(state.with_shared(kernels.unpack(state.learner.shared, shapes)))
         state = state.with_shared(kernels.pack(state.learner.shared))
@@ -180,19 +270,19 @@ def chunk(
     state = state.with_shared(kernels.unpack(state.learner.shared, shapes))
     metrics = {**unpack(sums, metric_shapes), "frames": frames}
     episodes = state.actor.episodes
-    metrics = common.reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
-    actor = dataclasses.replace(state.actor, episodes=common.reset_episode_totals(episodes))
+    metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
+    actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
     return dataclasses.replace(state, actor=actor), metrics
 
 
 def update_once(
     agent: Agent,
-    state: common.TrainState,
+    state: TrainState,
     *,
     env: Environment,
     config: AnakinConfig,
     axis: str | None = None,
-) -> tuple[common.TrainState, Metrics]:
+) -> tuple[TrainState, Metrics]:
     """Roll out, learn, and apply the update: one shard.
 
     Under `jax.disable_jit()` it is ordinary Python, which a debugger can step through.
@@ -208,16 +298,12 @@ def update_once(
         learner, metrics, (trajectory, actor) = step
     else:
         trajectory, actor = play(agent.actor_params(state.learner))
-        learner, metrics = agent.learn(
-            state.learner, trajectory, common.learn_key(state, axis), axis
-        )
-    state, metrics = common.apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
+        learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
+    state, metrics = apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
 
 
-def _rollout_keys(
-    state: common.TrainState, length: int, axis: str | None
-) -> tuple[jax.Array, jax.Array]:
+def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
     """Return keys `[T, B]` for acting and for stepping, by global environment and global step."""
     shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
     num_envs = state.actor.timestep.reward.shape[0]
@@ -226,70 +312,3 @@ def _rollout_keys(
     act_keys = environment_keys(purpose_key(state.key, Purpose.ACT), indices, steps)
     step_keys = environment_keys(purpose_key(state.key, Purpose.STEP), indices, steps)
     return act_keys, step_keys
-
-
-# --- the loop around it ---------------------------------------------------------------------------
-
-
-def run_chunks(
-    compile: Callable[[], Program],
-    state: common.TrainState,
-    mesh: Mesh,
-    config: AnakinConfig,
-    to_report: Callable[[int, Any], common.Progress],
-    orders: common.Orders,
-) -> Iterator[common.Progress]:
-    """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`.
-
-    `to_report` makes the report of a chunk from the number of updates at its end and the metrics.
-    """
-    multi_host = jax.process_count() > 1
-    updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
-    start = time.perf_counter()
-    compiled = compile()
-    compile_seconds = time.perf_counter() - start
-
-    def report(updates: int, arrival: Arrival) -> common.Progress:
-        nonlocal compile_seconds
-        progress = to_report(updates, arrival.values())
-        waited, compile_seconds = compile_seconds, 0.0
-        return dataclasses.replace(progress, compile_seconds=waited, time=arrival.time)
-
-    pending: tuple[int, Arrival] | None = None  # the chunk that may still run
-    agreed_request = common.Request.NONE.value
-    while updates < (target := orders.last_update(updates)):
-        chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk
-        length = min(chunk_end, target) - updates
-        requests = common.request_array(mesh, orders.request(), length)
-        if (blueprint := orders.change()) is not None:
-            compiled = common.with_agent(compiled, blueprint, mesh)
-        with jax.transfer_guard("disallow"):
-            state, metrics = compiled(state, requests)
-            _handle_signals()
-        # Waited for from here on: on a GPU the call may take as long as the chunk, and the report
-        # on it comes one chunk later.
-        arrival = Arrival(metrics)
-        updates += length
-        if pending is not None:
-            progress = report(*pending)
-            agreed_request = progress.request
-            yield progress
-        pending = (updates, arrival)
-        current_request = agreed_request if multi_host else orders.request()
-        is_last = updates >= orders.last_update(updates)
-        if current_request or is_last or orders.is_boundary(updates):
-            progress = report(updates, arrival)
-            if multi_host:  # where every chunk is a boundary, only here
-                current_request = max(current_request, progress.request)
-            yield dataclasses.replace(progress, request=current_request, state=state)
-            # Answered; a host that still has one repeats it.
-            agreed_request = common.Request.NONE.value
-            pending = None
-
-
-def _handle_signals() -> None:
-    """Let Python run the handlers of signals that came during a call of JAX, which may raise.
-
-    It does so where a function begins. The next one would be the exit of the context around the
-    call, and its setting would stay.
-    """

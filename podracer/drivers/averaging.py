@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.devices.mesh import POD, REPLICATED
-from podracer.drivers.common import TrainState
 from podracer.drivers.exchange import is_due
+from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError
 from podracer.types import PyTree
 

@@ -10,8 +10,9 @@ agent's float leaves are an argument of the program, so other values need no rec
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,19 +22,28 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
-from podracer.agent import Blueprint
+from podracer.agent import Blueprint, Settings, check_policy
 from podracer.devices.memory import check_program_memory
-from podracer.devices.mesh import POD, REPLICATED, Device, make_mesh, shardings
+from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
 from podracer.devices.reductions import platform_of
 from podracer.drivers import anakin, selection
-from podracer.drivers import common as driver
-from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
-from podracer.drivers.common import Orders, Progress, TrainState, abstract_request
+from podracer.drivers.driver import Driver, blueprint_for
 from podracer.drivers.exchange import is_due
-from podracer.environment import Environment
+from podracer.drivers.faults import check_no_fault
+from podracer.drivers.progress import Progress, abstract_request, not_finite
+from podracer.drivers.state import TrainState, make_initial_state, with_shardings
+from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.errors import ConfigError
-from podracer.evaluate import MAX_STEPS, ActingRule, Episodes, ProgramEvaluator, play_episodes
+from podracer.evaluate import (
+    MAX_STEPS,
+    ActingRule,
+    Episodes,
+    PolicyKind,
+    ProgramEvaluator,
+    play_episodes,
+)
 from podracer.means import Mean
 from podracer.names import nearest
 from podracer.types import EnvironmentSpec, Metrics, PyTree
@@ -142,22 +152,7 @@ def abstract_states(
     keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(make_initial_states, pods, env, mesh, config, exchange)
     states = jax.eval_shape(make_states, stack_agents(blueprint, pods), keys)
-    return driver.with_shardings(states, mesh, PODS)
-
-
-def init_states(
-    blueprint: Blueprint,
-    pods: Sequence[Pod],
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    exchange: Exchange | None = None,
-) -> TrainState:
-    """Return the states `[P, ...]` before the first update, sharded over the mesh."""
-    abstract = abstract_states(blueprint, pods, env, mesh, config, exchange)
-    target = jax.tree.map(lambda x: x.sharding, abstract)
-    make_states = partial(make_initial_states, pods, env, mesh, config, exchange)
-    return jax.jit(make_states, out_shardings=target)(stack_agents(blueprint, pods), run_keys(pods))
+    return with_shardings(states, mesh, PODS)
 
 
 def make_initial_states(
@@ -177,7 +172,7 @@ def make_initial_states(
 
     def make(pod: tuple[Any, jax.Array]) -> TrainState:
         blueprint = dataclasses.replace(agents, settings=pod[0])
-        return driver.make_initial_state(blueprint, env, config, pod[1])
+        return make_initial_state(blueprint, env, config, pod[1])
 
     states = jax.lax.map(make, (agents.settings, keys), batch_size=at_once)
     if not isinstance(exchange, selection.Selection):
@@ -197,59 +192,104 @@ def current_agents(agents: Any, states: TrainState) -> Any:
     return agents
 
 
-def population(
-    blueprint: Blueprint,
-    pods: Sequence[Pod],
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    state: TrainState,
-    orders: Orders,
-    *,
-    exchange: Exchange | None = None,
-    compile: Callable[[], anakin.Program] | None = None,
-) -> Iterator[Progress]:
-    """Train all pods, as `anakin` trains one learner, until the updates of `orders` are done.
+class Population(Anakin):
+    """Many learners as one program of Anakin, in which each pod is to the bit a run of its own."""
 
-    `Progress.metrics` are means over the pods, and `Progress.pods` has the metrics of each pod; of
-    a chunk that began with a selection also its `parent` and its hyperparameters. A
-    pod that meets a non-finite value keeps the state before it, and the others continue. Raises
-    `NonFiniteError` when all pods have failed.
-    """
+    def __init__(
+        self,
+        agent: Blueprint | Settings,
+        pods: Sequence[Pod],
+        env: Environment,
+        config: AnakinConfig,
+        devices: Sequence[Device] | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Check as `Anakin` does; the devices are as many as can share the pods evenly."""
+        if isinstance(env, HostEnvironments):
+            raise ConfigError(
+                f"a population is one program on the device, and {env.spec.name} runs on the host, "
+                "where each seed is a run of its own: train once for each `seed`."
+            )
+        blueprint = blueprint_for(agent, env, config)
+        anakin.check(blueprint, env, config, 1)
+        check_policy(blueprint.build(), "train it alone, not in a population")
+        if isinstance(exchange, selection.Selection) and env.spec.takes_turns:
+            raise ConfigError(
+                "selection ranks pods by their training returns, which in self-play say nothing of "
+                "strength: train without one, and rank the pods with `podracer match RUN:0 RUN:1`."
+            )
+        self.pods, self.exchange, self.num_pods = tuple(pods), exchange, len(pods)
+        mesh = population_mesh(find_devices() if devices is None else devices, len(pods))
+        shapes = abstract_states(blueprint, pods, env, mesh, config, exchange)
+        Driver.__init__(self, blueprint, env, config, mesh, shapes, mesh.size)
 
-    def to_report(updates: int, values: Any) -> Progress:
-        progress = _to_progress(updates, values, blueprint.spec, state.learner.shared)
+    @functools.cached_property
+    def _init(self) -> Callable[[jax.Array], TrainState]:
+        make = partial(
+            make_initial_states, self.pods, self.env, self.mesh, self.config, self.exchange
+        )
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+        return partial(jax.jit(make, out_shardings=shardings), self._agents)
+
+    @functools.cached_property
+    def _agents(self) -> Blueprint:
+        return stack_agents(self.blueprint, self.pods)
+
+    def lower(self) -> Callable[[], anakin.Program]:
+        agents = jax.device_put(self._agents, shardings(self.mesh, agent_specs(self._agents)))
+        program = make_chunk(self.env, self.mesh, self.config, self.exchange)
+        lowered = program.lower(agents, self.abstract_state, abstract_request(self.mesh))
+        return lambda: partial(check_program_memory(lowered.compile(), self.mesh), agents)
+
+    def _report(self, updates: int, values: Any) -> Progress:
+        """Return the report: `metrics` are means over the pods, `pods` has each one's.
+
+        After a selection `pods` also has the parents and hyperparameters. A
+        pod that meets a non-finite value keeps the state before it, and the others continue. Raises
+        `NonFiniteError` when all pods have failed.
+        """
+        shared = self.abstract_state.learner.shared
+        progress = _to_progress(updates, values, self.blueprint.spec, shared)
         start = updates - int(values["updates"][0])
-        if isinstance(exchange, selection.Selection) and is_due(exchange.every, start):
+        if isinstance(self.exchange, selection.Selection) and is_due(self.exchange.every, start):
             pods = {**(progress.pods or {}), **values["selection"]}
             progress = dataclasses.replace(progress, pods=pods)
         return progress
 
-    yield from anakin.run_chunks(
-        compile or (lambda: lower_chunk(blueprint, pods, env, mesh, config, state, exchange)()),
-        state,
-        mesh,
-        config,
-        to_report,
-        orders,
-    )
+    def evaluator(
+        self,
+        episodes: int,
+        *,
+        policy: PolicyKind = "greedy",
+        epsilon: float = 0.0,
+        fixed: bool = False,
+    ) -> ProgramEvaluator:
+        """Return a function `(states) -> Evaluation`; returns and lengths are `[P, episodes]`.
 
+        With `fixed` all evaluations of a pod play the same episodes, drawn with its seed: a
+        selection changes the key in its state. Raises `ConfigError` as `make_evaluator` does.
+        """
+        if isinstance(evaluation_environment(self.env), HostEnvironments):
+            raise ConfigError(
+                f"pods are evaluated on the device, and {self.env.spec.name} runs on the host: "
+                "take `evaluations=0`, or train once for each `seed`."
+            )
+        env, rule = self.env, ActingRule(policy, epsilon)
+        rule.check(env.spec)
 
-def lower_chunk(
-    blueprint: Blueprint,
-    pods: Sequence[Pod],
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    states: TrainState,
-    exchange: Exchange | None = None,
-) -> Callable[[], anakin.Program]:
-    """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
-    agents = stack_agents(blueprint, pods)
-    agents = jax.device_put(agents, shardings(mesh, agent_specs(agents)))
-    program = make_chunk(env, mesh, config, exchange)
-    lowered = program.lower(agents, states, abstract_request(mesh))
-    return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
+        def evaluate(agents: Blueprint, states: TrainState, keys: jax.Array) -> Episodes:
+            def evaluate_pod(settings: Any, state: TrainState, run_key: jax.Array) -> Episodes:
+                blueprint = dataclasses.replace(agents, settings=settings)
+                agent = current_agents(blueprint, state).build()
+                params = agent.actor_params(state.learner)
+                key, update = (run_key, jnp.uint32(0)) if fixed else (state.key, state.update)
+                return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, key, update)
+
+            return jax.vmap(evaluate_pod)(agents.settings, states, keys)
+
+        program = _over_pods(evaluate, self.mesh, out_specs=PODS)
+        agents, keys = self._agents, run_keys(self.pods)
+        return ProgramEvaluator(jax.jit(program), lambda state: (agents, state, keys))
 
 
 def make_chunk(
@@ -334,44 +374,12 @@ def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
     return max(n for n in range(1, min(num_pods, limit) + 1) if num_pods % n == 0)
 
 
-def make_evaluator(
-    blueprint: Blueprint,
-    pods: Sequence[Pod],
-    env: Environment,
-    mesh: Mesh,
-    episodes: int,
-    rule: ActingRule,
-    *,
-    fixed: bool,
-) -> ProgramEvaluator:
-    """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`.
-
-    With `fixed` all evaluations of a pod play the same episodes, drawn with its seed: a selection
-    changes the key in its state. Raises `ConfigError` as `evaluate.make_evaluator` does.
-    """
-    rule.check(env.spec)
-    agents, keys = stack_agents(blueprint, pods), run_keys(pods)
-
-    def evaluate(agents: Blueprint, states: TrainState, keys: jax.Array) -> Episodes:
-        def evaluate_pod(settings: Any, state: TrainState, run_key: jax.Array) -> Episodes:
-            blueprint = dataclasses.replace(agents, settings=settings)
-            agent = current_agents(blueprint, state).build()
-            params = agent.actor_params(state.learner)
-            key, update = (run_key, jnp.uint32(0)) if fixed else (state.key, state.update)
-            return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, key, update)
-
-        return jax.vmap(evaluate_pod)(agents.settings, states, keys)
-
-    program = _over_pods(evaluate, mesh, out_specs=PODS)
-    return ProgramEvaluator(jax.jit(program), lambda state: (agents, state, keys))
-
-
 def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree) -> Progress:
     """Return the report on a chunk of all pods; metrics of a pod without a value are NaN."""
     failed = values["fault"][:, 0] != 0
     if failed.all():
-        first = jax.tree.map(lambda x: x[0], values)
-        driver.to_progress(updates, first, spec, shared)  # raises the fault
+        means = jax.tree.map(lambda x: x[0], values["mean"])
+        check_no_fault(values["fault"][0], spec.observation, means, shared)
     num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
     metrics = {
         "episodes": values["episodes"],
@@ -390,7 +398,7 @@ def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTre
         {"pods_failed": float(failed.sum()), **means},
         request=int(values["request"].max()),
         pods={**pods, "frames": values["frames"]},
-        not_finite=driver.not_finite(values["mean"], ~failed),
+        not_finite=not_finite(values["mean"], ~failed),
     )
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.devices.mesh import POD, REPLICATED
-from podracer.drivers.common import TrainState
 from podracer.drivers.exchange import is_due
+from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError
 from podracer.fields import NO_FLAG, bounded, check_ranges, struct
 from podracer.io.sinks import HYPERPARAMETER, PARENT

@@ -81,7 +81,8 @@ PACKAGES = {
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of the group `podracer.KIND` of all packages, by name.
 
-    The kinds are addresses, agents, attachments, commands, environments, kinds, recipes, reports.
+    The kinds are addresses, agents, attachments, callbacks, commands, environments, kinds, recipes
+    and reports.
     """
     return {entry.name: entry for entry in entry_points(group=f"podracer.{kind}")}
 

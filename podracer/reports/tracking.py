@@ -21,47 +21,37 @@ from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
 from podracer.io.text import redact
-from podracer.run.result import MakeSink, RunInfo
+from podracer.run.result import RunInfo
 
 _PROJECT = "podracer"  # where nothing else is set
 
 
-def trackers(names: Sequence[str]) -> list[MakeSink]:
-    """Return what makes the sinks of these trackers. Raises `ConfigError` for one not installed."""
-    makers: dict[str, MakeSink] = {"wandb": wandb, "trackio": trackio, "mlflow": mlflow}
+def trackers(names: Sequence[str]) -> list[Sink]:
+    """Return the sinks of these trackers. Raises `ConfigError` for one that is not installed."""
+    makers: dict[str, type[Sink]] = {"wandb": Wandb, "trackio": Trackio, "mlflow": Mlflow}
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"`track={name}` needs its package: {install_command(name)}.")
-    return [makers[name] for name in names]
+    return [makers[name]() for name in names]
 
 
-def wandb(info: RunInfo) -> Sink:
-    """Return a sink for Weights & Biases; for `sinks` of `podracer.train`."""
-    return _WandbSink("wandb", info, {"id": _run_id(info), "dir": str(info.run_dir)})
+class Wandb:
+    """Sink for Weights & Biases, for `callbacks` of `podracer.train`.
 
-
-def trackio(info: RunInfo) -> Sink:
-    """Return a sink for trackio; for `sinks` of `podracer.train`."""
-    name = f"{info.run_dir.name}-{_run_id(info)}"  # two runs of one name would be one to trackio
-    return _WandbSink("trackio", info, {"name": name})
-
-
-def mlflow(info: RunInfo) -> Sink:
-    """Return a sink for MLflow; for `sinks` of `podracer.train`."""
-    return _MlflowSink(info)
-
-
-class _WandbSink:
-    """Sink for a library with the interface of wandb, which is opened by the first record."""
+    The tracker's run is begun by the first record.
+    """
 
     close_seconds = 60.0  # to send what is left
+    library = "wandb"
 
-    def __init__(self, library: str, info: RunInfo, settings: dict[str, Any]) -> None:
+    def open(self, info: RunInfo) -> None:
         config = {**_settings(info), "devices_used": info.devices}
-        self._open = partial(
-            _init, library, **{"name": info.run_dir.name, **settings}, config=config, resume="allow"
-        )
+        settings = {"name": info.run_dir.name, **self._settings(info)}
+        self._open = partial(_init, self.library, **settings, config=config, resume="allow")
         self._run: Any = None
+
+    def _settings(self, info: RunInfo) -> dict[str, str]:
+        return {"id": _run_id(info), "dir": str(info.run_dir)}
 
     def write(self, record: Record) -> None:
         if self._run is None:
@@ -73,17 +63,29 @@ class _WandbSink:
             self._run.finish()
 
 
+class Trackio(Wandb):
+    """Sink for trackio, for `callbacks` of `podracer.train`; its interface is that of wandb."""
+
+    library = "trackio"
+
+    def _settings(self, info: RunInfo) -> dict[str, str]:
+        return {"name": f"{info.run_dir.name}-{_run_id(info)}"}  # two of one name would be one run
+
+
 def _init(library: str, **settings: Any) -> Any:
     project = os.environ.get(f"{library.upper()}_PROJECT", _PROJECT)
     return importlib.import_module(library).init(project=project, **settings)
 
 
-class _MlflowSink:
-    """Sink for MLflow, which is opened by the first record."""
+class Mlflow:
+    """Sink for MLflow, for `callbacks` of `podracer.train`.
+
+    The tracker's run is begun by the first record.
+    """
 
     close_seconds = 60.0
 
-    def __init__(self, info: RunInfo) -> None:
+    def open(self, info: RunInfo) -> None:
         self._info = info
         self._client: Any = None
         self._run = ""
@@ -91,7 +93,7 @@ class _MlflowSink:
     def write(self, record: Record) -> None:
         from mlflow.entities import Metric  # type: ignore[import-not-found]
 
-        client = self._client = self._client or self._open()
+        client = self._client = self._client or self._begin()
         milliseconds, step = int(time.time() * 1000), int(record["updates"])
         metrics = [
             Metric(name, value, milliseconds, step) for name, value in scalars(record).items()
@@ -102,7 +104,7 @@ class _MlflowSink:
         if self._client is not None:
             self._client.set_terminated(self._run)
 
-    def _open(self) -> Any:
+    def _begin(self) -> Any:
         from mlflow import MlflowClient  # type: ignore[import-not-found]
         from mlflow.entities import Param  # type: ignore[import-not-found]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 
 from podracer import envs
@@ -12,6 +11,7 @@ from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
+from podracer.drivers.driver import arguments_of
 from podracer.environment import ChecksAgent, Environment, HostEnvironments
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
@@ -37,19 +37,11 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
         env = envs.make(env)
     settings = over_run(experiment.agent, experiment.num_steps)
     context = _context(settings, experiment.driver.rollout_length)
-    blueprint = Blueprint(settings, check_spec(env), context, eqx.filter(env, is_argument))
+    blueprint = Blueprint(settings, check_spec(env), context, arguments_of(env))
     checks: Any = env
     if isinstance(checks, ChecksAgent):
         checks.check_agent(blueprint.build(), experiment)
     return blueprint, env
-
-
-def is_argument(leaf: Any) -> bool:
-    """Return whether a leaf of an environment, a number or an array, is an argument of programs.
-
-    So recorded or historical data are not compiled into them.
-    """
-    return eqx.is_array(leaf) or eqx.is_inexact_array_like(leaf)
 
 
 def _check_jax_settings() -> None:

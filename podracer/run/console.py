@@ -35,7 +35,7 @@ from podracer.scores.runs import acting_text, read_run
 from podracer.scores.score import UNFINISHED, whole_return
 
 if TYPE_CHECKING:
-    from podracer.run.result import MakeSink, RunInfo
+    from podracer.run.result import RunInfo
 
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
 _MAX_WIDTH = 120
@@ -43,21 +43,15 @@ _NUM_METRICS = 6
 _NOTEBOOK_SECONDS = 0.5  # between two pictures in a notebook
 
 
-def with_progress(
-    sinks: Sequence[Sink | MakeSink], progress: bool | None
-) -> Sequence[Sink | MakeSink]:
-    """Return the sinks, after the `console` if progress is to be shown.
+def with_progress(sinks: Sequence[Sink], progress: bool | None) -> Sequence[Sink]:
+    """Return the sinks, after a `Console` if progress is to be shown and none of them is one.
 
     By default it is shown in an interactive terminal and in a notebook.
     """
     if progress is None:
         progress = Terminal().is_jupyter or (sys.stdout is not None and sys.stdout.isatty())
-    return [console, *sinks] if progress and console not in sinks else sinks
-
-
-def console(run: RunInfo) -> Console:
-    """Return the sink that shows a run on the terminal or in a notebook, as `train` does."""
-    return Console(run)
+    has_one = any(isinstance(sink, Console) for sink in sinks)
+    return [Console(), *sinks] if progress and not has_one else sinks
 
 
 class Console:
@@ -68,7 +62,12 @@ class Console:
     once and stays until `close`.
     """
 
-    def __init__(self, run: RunInfo, *, file: TextIO | None = None, interval: float = 5.0) -> None:
+    def __init__(self, *, file: TextIO | None = None, interval: float = 5.0) -> None:
+        self._file = sys.stdout if file is None else file
+        self._interval = interval
+
+    def open(self, run: RunInfo) -> None:
+        """Show the run, of which there is no record yet."""
         from podracer.devices.memory import format_bytes  # imports JAX
 
         experiment, memory = run.experiment, format_bytes(run.state_bytes)
@@ -79,10 +78,8 @@ class Console:
         parts = [experiment.recipe, run.devices, f"{memory} of state on each"]
         resumed = f"resumed from update {run.resumed_from}"
         self._about = parts if run.resumed_from is None else [resumed, *parts]
-        self._file = sys.stdout if file is None else file
         self._terminal = Terminal(file=self._file)
         self._spinner = Spinner("dots", style="cyan")
-        self._interval = interval
         self._shown_at = -math.inf
         self._unprinted: Record | None = None
         self._started = time.monotonic()

@@ -17,8 +17,8 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import read_config, read_experiment, recipe_name
 from podracer.devices.mesh import make_mesh
 from podracer.drivers import population
-from podracer.drivers.common import TrainState, abstract_state
 from podracer.drivers.selection import SelectionState
+from podracer.drivers.state import TrainState, abstract_state
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.io import checkpoint as checkpoints

@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer.config.experiment import Experiment
 from podracer.devices.memory import used_bytes, used_device_bytes
-from podracer.drivers.common import Progress
+from podracer.drivers.progress import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.io.signals import Stopwatch

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from podracer.agent import Agent
 from podracer.config.experiment import Experiment
-from podracer.errors import ConfigError
 from podracer.evaluate import Evaluation
-from podracer.io.sinks import Sink
 from podracer.types import LearnerState
 
 
@@ -28,12 +25,6 @@ class Boundary:
     def __repr__(self) -> str:
         """Without the arrays."""
         return f"{type(self).__name__}(run_dir={str(self.run_dir)!r}, metrics={self.metrics})"
-
-
-Callback = Callable[[Boundary], bool | None]
-"""Function that is called at each boundary of a run, after its save; the first one is always saved.
-
-Where it returns True, the run is saved and ends."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -53,17 +44,3 @@ class RunInfo:
     devices: str  # number and kind, such as "8 x TPU v4"
     state_bytes: int  # size of the training state on each device
     resumed_from: int | None = None  # updates at the checkpoint, 0 without one; None for a new run
-
-
-MakeSink = Callable[[RunInfo], Sink]
-
-
-def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
-    """Raise `ConfigError` for what would fail only at the first boundary."""
-    if wrong := [x for x in sinks if not (callable(x) or callable(getattr(x, "write", None)))]:
-        raise ConfigError(
-            f"a sink must have a method `write`, or be a function of the RunInfo that returns one, "
-            f"such as podracer.reports.tracking.wandb, and not {wrong[0]!r}."
-        )
-    if wrong := [callback for callback in callbacks if not callable(callback)]:
-        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")

@@ -118,7 +118,7 @@ def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) 
     if changed:
         raise ConfigError(
             f"the run was saved with another configuration: {'; '.join(changed)}. A new run can go "
-            "on from what it has learned: train with `weights=RUN`."
+            "on from what it has learned: train with `begin=podracer.Weights(RUN)`."
         )
 
 

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer.config.serialization import read_config
-from podracer.drivers.common import TrainState
+from podracer.drivers.driver import Driver
+from podracer.drivers.state import TrainState
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import load_part
 from podracer.io.paths import user_path
@@ -20,53 +21,61 @@ from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import Choice, identity_of
 from podracer.run.resume import Totals
-from podracer.run.setup import RunSetup
 from podracer.run.sweep import best_pod
 
-FirstState = Callable[[RunSetup], tuple[TrainState, Totals]]
-"""Function that returns the first state of a new run, in place of `RunSetup.init`."""
+FirstState = Callable[[Driver, jax.Array], tuple[TrainState, Totals]]
+"""Function of a driver and of the run's key that returns the first state of a new run, in place of
+`Driver.init`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Beginning of a run with what another run has learned.
+
+    It has the other's parameters, targets, optimizer and statistics. Environments, lifetimes,
+    replay and random numbers begin anew, and so do the fields of the learner's state that are
+    declared by `types.reset_on_warm_start`: the frames that schedules count, and an update rule
+    that is not learned, which is that of the new run's file. Counters are at 0.
+    """
+
+    run: str | Path
+    """Directory of the other run; of a sweep its best pod is taken. Its arrays alone are read, so
+    its recipe, agent and environment may be any."""
+    checkpoint: Choice = "newest"
+    """Choice of `podracer.load`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-    """Beginning of a run in place of `RunSetup.init`."""
+    """Beginning of a run in place of `Driver.init`."""
 
     first_state: FirstState
     entries: dict[str, Any]
     """Entries of `config.json` by which a run that ended before its first save begins again."""
 
 
-def begin_of(function: FirstState) -> Begin:
-    """Return the beginning with a state that a user's function returns."""
-    inner = function.func if isinstance(function, partial) else function
-    return Begin(function, {"begin": getattr(inner, "__qualname__", type(inner).__name__)})
+def begin_of(begin: Weights | FirstState, driver: Driver) -> Begin:
+    """Return the beginning that `podracer.train` is given, checked. Raises as `begin_with` does."""
+    if isinstance(begin, Weights):
+        return begin_with(begin, driver)
+    inner = begin.func if isinstance(begin, partial) else begin
+    return Begin(begin, {"begin": getattr(inner, "__qualname__", type(inner).__name__)})
 
 
-def begin_with_weights(run: str | Path, setup: RunSetup, checkpoint: Choice = "newest") -> Begin:
+def begin_with(weights: Weights, driver: Driver) -> Begin:
     """Return the beginning with a learner from another run's checkpoint.
-
-    It has the other's parameters, targets, optimizer and statistics. Environments, lifetimes,
-    replay and random numbers begin anew, and so do the fields of the learner's state that are
-    declared by `types.reset_on_warm_start`: the frames that schedules count, and an update rule
-    that is not learned, which is that of the new run's file. Counters are at 0.
-
-    Args:
-        run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
-            read, so its recipe, agent and environment may be any.
-        setup: the new run's.
-        checkpoint: the choice of `podracer.load`.
 
     Raises `ConfigError` if there is no run or the learners differ in structure, and what
     `load_part` raises.
     """
-    directory = user_path(run)
+    directory = user_path(weights.run)
     check_is_run(directory)
-    restored = load_part(directory, ".learner.shared", checkpoint)
+    restored = load_part(directory, ".learner.shared", weights.checkpoint)
     leaves: dict[str, Any] = restored.state
     if read_config(directory / CONFIG)["experiment"].get("pods"):
         pod = best_pod(directory, restored)
         leaves = {name: array[pod] for name, array in leaves.items()}
-    shared = setup.abstract_state.learner.shared
+    shared = driver.abstract_state.learner.shared
     reset = tuple(reset_paths(shared))
 
     def without_reset(leaves: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +83,10 @@ def begin_with_weights(run: str | Path, setup: RunSetup, checkpoint: Choice = "n
         return {k: x for k, x in leaves.items() if k not in reset and not k.startswith(inner)}
 
     old = without_reset(leaves)
-    _check_same(directory, old, without_reset(leaves_by_path(shared)), setup.num_pods)
+    _check_same(directory, old, without_reset(leaves_by_path(shared)), driver.num_pods)
 
-    def first_state(setup: RunSetup) -> tuple[TrainState, Totals]:
-        state = setup.init()
+    def first_state(driver: Driver, key: jax.Array) -> tuple[TrainState, Totals]:
+        state = driver.init(key)
 
         def put(path: Any, new: jax.Array) -> jax.Array:
             leaf = old.get(jax.tree_util.keystr(path))
@@ -89,11 +98,11 @@ def begin_with_weights(run: str | Path, setup: RunSetup, checkpoint: Choice = "n
         return state.with_shared(shared), Totals()
 
     run_id = (identity_of(directory) or {}).get("id", "")
-    weights = {"run": str(directory.absolute()), "id": run_id, "updates": restored.step}
-    return Begin(first_state, {"weights": weights})
+    entry = {"run": str(directory.absolute()), "id": run_id, "updates": restored.step}
+    return Begin(first_state, {"weights": entry})
 
 
-def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
+def recorded_begin(run: Path, driver: Driver) -> Begin | None:
     """Return how a run that ended before its first save began, so that it begins again like that.
 
     Raises `ConfigError` if that is not known, or if the run whose weights it took, or their
@@ -110,7 +119,7 @@ def recorded_begin(run: Path, setup: RunSetup) -> Begin | None:
     if (record := config.get("weights")) is None:
         return None
     try:
-        begin = begin_with_weights(record["run"], setup, record["updates"])
+        begin = begin_with(Weights(record["run"], record["updates"]), driver)
     except (ConfigError, CheckpointError) as error:
         raise ConfigError(
             f"{run} ended before its first save, and began with the weights of {record['run']}, "

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Blueprint, Context
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state
-from podracer.drivers.sebulba import SebulbaConfig, sebulba, split_devices
-from podracer.drivers.sebulba import check as check_sebulba
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.drivers.progress import Orders
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.envs import make
-from podracer.envs.host.device import DeviceEnvironments
 from podracer.testing.plugin import QUICK
 
 UPDATES = 10
@@ -54,18 +52,17 @@ def check_parity(
         threads_per_actor=learners,  # equal shapes of batches
         learners=learners if learners > 1 else 0,
     )
-    hosts, blueprint = DeviceEnvironments(env), Blueprint(settings, env.spec, Context(8, data))
+    blueprint = Blueprint(settings, env.spec, Context(8, data))
     # On one device actors and learner share it.
     devices = jax.devices()[: 1 if learners == 1 else learners + 1]
-    split = split_devices(devices, config)
-    check_sebulba(blueprint, hosts, config, split)
-    state = init_state(blueprint, env, split.mesh, config, jax.random.key(7))
-    copy = jax.tree.map(jax.numpy.copy, state)
+    sebulba = Sebulba(blueprint, env, config, devices)
     rollout = AnakinConfig(config.num_envs, config.rollout_length, config.updates_per_chunk)
+    anakin = Anakin(blueprint, env, rollout, list(sebulba.mesh.devices.flat))
+    state = sebulba.init(jax.random.key(7))
+    copy = jax.tree.map(jax.numpy.copy, state)
     with optimized():
-        expected = list(anakin(blueprint, env, split.mesh, rollout, copy, Orders(UPDATES)))
-        progress = sebulba(blueprint, hosts, split, config, state, Orders(UPDATES), seed=7)
-        with contextlib.closing(progress):
+        expected = list(anakin.run(copy, Orders(UPDATES)))
+        with contextlib.closing(sebulba.run(state, Orders(UPDATES))) as progress:
             got = list(progress)
     check_equal(got[-1].state, expected[-1].state, rtol)
     for report, wanted in zip(got, expected, strict=True):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, Blueprint, Context
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state
+from podracer.agent import Agent
+from podracer.devices.mesh import find_devices
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.drivers.progress import Orders
 from podracer.envs import make
 from podracer.envs.probes import PROBES
 from podracer.types import LearnerState, TimeStep
@@ -22,13 +22,11 @@ def train(
     settings: Any, environment: str, updates: int = 200, *, fused: bool = False
 ) -> tuple[Agent, LearnerState, float]:
     """Return the agent, what it has learned, and its last episodes' mean return."""
-    env, mesh = make(environment), make_mesh(find_devices(1))
     config = AnakinConfig(32, 8, updates_per_chunk=50, fused=fused)
-    agent = Blueprint(settings, env.spec, Context(config.rollout_length))
-    state = init_state(agent, env, mesh, config, jax.random.key(0))
-    *_, progress = anakin(agent, env, mesh, config, state, Orders(updates))
+    driver = Anakin(settings, make(environment), config, find_devices(1))
+    *_, progress = driver.run(driver.init(jax.random.key(0)), Orders(updates))
     assert progress.state is not None
-    return agent.build(), progress.state.learner, progress.metrics["episode_return"]
+    return driver.agent, progress.state.learner, progress.metrics["episode_return"]
 
 
 def check_probe(

@@ -32,9 +32,9 @@ from podracer.devices.startup import (
     disable_async_dispatch,
     use_compilation_cache,
 )
-from podracer.drivers import population
-from podracer.drivers.common import TrainState
+from podracer.drivers.driver import Driver
 from podracer.drivers.selection import mean_of_floats
+from podracer.drivers.state import TrainState
 from podracer.evaluate import MAX_STEPS
 from podracer.io import checkpoint
 from podracer.io.reading import read_limited
@@ -45,7 +45,7 @@ from podracer.io.text import explain_error
 from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
 from podracer.run.resume import Totals, check_metadata
-from podracer.run.setup import RunSetup, make_run_setup
+from podracer.run.setup import make_driver, make_evaluator
 from podracer.run.training import train
 from podracer.tournament.config import experiment_of_round, restore_experiment
 from podracer.tournament.report import REPORT
@@ -116,7 +116,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         max_seconds=None if task.seconds is None else earlier.seconds + task.seconds,
     )
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
-    start = partial(begin, parents, experiment, None if continues else task.round)
+    start = partial(begin, parents, None if continues else task.round)
     try:
         result = train(
             experiment,
@@ -149,7 +149,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
 
 
 def begin(
-    parents: Sequence[Path], experiment: Experiment, branch: int | None, setup: RunSetup
+    parents: Sequence[Path], branch: int | None, driver: Driver, key: jax.Array
 ) -> tuple[TrainState, Totals]:
     """Return the initial state of a round: its parent's, or the fusion of several parents.
 
@@ -157,16 +157,14 @@ def begin(
     they are its own of the round `branch`: it does not repeat what the parent did next.
     """
     restored = [
-        checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)) for path in parents
+        checkpoint.load(path.parents[1], driver.abstract_state, int(path.name)) for path in parents
     ]
     check_metadata(restored[0].metadata)
     state = fuse([restored_parent.state for restored_parent in restored])
     if branch is not None:
-        pods, seed = experiment.pods, experiment.seed
-        keys = population.run_keys(pods) if pods else jax.random.key(seed)
         to_round = partial(round_key, branch)
-        key = jax.device_put((jax.vmap(to_round) if pods else to_round)(keys), state.key.sharding)
-        state = dataclasses.replace(state, key=key)
+        keys = jax.vmap(to_round)(key) if key.ndim else to_round(key)
+        state = dataclasses.replace(state, key=jax.device_put(keys, state.key.sharding))
     return state, Totals(**restored[0].metadata["totals"])
 
 
@@ -202,11 +200,11 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple
     experiment = dataclasses.replace(
         experiment, pods=pods, evaluation_episodes=episodes, fixed_evaluation=True
     )
-    setup = make_run_setup(experiment)
-    state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
+    driver = make_driver(experiment)
+    state = checkpoint.load(path.parents[1], driver.abstract_state, int(path.name)).state
     episodes_key = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
-    evaluation = setup.evaluate(dataclasses.replace(state, key=episodes_key))
-    assert evaluation is not None, "no driver has the environment"
+    evaluate = make_evaluator(experiment, driver)
+    evaluation = evaluate(dataclasses.replace(state, key=episodes_key))
     sound = np.asarray(state.fault)[:, 0] == 0 if experiment.pods else ...
     returns = evaluation.returns[sound]
     if unfinished := int(np.sum(np.asarray(evaluation.unfinished)[sound])):

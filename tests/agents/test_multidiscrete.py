@@ -19,7 +19,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.rules.lpg import LPG
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent, check_environment, check_spec
-from podracer.drivers.common import Fault, fault_bits
+from podracer.drivers.faults import Fault, fault_bits
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset
 from podracer.envs import make

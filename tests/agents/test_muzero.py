@@ -28,10 +28,10 @@ from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import SearchActions
 from podracer.agents.planning.model import Model, ModelParams
 from podracer.checks import check_agent
-from podracer.devices.mesh import find_devices, make_mesh
+from podracer.devices.mesh import find_devices
 from podracer.devices.reductions import global_grad
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.drivers.progress import Orders
 from podracer.environment import auto_reset
 from podracer.envs.probes import PROBES, Probe
 from podracer.errors import ConfigError
@@ -195,7 +195,6 @@ def picture(cue: jax.Array) -> jax.Array:
 @pytest.mark.slow
 def test_the_convolutional_model_learns_a_probe_from_pictures():
     probe = Cue(**vars(PROBES["policy"]) | {"observe": lambda state: picture(state.cue)})
-    env, mesh = auto_reset(probe), make_mesh(find_devices(1))
     settings = dataclasses.replace(
         PROBE_AGENTS["muzero"],
         network=TorsoNetwork(ResNet(channels=(8,), blocks=1)),
@@ -204,9 +203,9 @@ def test_the_convolutional_model_learns_a_probe_from_pictures():
         unroll_steps=1,
     )
     config = AnakinConfig(32, 8, updates_per_chunk=50)
-    parts, agent = (Blueprint(settings, env.spec), env, mesh, config), settings.build(env.spec)
-    state = init_state(*parts, jax.random.key(0))
-    *_, progress = anakin(*parts, state, Orders(200))
+    driver = Anakin(settings, auto_reset(probe), config, find_devices(1))
+    agent = driver.agent
+    *_, progress = driver.run(driver.init(jax.random.key(0)), Orders(200))
     observation = jnp.stack([picture(cue) for cue in (1.0, -1.0)])
     timestep = TimeStep(observation, *(jnp.zeros(2) for _ in range(4)))
     params = agent.actor_params(progress.state.learner)

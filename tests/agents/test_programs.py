@@ -37,7 +37,7 @@ from walk import (
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.common import TrainState, abstract_state, init_state
+from podracer.drivers.state import TrainState, abstract_state, make_init
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import ActorState, rollout
@@ -69,7 +69,7 @@ CASES = {
 @functools.cache
 def first_state(name: str) -> TrainState:
     agent, env, config = CASES[name]
-    return init_state(agent, env, make_mesh(find_devices(1)), config, jax.random.key(0))
+    return make_init(agent, env, make_mesh(find_devices(1)), config)(jax.random.key(0))
 
 
 @functools.cache
@@ -163,7 +163,7 @@ def test_a_schedule_in_the_fused_program():
     most = 2 * 16 * T
     agent, env, config = case("a2c", entropy_cost=Linear(0.5, 0.0, frames=most))
     mesh = make_mesh(find_devices(1))
-    state = init_state(agent, env, mesh, config, jax.random.key(0))
+    state = make_init(agent, env, mesh, config)(jax.random.key(0))
     chunk = make_chunk(env, mesh, dataclasses.replace(config, fused=True))
     for _ in range(4):
         cost = 0.5 * (1 - min(1.0, int(state.learner.shared.frames) / most))

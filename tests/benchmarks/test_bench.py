@@ -12,18 +12,18 @@ from hosts import Counters
 from runs import anakin_setup
 
 from podracer.agents.impala import Impala
-from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
 from anakin_parts import prepare, training
 from bench import main
-from sebulba_parts import make_setup, measure_simulator
+from sebulba_parts import measure_simulator
 
 
 def test_a_chunk_is_timed_each_time_on_the_state_before_it():
-    agent, env, mesh, config, _ = anakin_setup(AGENTS["a2c"])
-    prepared = prepare(*training(agent, env, config, mesh), calls=2)
+    driver, _ = anakin_setup(AGENTS["a2c"])
+    prepared = prepare(*training(driver), calls=2)
     assert prepared.lap().seconds > 0
     assert prepared.lap().cpu_seconds > 0
     assert prepared.compile_seconds > 0
@@ -41,9 +41,9 @@ def test_an_environment_that_fails_says_why(failing, visit):
                 raise ValueError("no display")
 
     config = SebulbaConfig(num_envs=8, rollout_length=4, threads_per_actor=2)
-    setup = make_setup(Impala(), Counters(at=at), config, jax.devices()[:1])
+    driver = Sebulba(Impala(), Counters(at=at), config, jax.devices()[:1])
     with pytest.raises(ValueError, match="no display"):
-        measure_simulator(setup, 60)
+        measure_simulator(driver, 60)
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset, restart, transition
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
-from podracer.run.setup import build, make_run_setup
+from podracer.run.blueprint import build
+from podracer.run.setup import make_driver
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
@@ -391,7 +392,7 @@ def test_who_trains_is_told_before_a_compile_that_no_episode_follows(compiled: l
     for driver in (podracer.AnakinConfig(), podracer.SebulbaConfig()):
         settings = {"agent": podracer.A2C(), "driver": driver, "devices": 1, "frames": 9}
         with pytest.raises(ConfigError, match=r"walk: episodes end .*podracer.auto_reset"):
-            make_run_setup(podracer.Experiment(environment=mutant(), **settings))
+            make_driver(podracer.Experiment(environment=mutant(), **settings))
     check_environment(auto_reset(mutant()), restarts=True)
     endless = mutant(step=lambda key, state, action: (state, transition({"x": state.x}, 1.0)))
     check_environment(endless, restarts=True)

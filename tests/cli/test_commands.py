@@ -1009,7 +1009,7 @@ def test_a_sweep_has_the_target_that_a_flag_gives_and_not_the_recipes(flags, tar
 
 def test_in_python_too_another_environment_has_its_own_architecture_and_no_target(monkeypatch):
     experiments = []
-    monkeypatch.setattr(training, "make_run_setup", lambda experiment, _: 1 / 0)
+    monkeypatch.setattr(training, "make_driver", lambda experiment, _: 1 / 0)
     monkeypatch.setattr(Experiment, "check", lambda self: experiments.append(self))
     for changes in (
         {"environment": podracer.Gymnasium("FrozenLake-v1"), "driver": {"policy_lag": 0}},

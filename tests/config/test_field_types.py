@@ -141,7 +141,7 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
         with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
             command("~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
-        podracer.train("catch_a2c", weights="~/none")
+        podracer.train("catch_a2c", begin=podracer.Weights("~/none"))
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
         current_model("~/none")
 
@@ -150,7 +150,7 @@ def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
     words = "no home directory for '~nosuchuser/x': write the path without '~'"
     for train in (
         partial(podracer.train, run_dir="~nosuchuser/x"),
-        partial(podracer.train, run_dir=tmp_path / "run", weights="~nosuchuser/x"),
+        partial(podracer.train, run_dir=tmp_path / "run", begin=podracer.Weights("~nosuchuser/x")),
     ):
         with pytest.raises(podracer.ConfigError, match=words):
             train("catch_a2c")

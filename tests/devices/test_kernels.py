@@ -11,7 +11,7 @@ from runs import anakin_setup, train_anakin
 from podracer.agent import LearnerState
 from podracer.devices import kernels
 from podracer.devices.reductions import traced_for
-from podracer.drivers.common import fault_bits
+from podracer.drivers.faults import fault_bits
 from podracer.networks import MLP, Head, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
@@ -163,10 +163,10 @@ def test_a_fault_has_the_same_bits(place):
 )
 def test_a_run_learns_what_it_learns_on_a_cpu(name):
     """With moments, schedules, target networks, priorities and decay of matrices alone."""
-    *parts, state = anakin_setup(AGENTS[name], environment_for(name), updates_per_chunk=4)
+    driver, state = anakin_setup(AGENTS[name], environment_for(name), updates_per_chunk=4)
     start = jax.tree.map(jnp.copy, state)
-    expected, _ = train_anakin(*parts, state, 4)
+    expected, _ = train_anakin(driver, state, 4)
     with traced_for("gpu"):
-        actual, _ = train_anakin(*parts, start, 4)
+        actual, _ = train_anakin(driver, start, 4)
     assert int(actual.fault[0]) == 0
     assert_close(actual.learner.shared, expected.learner.shared, 1e-3, 1e-4)

@@ -16,7 +16,7 @@ from podracer.devices.mesh import DATA, make_mesh
 from podracer.devices.ordering import in_order
 from podracer.devices.reductions import global_max, global_mean, traced_for
 from podracer.drivers import anakin
-from podracer.drivers.sebulba import lower_update, update
+from podracer.drivers.sebulba import update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError
@@ -203,8 +203,9 @@ class Watched:
 
 
 def lowered_chunk(agent, devices):
-    agent, env, mesh, config, state = anakin_setup(agent, devices=devices)
-    return anakin.make_chunk(env, mesh, config).lower(agent, state, request(devices))
+    driver, state = anakin_setup(agent, devices=devices)
+    program = anakin.make_chunk(driver.env, driver.mesh, driver.config)
+    return program.lower(driver.blueprint, state, request(devices))
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -225,8 +226,8 @@ def test_a_chunk_of_anakin_is_ordered_and_would_not_be_by_itself(monkeypatch):
 
 def test_an_update_of_sebulba_is_ordered_and_would_not_be_by_itself(monkeypatch):
     env = DeviceEnvironments(make("catch"))
-    agent, env, split, config, state = sebulba_setup(Watched(), env, devices=3, learners=2)
-    compiled_text = lambda: lower_update(agent, env.spec, split, config, state)().func.as_text()  # noqa: E731
+    driver, _ = sebulba_setup(Watched(), env, devices=3, learners=2)
+    compiled_text = lambda: driver.lower()().func.as_text()  # noqa: E731
     assert not unordered(compiled_text())
     monkeypatch.setattr(update, "in_order", as_written)
     assert unordered(compiled_text())

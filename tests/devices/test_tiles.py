@@ -15,12 +15,12 @@ from podracer.agents.dqn import DQN
 from podracer.devices.mesh import make_mesh
 from podracer.devices.reductions import traced_for
 from podracer.devices.tiles import from_stored, to_stored
+from podracer.drivers import driver
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import abstract_state
+from podracer.drivers.state import abstract_state
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.replay import Buffer, Replay
-from podracer.run import setup
 from podracer.types import ArraySpec, Step, TimeStep
 
 REPLAYING = DQN(network=SMALL, replay=Replay(480, batch_size=16, warmup=100))
@@ -70,11 +70,11 @@ def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, mo
     agent = blueprint(REPLAYING, env.spec)
     state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
     mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
-    monkeypatch.setattr(setup, "free_bytes", lambda mesh: 2**40)
-    needed = setup.checked_size(state, mesh)
-    monkeypatch.setattr(setup, "free_bytes", lambda mesh: times * needed)
-    assert setup.checked_size(state, mesh) == needed
-    monkeypatch.setattr(setup, "free_bytes", lambda mesh: times * needed - 1)
+    monkeypatch.setattr(driver, "free_bytes", lambda mesh: 2**40)
+    needed = driver.checked_size(state, mesh)
+    monkeypatch.setattr(driver, "free_bytes", lambda mesh: times * needed)
+    assert driver.checked_size(state, mesh) == needed
+    monkeypatch.setattr(driver, "free_bytes", lambda mesh: times * needed - 1)
     with pytest.raises(ConfigError, match="are free") as error:
-        setup.checked_size(state, mesh)
+        driver.checked_size(state, mesh)
     assert ("and as much again during a save, but" in str(error.value)) == (platform == "cpu")

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 import time
+import types
 from functools import partial
 
 import jax
@@ -19,10 +20,9 @@ from walk import Walk
 from podracer.agent import DEFAULT_CONTEXT, Blueprint, Fused
 from podracer.agents.a2c import A2C
 from podracer.devices import memory
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin, lower_chunk, make_chunk
+from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
 from podracer.drivers.anakin import chunk as anakin_chunk
-from podracer.drivers.common import Orders, init_state
+from podracer.drivers.progress import Orders
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.cartpole import CartPole
@@ -33,10 +33,10 @@ from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import Continuous
 
 
-def test_a_blueprint_of_other_rollouts_than_the_drivers_is_refused(key):
-    env, config = make("catch"), AnakinConfig(4, 5)
+def test_a_blueprint_of_other_rollouts_than_the_drivers_is_refused():
+    env = make("catch")
     with pytest.raises(ConfigError, match="rollouts of 16 steps and the driver of 5: take Bluep"):
-        init_state(Blueprint(A2C(), env.spec), env, make_mesh(jax.devices()[:1]), config, key)
+        Anakin(Blueprint(A2C(), env.spec), env, AnakinConfig(4, 5), jax.devices()[:1])
 
 
 @variants("devices", [8], [1, 2, 4])
@@ -63,15 +63,15 @@ def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
 @variants("name", ["a2c"], AGENTS)
 def test_going_on_from_a_state_equals_never_having_stopped(name):
     whole, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 20)
-    *parts, state = anakin_setup(AGENTS[name], environment_for(name))
-    half, _ = train_anakin(*parts, state, 10)
-    rest, _ = train_anakin(*parts, half, 20)
+    driver, state = anakin_setup(AGENTS[name], environment_for(name))
+    half, _ = train_anakin(driver, state, 10)
+    rest, _ = train_anakin(driver, half, 20)
     assert fingerprint(rest) == fingerprint(whole)
 
 
 def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
-    progresses = anakin(agent, env, mesh, config, state, Orders(30, {15}.__contains__))
+    driver, state = anakin_setup(AGENTS["a2c"])
+    progresses = driver.run(state, Orders(30, {15}.__contains__))
     seen = [(p.updates, p.state is not None) for p in progresses]
     expected = [5, 10, 15, 20, 25, 30]
     assert seen == [(updates, updates in (15, 30)) for updates in expected]
@@ -79,23 +79,24 @@ def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
 
 def test_a_chunk_has_its_own_time_where_calls_take_as_long_as_chunks():
     """As on a GPU, whose launches wait for each other; a boundary is reported with its chunk."""
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], updates_per_chunk=1)
-    program = lower_chunk(agent, env, mesh, config, state)()
+    driver, state = anakin_setup(AGENTS["a2c"], updates_per_chunk=1)
+    program = driver.program().result()
 
     def blocking(state, requests):
         result = jax.block_until_ready(program(state, requests))
         time.sleep(0.2)
         return result
 
+    driver.program = lambda: types.SimpleNamespace(result=lambda: blocking)
     orders = Orders(4, is_boundary=lambda updates: updates == 3)
-    reports = anakin(agent, env, mesh, config, state, orders, compile=lambda: blocking)
+    reports = driver.run(state, orders)
     ends = [progress.time for progress in reports]
     assert (np.diff(ends) > 0.15).all()
 
 
 def test_a_request_makes_a_boundary():
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
-    progresses = anakin(agent, env, mesh, config, state, Orders(500, request=lambda: 2))
+    driver, state = anakin_setup(AGENTS["a2c"])
+    progresses = driver.run(state, Orders(500, request=lambda: 2))
     progress = next(progresses)
     assert progress.updates == 5
     assert progress.request == 2
@@ -103,17 +104,17 @@ def test_a_request_makes_a_boundary():
 
 
 def test_a_request_of_several_processes_counts_where_each_chunk_is_a_boundary(monkeypatch):
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
+    driver, state = anakin_setup(AGENTS["a2c"])
     monkeypatch.setattr("jax.process_count", lambda: 2)
     orders = Orders(20, is_boundary=lambda _: True, request=lambda: 1)
-    progresses = anakin(agent, env, mesh, config, state, orders)
+    progresses = driver.run(state, orders)
     assert [progress.request for progress in progresses] == [1, 1, 1, 1]
 
 
 def test_counts_frames_and_episodes_exactly():
     """Catch episodes last nine steps and never time out."""
-    *parts, state = anakin_setup(AGENTS["a2c"], num_envs=18, rollout_length=9, updates_per_chunk=4)
-    _, (progress,) = train_anakin(*parts, state, 4)
+    driver, state = anakin_setup(AGENTS["a2c"], num_envs=18, rollout_length=9, updates_per_chunk=4)
+    _, (progress,) = train_anakin(driver, state, 4)
     assert progress.frames == 18 * 9 * 4
     assert progress.metrics["episodes"] == 18 * 4
     assert progress.metrics["episode_length"] == 9.0
@@ -121,37 +122,32 @@ def test_counts_frames_and_episodes_exactly():
 
 def test_resets_after_a_time_out_are_no_frames():
     """The probe is cut every five steps and then spends one on its reset."""
-    *parts, state = anakin_setup(
+    driver, state = anakin_setup(
         AGENTS["a2c"], "probe:timeout", rollout_length=6, updates_per_chunk=3
     )
-    _, (progress,) = train_anakin(*parts, state, 3)
+    _, (progress,) = train_anakin(driver, state, 3)
     assert progress.frames == 16 * 5 * 3
     assert progress.metrics["episode_length"] == 5.0
     assert progress.metrics["episode_return"] == 5.0
 
 
 def compiled_text(devices, agent="ppo"):
-    agent, env, mesh, config, state = anakin_setup(
-        AGENTS[agent], environment_for(agent), devices=devices
-    )
-    orders = jax.device_put(
-        request(devices),
-        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
-    )
-    return make_chunk(env, mesh, config).lower(agent, state, orders).compile().as_text()
+    driver, _ = anakin_setup(AGENTS[agent], environment_for(agent), devices=devices)
+    return driver.program().result().func.as_text()
 
 
 @pytest.mark.slow
 def test_hyperparameters_that_are_arguments_compute_what_constants_do():
     """But for rounding: XLA multiplies constants with each other (docs/decisions/0038)."""
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
-    updates = request(1, config.updates_per_chunk)
+    driver, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
+    updates = request(1, driver.config.updates_per_chunk)
+    blueprint = driver.blueprint
 
     def with_constants(state):
-        return anakin_chunk(agent, env, config, None, state, updates)
+        return anakin_chunk(blueprint, driver.env, driver.config, None, state, updates)
 
     expected, _ = jax.jit(with_constants)(state)
-    actual, _ = make_chunk(env, mesh, config)(agent, state, updates)
+    actual, _ = make_chunk(driver.env, driver.mesh, driver.config)(blueprint, state, updates)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, actual.learner, expected.learner)
 
@@ -177,16 +173,16 @@ def test_one_device_needs_no_collective():
 
 def test_a_program_that_would_not_fit_does_not_run(monkeypatch):
     """What it needs beside its state is known once it is compiled."""
-    *parts, state = anakin_setup(AGENTS["a2c"])
+    driver, state = anakin_setup(AGENTS["a2c"])
     monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1000)
     with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
-        train_anakin(*parts, state, 5)
+        train_anakin(driver, state, 5)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_the_state_is_donated():
-    *parts, state = anakin_setup(AGENTS["a2c"])
-    train_anakin(*parts, state, 5)
+    driver, state = anakin_setup(AGENTS["a2c"])
+    train_anakin(driver, state, 5)
     donated = [leaf for leaf in jax.tree.leaves(state) if leaf.size > 1]
     assert all(leaf.is_deleted() for leaf in donated)
 
@@ -211,8 +207,8 @@ def test_an_empty_array_of_a_state_goes_from_chunk_to_chunk_on_several_devices()
 
 
 def test_nothing_is_compiled_after_the_first_chunk():
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
-    progresses = anakin(agent, env, mesh, config, state, Orders(100))
+    driver, state = anakin_setup(AGENTS["a2c"])
+    progresses = driver.run(state, Orders(100))
     next(progresses)
     compiles = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -283,12 +279,12 @@ class BadGradient:
 
 
 def collect(agent, env, devices, num_updates=100, **config):
-    agent, env, mesh, config, state = anakin_setup(agent, env, devices, **config)
+    driver, state = anakin_setup(agent, env, devices, **config)
     seen = []
 
     def consume():
         orders = Orders(num_updates, is_boundary=lambda _: True)
-        for progress in anakin(agent, env, mesh, config, state, orders):
+        for progress in driver.run(state, orders):
             assert all(
                 np.isfinite(x).all()
                 for x in jax.tree.leaves(progress.state and progress.state.learner.shared)
@@ -335,11 +331,9 @@ class NeverFirst(CartPole):
 
 def test_an_environment_that_does_not_restart_is_named():
     env = NeverFirst()
-    agent, env, mesh, config, state = anakin_setup(
-        AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1
-    )
+    driver, state = anakin_setup(AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1)
     with pytest.raises(ConfigError, match="auto_reset"):
-        list(anakin(agent, env, mesh, config, state, Orders(10)))
+        list(driver.run(state, Orders(10)))
 
 
 # --- what cannot run -----------------------------------------------------------------------------
@@ -372,11 +366,10 @@ def test_what_cannot_run_is_refused_in_a_sentence(agent, environment, devices, c
 
 @pytest.mark.slow
 def test_continuous_actions_stay_within_their_bounds():
-    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], "pendulum")
-    assert isinstance(env.spec.action, Continuous)
-    state, _ = train_anakin(agent, env, mesh, config, state, 5)
+    driver, state = anakin_setup(AGENTS["a2c"], "pendulum")
+    assert isinstance(driver.env.spec.action, Continuous)
+    state, _ = train_anakin(driver, state, 5)
     keys = jax.random.split(jax.random.key(0), 16)
-    built = agent.build()
-    params = built.actor_params(state.learner)
-    action, _, _ = built.act(params, (), state.actor.timestep, keys, True)
+    params = driver.agent.actor_params(state.learner)
+    action, _, _ = driver.agent.act(params, (), state.actor.timestep, keys, True)
     assert np.all(np.abs(action) <= 2.0)

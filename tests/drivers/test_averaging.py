@@ -15,7 +15,6 @@ from programs import request
 from runs import resumed_and_whole
 
 import podracer
-from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
@@ -25,9 +24,9 @@ from podracer.drivers.averaging import Averaging, average_states
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,
-    init_states,
-    lower_chunk,
+    Population,
     population_mesh,
+    run_keys,
 )
 from podracer.envs import make
 from podracer.errors import ConfigError
@@ -104,11 +103,10 @@ def test_a_pod_with_a_fault_is_not_averaged_and_counters_stay():
 @pytest.mark.slow
 def test_pods_are_equal_after_an_average_and_learn_apart_between():
     env = make("catch")
-    agent = Blueprint(EXPERIMENT.agent, env.spec, Context(CONFIG.rollout_length))
-    mesh, averaging = population_mesh(jax.devices()[:1], 4), Averaging("all", 2)
-    parts = (agent, EXPERIMENT.pods, env, mesh, dataclasses.replace(CONFIG, updates_per_chunk=1))
-    state = init_states(*parts)
-    program = lower_chunk(*parts, state, averaging)()
+    config = dataclasses.replace(CONFIG, updates_per_chunk=1)
+    parts = (EXPERIMENT.pods, env, config, jax.devices()[:1], Averaging("all", 2))
+    driver = Population(EXPERIMENT.agent, *parts)
+    state, program = driver.init(run_keys(EXPERIMENT.pods)), driver.lower()()
     spreads = []
     for _ in range(5):
         before = jax.tree.map(jnp.copy, state.learner.shared)

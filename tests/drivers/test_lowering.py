@@ -18,8 +18,8 @@ from podracer.devices.mesh import find_devices, make_mesh
 from podracer.devices.startup import choose_gpu_kernels
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import abstract_state
 from podracer.drivers.population import Pod
+from podracer.drivers.state import abstract_state
 from podracer.envs import make
 from podracer.ops.convolution import LAYOUT, convolution
 from podracer.ops.dense import dense

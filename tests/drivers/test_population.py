@@ -23,21 +23,17 @@ from podracer.cli.pods import finish_sweep
 from podracer.cli.spaces import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state, not_finite
+from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,
-    abstract_states,
+    Population,
     hyperparameters,
-    init_states,
-    make_chunk,
-    population,
     population_mesh,
-    stack_agents,
+    run_keys,
     with_hyperparameters,
 )
+from podracer.drivers.progress import Orders, not_finite
 from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
 from podracer.io import jsonl
@@ -50,9 +46,9 @@ from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.reports.run import write_report
 from podracer.run import sweep
+from podracer.run.blueprint import build
 from podracer.run.loading import load_run
 from podracer.run.records import Recorder
-from podracer.run.setup import build
 
 CONFIG = AnakinConfig(16, 8, 5)
 SMALL = TorsoNetwork(MLP((16,)))
@@ -66,9 +62,8 @@ def train(agent, pods, environment="catch", devices=1, updates=10):
     """The pods' last states and all progress."""
     env = make(environment) if isinstance(environment, str) else environment
     agent = blueprint(agent, env.spec, CONFIG.rollout_length)
-    mesh = population_mesh(jax.devices()[:devices], len(pods))
-    states = init_states(agent, pods, env, mesh, CONFIG)
-    progress = list(population(agent, pods, env, mesh, CONFIG, states, Orders(updates)))
+    driver = Population(agent, pods, env, CONFIG, jax.devices()[:devices])
+    progress = list(driver.run(driver.init(run_keys(pods)), Orders(updates)))
     return progress[-1].state, progress
 
 
@@ -76,9 +71,8 @@ def alone(agent, seed, environment="catch", updates=10):
     """The same as a run of its own."""
     env = make(environment)
     agent = blueprint(agent, env.spec, CONFIG.rollout_length)
-    mesh = make_mesh(jax.devices()[:1])
-    state = init_state(agent, env, mesh, CONFIG, jax.random.key(seed))
-    progress = list(anakin(agent, env, mesh, CONFIG, state, Orders(updates)))
+    driver = Anakin(agent, env, CONFIG, jax.devices()[:1])
+    progress = list(driver.run(driver.init(jax.random.key(seed)), Orders(updates)))
     return progress[-1].state, progress
 
 
@@ -166,13 +160,11 @@ def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
     config = dataclasses.replace(experiment.driver, updates_per_chunk=3)
     assert config.num_envs == 128
     pods = [Pod(3), Pod(4)]
-    mesh = population_mesh(jax.devices()[:1], len(pods))
-    states = init_states(agent, pods, env, mesh, config)
-    [progress] = population(agent, pods, env, mesh, config, states, Orders(3))
+    population = Population(agent, pods, env, config, jax.devices()[:1])
+    [progress] = population.run(population.init(run_keys(pods)), Orders(3))
+    anakin = Anakin(agent, env, config, jax.devices()[:1])
     for index, pod in enumerate(pods):
-        mesh = make_mesh(jax.devices()[:1])
-        state = init_state(agent, env, mesh, config, jax.random.key(pod.seed))
-        [run] = anakin(agent, env, mesh, config, state, Orders(3))
+        [run] = anakin.run(anakin.init(jax.random.key(pod.seed)), Orders(3))
         close(jax.tree.map(lambda x, i=index: x[i], progress.state), run.state, tolerance=0)
 
 
@@ -183,11 +175,8 @@ def test_a_program_holds_its_states_once():
     pods = [Pod(seed) for seed in range(6)]
     agent = DQN(network=SMALL, replay=Replay(capacity=40_000, warmup=100))
     agent = blueprint(agent, env.spec, config.rollout_length)
-    mesh = population_mesh(jax.devices()[:1], len(pods))
-    states = abstract_states(agent, pods, env, mesh, config)
-    request = jax.ShapeDtypeStruct((1, 2), np.int32)
-    program = make_chunk(env, mesh, config).lower(stack_agents(agent, pods), states, request)
-    memory = program.compile().memory_analysis()
+    driver = Population(agent, pods, env, config, jax.devices()[:1])
+    memory = driver.lower()().func.memory_analysis()
     assert memory.argument_size_in_bytes > 6 * 40_000 * 50  # a pod's observations are 50 bytes
     assert memory.temp_size_in_bytes < memory.argument_size_in_bytes / 2
 

@@ -18,21 +18,17 @@ from standings import entry, stand
 from variants import variants
 
 import podracer
-from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C
 from podracer.cli.spaces import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers import selection
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import abstract_request
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,
-    abstract_states,
-    make_chunk,
+    Population,
     population_mesh,
-    stack_agents,
 )
 from podracer.drivers.selection import (
     Generational,
@@ -50,7 +46,7 @@ from podracer.reports.run import write_report
 from podracer.reports.selection import lineage_figures
 from podracer.run import sweep
 from podracer.run.loading import load_run
-from podracer.run.setup import make_run_setup
+from podracer.run.setup import make_driver, make_evaluator
 from podracer.tournament import selection as tournament
 from podracer.types import LearnerState
 
@@ -248,11 +244,11 @@ EXPERIMENT = Experiment(
 def test_fixed_evaluations_play_the_same_episodes_after_a_selection():
     """A pod that starts from another one has a new key."""
     for fixed in (True, False):
-        setup = make_run_setup(dataclasses.replace(EXPERIMENT, fixed_evaluation=fixed))
-        state = setup.init()
+        experiment = dataclasses.replace(EXPERIMENT, fixed_evaluation=fixed)
+        driver = make_driver(experiment)
+        state, evaluate = driver.init(experiment.key), make_evaluator(experiment, driver)
         keys = jax.device_put(state.key[::-1], state.key.sharding)
-        outcomes = [setup.evaluate(x) for x in (state, dataclasses.replace(state, key=keys))]
-        returns = [outcome.returns for outcome in outcomes if outcome is not None]
+        returns = [evaluate(x).returns for x in (state, dataclasses.replace(state, key=keys))]
         assert np.array_equal(*returns) == fixed
 
 
@@ -320,16 +316,11 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 def test_the_program_calls_no_host_and_is_given_the_states():
     env = make("catch")
-    agent = Blueprint(EXPERIMENT.agent, env.spec, Context(CONFIG.rollout_length))
-    mesh = population_mesh(jax.devices()[:1], 4)
-    parts = (agent, EXPERIMENT.pods, env, mesh, CONFIG, EXPERIMENT.exchange)
-    states = abstract_states(*parts)
-    program = make_chunk(env, mesh, CONFIG, EXPERIMENT.exchange)
-    agents = stack_agents(agent, EXPERIMENT.pods)
-    compiled = program.lower(agents, states, abstract_request(mesh)).compile()
+    parts = (EXPERIMENT.pods, env, CONFIG, jax.devices()[:1], EXPERIMENT.exchange)
+    driver = Population(EXPERIMENT.agent, *parts)
+    compiled = driver.lower()().func
     assert "callback" not in compiled.as_text()
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
-    assert compiled.memory_analysis().alias_size_in_bytes >= size
+    assert compiled.memory_analysis().alias_size_in_bytes >= driver.saved_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from podracer.io.jsonl import JsonlSink
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run import sweep
 from podracer.run.resume import shows_saves
-from podracer.run.setup import make_run_setup
+from podracer.run.setup import make_driver
 
 NOBODY = 65534
 EXPERIMENT = Experiment(
@@ -71,7 +71,7 @@ def train_and_stop(name: str, run: Path) -> Truth:
     """Train a run to its last chunk but one, and its twin to the end."""
     experiment = EXPERIMENTS[name]
     podracer.train(experiment, run_dir=run, callbacks=[lambda at: at.metrics["updates"] >= 20])
-    steps, best_steps, like = {}, {}, make_run_setup(experiment).abstract_state
+    steps, best_steps, like = {}, {}, make_driver(experiment).abstract_state
     with Checkpointer(run) as checkpointer:
         for step in checkpointer.steps():
             restored = checkpointer.restore(like, step)

@@ -27,7 +27,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
 from podracer.run.history import installed_versions
-from podracer.run.setup import make_run_setup
+from podracer.run.setup import make_driver
 from podracer.tournament.leaderboard import Leaderboard, read_events
 
 EXPERIMENT = Experiment(
@@ -61,7 +61,7 @@ READERS = (
 )
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
-    "weights": lambda path: podracer.train(EXPERIMENT, weights=path),
+    "weights": lambda path: podracer.train(EXPERIMENT, begin=podracer.Weights(path)),
     "page": lambda path: write_report([Path("run")], path),
     "rule": read_rule,
     "tournament": lambda path: Leaderboard(path),
@@ -178,7 +178,7 @@ def refusing(number: int, monkeypatch):
 @contextlib.contextmanager
 def nearly_full(directory: Path, monkeypatch):
     """There is room for a file, but not for a checkpoint of the run."""
-    size = make_run_setup(EXPERIMENT).saved_bytes
+    size = make_driver(EXPERIMENT).saved_bytes
     usage = rundir.shutil.disk_usage(directory)._replace(free=rundir.SPARE_BYTES + size - 1)
     with monkeypatch.context() as patch:
         patch.setattr(rundir.shutil, "disk_usage", lambda path: usage)

@@ -150,7 +150,7 @@ def test_the_search_finds_what_is_packed():
 
 def test_a_run_its_log_and_its_report_have_no_secret(tmp_path, capfd, caplog):
     run = tmp_path / "run"
-    podracer.train(EXPERIMENT, run_dir=run, sinks=[Failing()], progress=True)
+    podracer.train(EXPERIMENT, run_dir=run, callbacks=[Failing()], progress=True)
     page = write_report([run], run / "report.html").read_text()
     assert 'data-name="learning rented,api_key=[redacted]' in page
     assert page.count("=is-kept") >= len(HARMLESS)

@@ -26,7 +26,6 @@ from podracer.errors import PodracerError
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, group, read_metrics
 from podracer.run.console import Console, line, summarize, with_progress
-from podracer.run.console import console as show
 from podracer.run.result import RunInfo
 from podracer.scores.format import clock, compact, number, percent
 
@@ -398,7 +397,8 @@ def info(frames, **settings):
 
 def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
     out = io.StringIO()
-    console = Console(info(500_000, evaluations=0), file=out, interval=math.inf)
+    console = Console(file=out, interval=math.inf)
+    console.open(info(500_000, evaluations=0))
     for updates in range(100, 1000, 100):
         evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
         console.write(record(updates, episode_return=0.93, **evaluation))
@@ -446,7 +446,9 @@ def test_a_broken_pipe_costs_only_the_console(warnings_logged):
     os.close(reader)
     kept = Recorder()
     file = os.fdopen(writer, "w")
-    with Sinks([kept, Console(info(10), file=file)]) as together:
+    console = Console(file=file)
+    console.open(info(10))
+    with Sinks([kept, console]) as together:
         for updates in (1, 2, 3):
             together.write(record(updates))
     assert kept.seen == [1, 2, 3]
@@ -469,7 +471,9 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     master, slave = os.openpty()
     stdout = sys.stdout
     with os.fdopen(slave, "w", encoding="utf-8") as terminal:
-        together = Sinks([Recorder(), Console(info(50_000), file=terminal)])
+        console = Console(file=terminal)
+        console.open(info(50_000))
+        together = Sinks([Recorder(), console])
         assert sys.stdout is not stdout  # what others print goes above the panel
         for updates in (100, 200):
             metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
@@ -500,7 +504,8 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
 @pytest.mark.parametrize(("columns", "width"), [(80, 80), (140, 120)])
 def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", str(columns))
-    console = Console(info(50_000), file=io.StringIO())
+    console = Console(file=io.StringIO())
+    console.open(info(50_000))
     metrics = {"policy_loss": 0.125, "value_loss": 0.5, "explained_variance": 0.75, **FAULTS}
     for updates in range(1, 41):
         returns = {"episode_return": float(updates), "evaluation_return": 0.75}
@@ -526,12 +531,15 @@ def test_progress_is_shown_where_somebody_watches(monkeypatch):
         def isatty(self):
             return True
 
-    for stdout, sinks in ((Terminal(), [show]), (io.StringIO(), []), (None, [])):
+    def kinds(*given):
+        return [type(sink) for sink in with_progress(*given)]
+
+    for stdout, sinks in ((Terminal(), [Console]), (io.StringIO(), []), (None, [])):
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert list(with_progress([], None)) == sinks
-        assert list(with_progress([], True)) == [show]
-        assert list(with_progress([], False)) == []
-        assert list(with_progress([show], None)) == [show]
+        assert kinds([], None) == sinks
+        assert kinds([], True) == [Console]
+        assert kinds([], False) == []
+        assert kinds([Console()], None) == [Console]
 
 
 def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):

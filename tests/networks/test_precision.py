@@ -12,7 +12,7 @@ from variants import variants
 from podracer.devices.mesh import make_mesh
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import abstract_state
+from podracer.drivers.state import abstract_state
 from podracer.envs import make
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
 from podracer.types import ArraySpec

@@ -9,7 +9,8 @@ import pytest
 from agents import AGENTS
 
 from podracer.agents.a2c import A2C
-from podracer.drivers.common import Fault, fault_bits, to_progress
+from podracer.drivers.faults import Fault, fault_bits
+from podracer.drivers.progress import to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.errors import EnvironmentFault
 from podracer.ops.action_masks import epsilon_greedy, mask_logits

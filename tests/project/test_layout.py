@@ -28,7 +28,7 @@ FLOORS = (
     ("agents.continuous", "agents.planning", "agents.rules"),
     ("agents",),
     ("evaluate",),
-    ("policy", "drivers", "drivers.common", "drivers.exchange"),
+    ("policy", "drivers", "drivers.exchange"),
     ("drivers.anakin", "drivers.sebulba", "drivers.selection", "drivers.averaging"),
     ("drivers.population",),
     ("config",),

@@ -28,7 +28,10 @@ def info(tmp_path):
 
 
 def write(info, *names, records=RECORDS):
-    with Sinks([Nothing(), *(make(info) for make in trackers(names))]) as sinks:
+    made = trackers(names)
+    for sink in made:
+        sink.open(info)
+    with Sinks([Nothing(), *made]) as sinks:
         for record in records:
             sinks.write(record)
 

@@ -13,6 +13,7 @@ import podracer
 from podracer.agents.a2c import A2C
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
+from podracer.config.serialization import read_experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io import addresses, entry_points
@@ -20,6 +21,7 @@ from podracer.io.addresses import local_run
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
+from podracer.run.callbacks import Attached
 from podracer.tournament.config import Tournament
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import Independent
@@ -100,7 +102,7 @@ def test_an_attachment_follows_each_seal_of_a_run(tmp_path):
         given.append(info)
         return Diary(info.run_dir)
 
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", attach=[attach])
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", callbacks=[Attached(attach)])
     assert given[0].experiment == EXPERIMENT
     # Under the lock, before anything is recorded; of `config.json`, and of the checkpoint; at last.
     assert lines(tmp_path / "run") == ["", "entered False True", "sealed", "sealed", "left 1"]
@@ -111,12 +113,12 @@ def test_an_attachment_follows_each_seal_of_a_run(tmp_path):
 def test_a_run_goes_on_with_the_attachment_whose_file_it_has(tmp_path, packages):
     packages["podracer.attachments", "diary"] = diary
     run, half = tmp_path / "run", dataclasses.replace(EXPERIMENT, frames=80)
-    podracer.train(half, run_dir=run, attach=["diary:a b:c"])
+    podracer.train(half, run_dir=run, callbacks=["diary:a b:c"])
     assert lines(run)[0] == "a b:c"
     podracer.train(EXPERIMENT, run_dir=run, resume=True)
     assert lines(run) == ["", "entered True True", "sealed", "sealed", "left 2"]
     more = dataclasses.replace(EXPERIMENT, frames=240)
-    podracer.train(more, run_dir=run, resume=True, attach=["diary:d"])
+    podracer.train(more, run_dir=run, resume=True, callbacks=["diary:d"])
     assert lines(run)[:2] == ["d", "entered True True"]
     assert lines(run).count("sealed") == 2  # once for each seal, so it was attached once
     packages.clear()
@@ -126,17 +128,46 @@ def test_a_run_goes_on_with_the_attachment_whose_file_it_has(tmp_path, packages)
         podracer.train(dataclasses.replace(EXPERIMENT, frames=400), run_dir=run, resume=True)
 
 
+class Lower(podracer.Callback):
+    """Divides the learning rate at each evaluation."""
+
+    def __init__(self, argument: str) -> None:
+        self.factor = float(argument)
+
+    def on_boundary(self, run):
+        if run.is_due:
+            rate = float(run.blueprint.settings.learning_rate) * self.factor
+            run.change({"agent": {"learning_rate": rate}})
+
+
+def test_callbacks_of_packages_are_part_of_an_experiment(tmp_path, packages):
+    """A curriculum, say: they are written with it, and it is resumed with them."""
+    packages["podracer.callbacks", "lower"] = Lower
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    experiment = dataclasses.replace(EXPERIMENT, evaluations=2, callbacks=("lower:0.5",))
+    podracer.train(experiment, run_dir=whole)
+    podracer.train(experiment, run_dir=cut, frames=80, evaluations=1)
+    half = read_experiment(cut)  # as `podracer resume` does
+    podracer.train(half, run_dir=cut, resume=True, frames=160, evaluations=2)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    rates = [record.get("agent.learning_rate") for record in read_metrics(cut / "metrics.jsonl")]
+    assert rates[0] is None
+    assert rates[1] == pytest.approx(EXPERIMENT.agent.learning_rate / 2)
+    packages.clear()
+    with pytest.raises(ConfigError, match="there is no attachment 'lower'"):
+        podracer.train(experiment, run_dir=tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("attach", "words"),
     [
         ("miror:x", "there is no attachment 'miror': did you mean mirror"),
         ("mirror:x", "mirror is in podracer-cloud: `pip install"),
-        (3, "an attachment is a function or `NAME:ARGUMENT`, not 3"),
     ],
 )
 def test_what_is_no_attachment_is_refused(attach, words, tmp_path, packages):
     with pytest.raises(ConfigError, match=words):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", attach=[attach])
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", callbacks=[attach])
     assert not (tmp_path / "run").exists()
 
 
@@ -147,7 +178,9 @@ def test_a_refusal_of_an_attachment_leaves_no_run(tmp_path):
 
     with pytest.raises(ConfigError, match="not now"):
         podracer.train(
-            EXPERIMENT, run_dir=tmp_path / "run", attach=[lambda info: Refusal(info.run_dir)]
+            EXPERIMENT,
+            run_dir=tmp_path / "run",
+            callbacks=[Attached(lambda info: Refusal(info.run_dir))],
         )
     assert not (tmp_path / "run" / "config.json").exists()
 

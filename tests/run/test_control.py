@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,12 +14,14 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.devices.mesh import make_mesh
-from podracer.drivers.common import place_agent, with_agent
 from podracer.drivers.population import Pod
+from podracer.drivers.state import place_agent, with_agent
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.run.control import Controller, changed_blueprint, merged
-from podracer.run.setup import build
+from podracer.run.blueprint import build
+from podracer.run.changes import changed_blueprint, merged
+from podracer.run.loop import Run
+from podracer.run.setup import make_driver
 
 
 @podracer.struct
@@ -75,7 +78,7 @@ def test_a_number_of_the_agent_changes_and_nothing_is_compiled_again(tmp_path):
         counts.append(len(compiles))
         return halve(boundary)
 
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", control=control)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", callbacks=[podracer.Control(control)])
     rates = [record.get("agent.learning_rate") for record in records(tmp_path / "run")]
     assert rates == [None, None, 5e-4, 5e-4, 2.5e-4, 2.5e-4, 1.25e-4, 1.25e-4]
     assert counts[0] > 0
@@ -91,7 +94,7 @@ def test_a_number_of_the_environment_changes_and_evaluations_keep_it(tmp_path):
         seen.append(boundary.evaluation.returns.mean())
         return {"environment": {"center": 10.0}}
 
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", control=control)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", callbacks=[podracer.Control(control)])
     returns = [record["episode_return"] for record in records(tmp_path / "run")]
     assert min(returns[:2]) > -10
     assert max(returns[2:]) < -50
@@ -111,11 +114,11 @@ def test_a_killed_run_goes_on_as_it_would_have(devices, tmp_path):
             raise RuntimeError("lost")
 
     experiment = dataclasses.replace(EXPERIMENT, devices=devices)
-    podracer.train(experiment, run_dir=tmp_path / "alone", control=control)
+    podracer.train(experiment, run_dir=tmp_path / "alone", callbacks=[podracer.Control(control)])
     run = tmp_path / "run"
     with pytest.raises(RuntimeError, match="lost"):
-        podracer.train(experiment, run_dir=run, control=control, callbacks=[lose])
-    podracer.train(experiment, run_dir=run, resume=True, control=control)
+        podracer.train(experiment, run_dir=run, callbacks=[podracer.Control(control), lose])
+    podracer.train(experiment, run_dir=run, resume=True, callbacks=[podracer.Control(control)])
     assert stored_fingerprint(run) == stored_fingerprint(tmp_path / "alone")
     names = ("updates", "agent.learning_rate", "environment.center", "episode_return")
     pairs = [
@@ -128,16 +131,16 @@ def test_a_killed_run_goes_on_as_it_would_have(devices, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_resumed_without_its_control_keeps_what_changed(tmp_path, caplog):
     run = tmp_path / "run"
-    podracer.train(EXPERIMENT, run_dir=run, control=halve)
+    podracer.train(EXPERIMENT, run_dir=run, callbacks=[podracer.Control(halve)])
     longer = dataclasses.replace(EXPERIMENT, frames=EXPERIMENT.frames + 16 * 8 * 5)
     podracer.train(longer, run_dir=run, resume=True)
     assert records(run)[-1]["agent.learning_rate"] == 1e-3 / 16
-    assert "without" in caplog.text
+    assert "goes on with the numbers that have changed: agent.learning_rate." in caplog.text
 
 
 def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
     sebulba = EXPERIMENT.with_fields({"environment": "catch"}).with_arch("sebulba")
-    podracer.train(sebulba, run_dir=tmp_path / "run", control=halve)
+    podracer.train(sebulba, run_dir=tmp_path / "run", callbacks=[podracer.Control(halve)])
     assert records(tmp_path / "run")[-1]["agent.learning_rate"] == 1.25e-4
     sebulba = recipes.find("cartpole_dqn").with_arch("sebulba")
     parts = (sebulba, *build(sebulba))
@@ -197,22 +200,24 @@ def test_numbers_of_a_wrapped_environment_can_change():
 def test_a_run_that_cannot_be_controlled_is_refused_before_it_starts(changes, message, tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, **changes)
     with pytest.raises(ConfigError, match=message):
-        podracer.train(experiment, run_dir=tmp_path / "run", control=halve)
+        podracer.train(experiment, run_dir=tmp_path / "run", callbacks=[podracer.Control(halve)])
     assert not (tmp_path / "run").exists()
 
 
 def test_a_schedule_that_control_returns_is_kept_as_its_numbers():
     linear = EXPERIMENT.with_fields({"agent": {"learning_rate": podracer.Linear(1e-3, 0.0)}})
-    blueprint, env = build(linear)
     rate = podracer.Linear(5e-4, 1e-4, frames=64.0)
-    first = Controller(lambda _: {"agent": {"learning_rate": rate}}, linear, blueprint, env)
-    changed: Any = first.ask(None)  # type: ignore[arg-type]
-    assert changed.settings.learning_rate.start == np.float32(5e-4)
-    assert first.record["agent.learning_rate.start"] == 5e-4
-    again: Any = Controller(None, linear, blueprint, env).restore(
-        json.loads(json.dumps(first.changes))
-    )
-    assert jax.tree.leaves(again.settings) == jax.tree.leaves(changed.settings)
+
+    def changed(fields):
+        run = Run(linear, make_driver(linear), Path("nowhere"), ())
+        run.change(fields)
+        return run
+
+    first = changed({"agent": {"learning_rate": rate}})
+    assert first.changes["agent"]["learning_rate"]["start"] == 5e-4
+    again = changed(json.loads(json.dumps(first.changes)))
+    leaves = [jax.tree.leaves(run.blueprint.settings) for run in (first, again)]
+    assert leaves[0] == leaves[1]
 
 
 def test_fields_of_an_environment_that_is_no_pytree_are_refused():

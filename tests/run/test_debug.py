@@ -13,7 +13,7 @@ import podracer
 from podracer.agent import DEFAULT_CONTEXT
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import update_once
-from podracer.drivers.common import init_state
+from podracer.drivers.state import make_init
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run.blueprint import build
 
@@ -41,10 +41,11 @@ def debug(num_updates, positive=1.0):
     """Return the number of updates of the state after some that ran operation by operation."""
     config = podracer.AnakinConfig(num_envs=1, rollout_length=2)
     agent = Watched(network=TorsoNetwork(MLP((2,))), positive=positive)
-    experiment = podracer.Experiment(environment="catch", agent=agent, driver=config, frames=2)
-    blueprint, env = build(experiment)
+    blueprint, env = build(
+        podracer.Experiment(environment="catch", agent=agent, driver=config, frames=2)
+    )
     agent = blueprint.build()
-    state = init_state(blueprint, env, make_mesh(find_devices(1)), config, jax.random.key(0))
+    state = make_init(blueprint, env, make_mesh(find_devices(1)), config)(jax.random.key(0))
     with jax.disable_jit(), jax.debug_nans(True):
         for _ in range(num_updates):
             state, _ = update_once(agent, state, env=env, config=config)

@@ -13,6 +13,7 @@ from typing import Annotated
 import jax
 import numpy as np
 import pytest
+from child import records
 
 import podracer
 from podracer import recipes
@@ -26,6 +27,7 @@ from podracer.io.differences import differences
 from podracer.names import NO_FLAG
 from podracer.reports.recording import record_frames
 from podracer.reports.run import write_report
+from podracer.run.loop import Wish
 
 PACKAGE = '''
 import dataclasses
@@ -376,23 +378,21 @@ class Recorder:
 
 @pytest.mark.slow
 def test_a_sink_gets_every_record_and_its_fault_costs_nothing(tmp_path, caplog):
-    runs, sink = [], Recorder()
+    sink, informed, broken = Recorder(), Recorder(), Recorder()
+    informed.open = lambda info: setattr(informed, "info", info)
 
-    def broken(run):
+    def fail(info):
         raise ValueError("broken")
 
-    def informed(run):
-        runs.append(run)
-        return Recorder()
-
+    broken.open = fail
     sinks = [sink, Recorder(faulty=True), broken, informed]
     with caplog.at_level(logging.WARNING, "podracer"):
-        result = podracer.train(CATCH, run_dir=tmp_path / "run", sinks=sinks)
+        result = podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=sinks)
     assert [record["updates"] for record in sink.records] == list(range(5, 41, 5))
     assert sink.closed
     assert result.exit_code == 0
-    assert (runs[0].run_dir, runs[0].experiment) == (tmp_path / "run", CATCH)
-    assert runs[0].state_bytes > 0
+    assert (informed.info.run_dir, informed.info.experiment) == (tmp_path / "run", CATCH)
+    assert informed.info.state_bytes > 0
     assert "no space" in caplog.text
     assert "broken" in caplog.text
 
@@ -413,21 +413,44 @@ def test_a_callback_sees_each_boundary_and_may_end_the_run(tmp_path):
     assert fingerprint(state) == fingerprint(result.state)  # it was saved where it ended
 
 
-@pytest.mark.parametrize("keep_best", [True, False])
-def test_a_callback_finds_its_boundary_saved(keep_best, tmp_path):
-    """The first always, later ones where the run saves; before, the first found no checkpoint."""
-    digests = []
+class Kept(podracer.Callback):
+    """Compares what it finds on the disk after each save, writes its own into checkpoints."""
 
-    def compare(boundary):
-        _, state = podracer.load(boundary.run_dir)
-        digests.append((fingerprint(state), fingerprint(boundary.state)))
-        return len(digests) == 2
+    def __init__(self):
+        self.calls, self.restored, self.at_start = [], None, None
 
-    run = tmp_path / "run"
-    result = podracer.train(CATCH, run_dir=run, keep_best=keep_best, callbacks=[compare])
-    assert len(set(digests[0])) == 1
-    assert (digests[1][0] == digests[0][0]) is not keep_best  # the second evaluation was better
-    assert fingerprint(podracer.load(run)[1]) == fingerprint(result.state) == digests[1][1]
+    def restore(self, run, saved):
+        self.restored = saved["kept"]
+
+    def on_start(self, run):
+        self.at_start = int(run.state.update)
+
+    def on_record(self, run, record):
+        record["kept_calls"] = len(self.calls)
+
+    def on_boundary(self, run):
+        self.calls.append(("boundary", run.totals.updates))
+        return Wish.SAVE if run.totals.updates == 20 else None
+
+    def saved(self):
+        return {"kept": len(self.calls)}
+
+    def on_save(self, run):
+        self.calls.append(("save", run.totals.updates))
+        assert fingerprint(podracer.load(run.directory)[1]) == fingerprint(run.boundary().state)
+
+
+def test_a_callback_adds_to_records_and_checkpoints_and_finds_its_boundary_saved(tmp_path):
+    first, second = Kept(), Kept()
+    settings = {"run_dir": tmp_path / "run", "keep_best": False}
+    podracer.train(CATCH, callbacks=[first], **settings)
+    boundaries = [("boundary", updates) for updates in (10, 20, 30, 40)]
+    assert first.calls == [*boundaries[:2], ("save", 20), *boundaries[2:], ("save", 40)]
+    assert (first.at_start, first.restored) == (0, None)
+    kept = [record["kept_calls"] for record in records(tmp_path / "run")]
+    assert kept == [0, 0, 1, 1, 3, 3, 4, 4]
+    podracer.train(CATCH, frames=2 * CATCH.frames, resume=True, callbacks=[second], **settings)
+    assert (second.at_start, second.restored) == (40, 5)
 
 
 @pytest.mark.slow

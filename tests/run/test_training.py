@@ -27,6 +27,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
 from podracer.config.serialization import from_json, read_experiment, to_json
 from podracer.devices import cgroups
+from podracer.devices.compiling import CompileInThread
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -41,11 +42,12 @@ from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
-from podracer.run import history, training
+from podracer.run import callbacks, history
+from podracer.run.blueprint import build
 from podracer.run.errors import DeviceError
 from podracer.run.loading import load_run
 from podracer.run.resume import Totals, check_metadata
-from podracer.run.setup import build, make_run_setup
+from podracer.run.setup import make_driver
 from podracer.run.warnings import run_warnings
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
@@ -259,17 +261,12 @@ def test_a_wait_for_the_evaluation_program_is_compile_time(tmp_path, monkeypatch
             self._waits.clear()
             return self._program.result()
 
-    def late_setup(*args, **options):
-        setup = make_run_setup(*args, **options)
-        programs = list[Late]()
+    class LateCompile(CompileInThread):
+        def __call__(self, *args):
+            self.late = getattr(self, "late", None) or Late(super().__call__(*args))
+            return self.late
 
-        def start(state):
-            programs[:] = programs or [Late(setup.start_evaluation(state))]
-            return programs[0]
-
-        return dataclasses.replace(setup, start_evaluation=start)
-
-    monkeypatch.setattr(training, "make_run_setup", late_setup)
+    monkeypatch.setattr(callbacks, "CompileInThread", LateCompile)
     experiment = dataclasses.replace(EXPERIMENT, frames=20 * STEPS, evaluations=2)
     podracer.train(experiment, run_dir=tmp_path / "run")
     compiling = [line["time_compile"] > 0 for line in read_metrics(tmp_path / "run/metrics.jsonl")]
@@ -281,21 +278,16 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     returns = {10: 1.0, 20: 4.0, 30: 4.0, 40: 2.0, 60: 5.0, 80: math.nan, 85: 9.0}
     evaluated = {}
 
-    def scripted_setup(experiment, saved_devices=0):
-        def evaluate(state):
-            update = int(state.update)
-            evaluated[update] = fingerprint(state)
-            return Evaluation(
-                np.full(3, returns[update]), np.ones(3, int), np.array(0), np.array(3)
-            )
-
-        setup = make_run_setup(experiment, saved_devices)
-        return dataclasses.replace(setup, evaluate=evaluate)
+    def evaluate(state):
+        update = int(state.update)
+        evaluated[update] = fingerprint(state)
+        return Evaluation(np.full(3, returns[update]), np.ones(3, int), np.array(0), np.array(3))
 
     def loaded(checkpoint):
         return stored_fingerprint(run, checkpoint)
 
-    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    evaluate.lower = lambda state: lambda: None
+    monkeypatch.setattr(callbacks, "make_evaluator", lambda *_: evaluate)
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
     assert loaded("best") == loaded(30) == (30, evaluated[30])
@@ -320,13 +312,11 @@ def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monke
     def save(self, updates, state, metadata):
         saves.append((updates, metadata["best"]["updates"]))
 
-    def scripted_setup(experiment, saved_devices=0):
-        def evaluate(state):
-            return Evaluation(np.ones(3), np.ones(3, int), np.array(0), np.array(3))
+    def evaluate(state):
+        return Evaluation(np.ones(3), np.ones(3, int), np.array(0), np.array(3))
 
-        return dataclasses.replace(make_run_setup(experiment, saved_devices), evaluate=evaluate)
-
-    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    evaluate.lower = lambda state: lambda: None
+    monkeypatch.setattr(callbacks, "make_evaluator", lambda *_: evaluate)
     monkeypatch.setattr(Checkpointer, "save", save)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run", save_seconds=1e6)
     assert saves == [(10, 10), (40, 40)]
@@ -511,8 +501,8 @@ def test_a_topology_has_the_cores_that_xla_divides_by(monkeypatch):
     """Not the share of a container, of which XLA does not know."""
     monkeypatch.setattr(cgroups, "cores", lambda: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    setup = make_run_setup(dataclasses.replace(EXPERIMENT, devices=1))
-    assert setup.topology == "1 x cpu with 8 cores"
+    driver = make_driver(dataclasses.replace(EXPERIMENT, devices=1))
+    assert driver.topology == "1 x cpu with 8 cores"
 
 
 @pytest.mark.slow
@@ -567,7 +557,7 @@ def test_a_resume_says_whether_environments_begin_new_episodes(policy_lag, said,
 
 
 def test_a_directory_is_used_once(tmp_path):
-    with pytest.raises(ConfigError, match="resumed in its directory: name it by run_dir"):
+    with pytest.raises(ConfigError, match=r"resumed in its directory, .*: give run_dir"):
         podracer.train(EXPERIMENT, resume=True)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -600,7 +590,7 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
     def broken(*_, **__):
         raise jax.errors.JaxRuntimeError(text)
 
-    monkeypatch.setattr("podracer.drivers.anakin.anakin", broken)
+    monkeypatch.setattr("podracer.drivers.anakin.Anakin.run", broken)
     with pytest.raises(DeviceError) as raised:
         podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
     assert raised.value.exit_code == 71
@@ -720,8 +710,8 @@ def test_a_configuration_cannot_name_what_it_likes(data):
         ({"driver": {"num_envs": 1.5}}, "num_envs cannot be 1.5"),
         ({"agent": {"network": {"shared": 0}}}, "shared cannot be 0"),
         ({"callbacks": "save"}, "callbacks cannot be 'save': it must be a list"),
-        ({"callbacks": [None]}, "a callback must be a function"),
-        ({"sinks": print}, "class builtin_function_or_method: it must be a list"),
+        ({"callbacks": [None]}, "a callback is a function of the Boundary"),
+        ({"callbacks": print}, "class builtin_function_or_method: it must be a list"),
     ],
 )
 def test_what_a_file_could_not_bring_back_is_refused_at_the_start(changes, words, tmp_path):

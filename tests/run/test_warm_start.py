@@ -32,8 +32,8 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.run.records import Recorder
 from podracer.run.resume import Totals
-from podracer.run.setup import make_run_setup
-from podracer.run.warm_start import begin_of, begin_with_weights, reset_paths
+from podracer.run.setup import make_driver
+from podracer.run.warm_start import Weights, begin_of, reset_paths
 from podracer.schedules import Linear, init_frames
 from podracer.types import LearnerState
 
@@ -65,7 +65,7 @@ def test_a_run_goes_on_from_what_another_has_learned(first, tmp_path):
 
     frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
     result = podracer.train(
-        EXPERIMENT, agent=frozen, seed=1, frames=5 * STEPS, weights=first.run_dir,
+        EXPERIMENT, agent=frozen, seed=1, frames=5 * STEPS, begin=Weights(first.run_dir),
         run_dir=tmp_path / "frozen", callbacks=[callback],
     )  # fmt: skip
     before, after = first.state.shared, begun[5].shared
@@ -92,24 +92,22 @@ def test_a_run_goes_on_from_the_best_checkpoint_or_a_numbered_one(tmp_path, monk
         patch.setattr(Recorder, "add_evaluation", add)
         run = podracer.train(EXPERIMENT, evaluations=2, run_dir=tmp_path / "other").run_dir
     for choice, updates in {"best": 5, 5: 5, "newest": 10}.items():
-        setup = make_run_setup(EXPERIMENT)
-        begin = begin_with_weights(run, setup, choice)
+        driver = make_driver(EXPERIMENT)
+        begin = begin_of(Weights(run, choice), driver)
         assert begin.entries["weights"]["updates"] == updates
-        params = begin.first_state(setup)[0].learner.shared.params
+        params = begin.first_state(driver, EXPERIMENT.key)[0].learner.shared.params
         best = podracer.load(run, checkpoint=updates)[1].shared.params
         jax.tree.map(np.testing.assert_array_equal, params, best)
     with pytest.raises(CheckpointError, match="no checkpoint of update 7"):
-        podracer.train(EXPERIMENT, weights=run, checkpoint=7, run_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="a checkpoint is that of another run"):
-        podracer.train(EXPERIMENT, checkpoint="best", run_dir=tmp_path / "run")
+        podracer.train(EXPERIMENT, begin=Weights(run, 7), run_dir=tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 @pytest.mark.slow
 def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
-    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=cut, frames=5 * STEPS)
+    podracer.train(EXPERIMENT, seed=1, begin=Weights(first.run_dir), run_dir=whole)
+    podracer.train(EXPERIMENT, seed=1, begin=Weights(first.run_dir), run_dir=cut, frames=5 * STEPS)
     podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
     alone = podracer.train(EXPERIMENT, seed=1, run_dir=tmp_path / "alone")
@@ -131,8 +129,8 @@ def fail_before_the_first_save(**options):
 @pytest.mark.slow
 def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
-    fail_before_the_first_save(seed=1, weights=first.run_dir, run_dir=cut)
+    podracer.train(EXPERIMENT, seed=1, begin=Weights(first.run_dir), run_dir=whole)
+    fail_before_the_first_save(seed=1, begin=Weights(first.run_dir), run_dir=cut)
     podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
 
@@ -146,9 +144,9 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     other, run, own = tmp_path / "other", tmp_path / "run", tmp_path / "own"
     podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
     for directory in (run, tmp_path / "run2"):
-        fail_before_the_first_save(weights=other, run_dir=directory)
+        fail_before_the_first_save(begin=Weights(other), run_dir=directory)
     crash = (run / "crash.json").read_text()
-    whole = podracer.train(EXPERIMENT, weights=other, run_dir=tmp_path / "whole")
+    whole = podracer.train(EXPERIMENT, begin=Weights(other), run_dir=tmp_path / "whole")
     podracer.train(EXPERIMENT, run_dir=other, resume=True)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run2", resume=True)
     assert stored_fingerprint(tmp_path / "run2") == stored_fingerprint(whole.run_dir)
@@ -163,14 +161,14 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
         podracer.train(EXPERIMENT, run_dir=run, resume=True)
     assert (run / "crash.json").read_text() == crash
 
-    def mine(setup):
-        return setup.init(), Totals()
+    def mine(driver, key):
+        return driver.init(key), Totals()
 
     fail_before_the_first_save(begin=mine, run_dir=own)
     with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
         podracer.train(EXPERIMENT, run_dir=own, resume=True)
     podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
-    assert begin_of(functools.partial(mine)).entries == begin_of(mine).entries
+    assert begin_of(functools.partial(mine), None).entries == begin_of(mine, None).entries
 
 
 @pytest.mark.slow
@@ -178,7 +176,11 @@ def test_every_pod_of_a_sweep_begins_with_them_and_another_with_its_best(first, 
     pods = (Pod(1), Pod(2))
     frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
     result = podracer.train(
-        EXPERIMENT, agent=frozen, pods=pods, weights=first.run_dir, run_dir=tmp_path / "sweep"
+        EXPERIMENT,
+        agent=frozen,
+        pods=pods,
+        begin=Weights(first.run_dir),
+        run_dir=tmp_path / "sweep",
     )
     for old, new in zip(
         jax.tree.leaves(first.state.shared.params),
@@ -188,7 +190,11 @@ def test_every_pod_of_a_sweep_begins_with_them_and_another_with_its_best(first, 
         for pod in range(2):
             np.testing.assert_array_equal(old, new[pod])
     alone = podracer.train(
-        EXPERIMENT, agent=frozen, frames=5 * STEPS, weights=result.run_dir, run_dir=tmp_path / "one"
+        EXPERIMENT,
+        agent=frozen,
+        frames=5 * STEPS,
+        begin=Weights(result.run_dir),
+        run_dir=tmp_path / "one",
     )
     before, after = first.state.shared.params, alone.state.shared.params
     jax.tree.map(np.testing.assert_array_equal, before, after)
@@ -285,7 +291,7 @@ def test_classes_of_ones_own_need_neither_the_same_recipe_nor_the_same_environme
         own, agent=OwnLearner(0.0), environment=podracer.auto_reset(Line("place")),
         recipe="finetune", frames=5 * STEPS,
     )  # fmt: skip
-    shared = podracer.train(other, weights=run, run_dir=tmp_path / "second").state.shared
+    shared = podracer.train(other, begin=Weights(run), run_dir=tmp_path / "second").state.shared
     assert shared.rule.tolist() == [10.0] * 3
     assert (float(shared.num_rollouts), float(shared.metrics["frames"])) == (10.0, 10.0)
     assert int(shared.clock) == 5 * STEPS
@@ -297,10 +303,10 @@ def test_the_state_of_an_agent_may_be_empty_or_one_array(tmp_path):
         frames=5 * STEPS, evaluations=0,
     )  # fmt: skip
     run = podracer.train(own, run_dir=tmp_path / "first").run_dir
-    assert podracer.train(own, weights=run, run_dir=tmp_path / "second").state.shared == ()
+    assert podracer.train(own, begin=Weights(run), run_dir=tmp_path / "second").state.shared == ()
     words = r"its learner has no shared, this one's float32\[\] at shared\.$"
     with pytest.raises(ConfigError, match=words):
-        podracer.train(own, agent=Scalar(), weights=run, run_dir=tmp_path / "third")
+        podracer.train(own, agent=Scalar(), begin=Weights(run), run_dir=tmp_path / "third")
 
 
 def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
@@ -309,14 +315,14 @@ def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
     for number, params in enumerate(own):
         path = tmp_path / f"rule{number}.npz"
         path.write_bytes(encode_rule(rule, params, {}))
-        weights = tmp_path / "run0" if number else None
+        begin = Weights(tmp_path / "run0") if number else None
         learned.append(
             podracer.train(
                 EXPERIMENT,
                 agent=lpg_student(rule, NETWORK, learning_rate=0.0, rule_file=str(path)),
                 frames=5 * STEPS,
                 run_dir=tmp_path / f"run{number}",
-                weights=weights,
+                begin=begin,
             ).state.shared
         )
     jax.tree.map(np.testing.assert_array_equal, learned[1].params, learned[0].params)
@@ -338,8 +344,9 @@ def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
     first = podracer.train(experiment, run_dir=tmp_path / "first")
     assert int(first.state.shared.num_rollouts) > 0
     others = dataclasses.replace(experiment, environment="lifetimes:worlds:medium,envs=2,steps=40")
-    setup = make_run_setup(others)
-    shared = begin_with_weights(first.run_dir, setup).first_state(setup)[0].learner.shared
+    driver = make_driver(others)
+    begin = begin_of(Weights(first.run_dir), driver)
+    shared = begin.first_state(driver, others.key)[0].learner.shared
     jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
     assert int(shared.num_rollouts) == 0
     assert "reward_medium" in shared.metrics
@@ -368,16 +375,18 @@ def test_agents_declare_their_frames():
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(first, tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words):
-        podracer.train(EXPERIMENT, weights=first.run_dir, run_dir=tmp_path / "run", **changes)
+        podracer.train(
+            EXPERIMENT, begin=Weights(first.run_dir), run_dir=tmp_path / "run", **changes
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_there_is_one_way_to_begin(first, tmp_path):
-    for how in ({"resume": True}, {"begin": lambda setup: None}):
-        with pytest.raises(ConfigError, match="a run begins in one way"):
-            podracer.train(EXPERIMENT, weights=first.run_dir, run_dir=tmp_path / "run", **how)
+    weights = Weights(first.run_dir)
+    with pytest.raises(ConfigError, match="a run is resumed in its directory, with its own weig"):
+        podracer.train(EXPERIMENT, begin=weights, run_dir=tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match="no run"):
-        podracer.train(EXPERIMENT, weights=tmp_path / "nowhere", run_dir=tmp_path / "run")
+        podracer.train(EXPERIMENT, begin=Weights(tmp_path / "no"), run_dir=tmp_path / "run")
 
 
 @pytest.mark.slow

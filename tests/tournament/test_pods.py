@@ -35,7 +35,7 @@ from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import Purpose, purpose_key
-from podracer.run.setup import make_run_setup
+from podracer.run.setup import make_driver
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
@@ -73,7 +73,7 @@ def learned(directory: Path, entry: Any) -> Any:
     experiment = from_json(entry.experiment)
     path = directory / entry.checkpoint
     state = checkpoint.load(
-        path.parents[1], make_run_setup(experiment).abstract_state, int(path.name)
+        path.parents[1], make_driver(experiment).abstract_state, int(path.name)
     ).state
     key = jax.random.key_data(state.key)
     return jax.device_get(state.learner), np.asarray(key), int(np.max(state.update))
@@ -134,8 +134,7 @@ def test_episodes_that_faults_kept_from_ending_give_no_score(monkeypatch, capsys
     def score(unfinished, broken):
         returns = np.array([1.0, 9.0])
         played = Evaluation(returns, returns, np.array(unfinished), np.array(2), broken)
-        setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
-        monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
+        monkeypatch.setattr(pods, "make_evaluator", lambda *_: lambda _: played)
         return pods.score(Path("run/checkpoints/10"), EXPERIMENT, 0, 2)[0].tolist()
 
     state = EpisodeKey(jax.random.key(0))
@@ -152,8 +151,7 @@ def test_episodes_that_faults_kept_from_ending_give_no_score(monkeypatch, capsys
 def test_a_score_leaves_out_learners_that_met_a_fault_and_counts_what_was_cut(monkeypatch, capsys):
     returns = np.array([[1.0, 3.0], [500.0, 500.0], [5.0, 7.0]])
     played = Evaluation(returns, returns, np.array([0, 2, 1]), np.array([2, 2, 2]), 0)
-    setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
-    monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
+    monkeypatch.setattr(pods, "make_evaluator", lambda *_: lambda _: played)
     state = FaultyPods(jax.random.split(jax.random.key(0), 3), np.array([[0, 0], [2, 9], [0, 0]]))
     monkeypatch.setattr(checkpoint, "load", lambda *_: SimpleNamespace(state=state))
     sweep = dataclasses.replace(EXPERIMENT, pods=tuple(Pod(seed) for seed in range(3)))
@@ -202,8 +200,8 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         parent = entries[entry.parents[0]]
         experiment = from_json(entry.experiment)
         path = tmp_path / parent.checkpoint
-        plan = make_run_setup(experiment)
-        state, totals = pods.begin([path], experiment, entry.round, plan)
+        driver = make_driver(experiment)
+        state, totals = pods.begin([path], entry.round, driver, experiment.key)
         before, key, updates = learned(tmp_path, parent)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
         assert not np.array_equal(jax.random.key_data(state.key), key)
@@ -249,7 +247,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert entries["p1r1"].parents == ("p0r0", "p1r0")
     experiment = from_json(entries["p1r1"].experiment)
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
-    fused, _ = pods.begin(paths, experiment, 1, make_run_setup(experiment))
+    fused, _ = pods.begin(paths, 1, make_driver(experiment), experiment.key)
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
     moments = jax.tree.leaves(one.shared.optimizer_state)
     assert any(np.abs(leaf).max() > 0 for leaf in moments)

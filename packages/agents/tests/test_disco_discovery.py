@@ -27,9 +27,8 @@ from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_ro
 from podracer.agents.rules.meta_training import MetaBatch
 from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state
+from podracer.drivers.anakin import Anakin, AnakinConfig
+from podracer.drivers.progress import Orders
 from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.errors import ConfigError
@@ -267,11 +266,11 @@ DRIVER = AnakinConfig(4 * ENVS, T, 1)
 @pytest.mark.slow
 def test_students_learn_at_once_and_the_rule_when_its_window_is_full():
     """A window of one rollout, as a longer one takes longer to compile."""
-    env, mesh = make(WORLDS), make_mesh(jax.devices()[:1])
-    agent = blueprint(dataclasses.replace(SMALL, inner_updates=1), env.spec, T)
-    state = init_state(agent, env, mesh, DRIVER, jax.random.key(7))
+    agent = dataclasses.replace(SMALL, inner_updates=1)
+    driver = Anakin(agent, make(WORLDS), DRIVER, jax.devices()[:1])
+    state = driver.init(jax.random.key(7))
     states = [jax.tree.map(np.array, state.learner)]
-    progress = anakin(agent, env, mesh, DRIVER, state, Orders(2, lambda _: True))
+    progress = driver.run(state, Orders(2, lambda _: True))
     states += [jax.device_get(p.state.learner) for p in progress]
     assert [state.shared.num_rollouts for state in states] == [0, 1, 1]
 

@@ -37,8 +37,8 @@ from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState, Optimizer
 from podracer.agents.impala import Impala
 from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.common import TrainState, abstract_state, init_state
+from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
+from podracer.drivers.state import TrainState, abstract_state
 from podracer.envs.probes import PROBES
 from podracer.errors import ConfigError
 from podracer.schedules import Linear
@@ -196,7 +196,7 @@ def test_shards_learn_as_one_device_learns(devices):
 
     def updated(devices: int) -> tuple[TrainState, Any]:
         mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
-        state = init_state(agent, WALK, make_mesh(find_devices(1)), config, jax.random.key(0))
+        state = Anakin(agent, WALK, config, find_devices(1)).init(jax.random.key(0))
         like = abstract_state(agent, WALK, mesh, config)
         state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, like))
         return make_chunk(WALK, mesh, config)(agent, state, request(devices))

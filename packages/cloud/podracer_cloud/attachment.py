@@ -32,7 +32,7 @@ def mirror(address: str = "") -> Callable[[RunInfo | TournamentInfo], Mirror]:
         place = address_of(address) if address else recorded_address(directory)
         if place is None:
             raise ConfigError(
-                f"a mirror needs an address: `attach=mirror:s3://bucket/run`, not {address!r}."
+                f"a mirror needs an address: `mirror:s3://bucket/run`, not {address!r}."
             )
         if is_new:
             check_is_free(place)

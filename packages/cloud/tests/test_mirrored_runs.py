@@ -63,7 +63,7 @@ def command(*arguments) -> int:
 def test_a_run_goes_on_elsewhere_from_its_copy_alone(address, tmp_path, capsys):
     podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
     ended = dataclasses.replace(EXPERIMENT, frames=10 * 16, evaluations=1)
-    podracer.train(ended, run_dir=tmp_path / "first", attach=[f"mirror:{address}"])
+    podracer.train(ended, run_dir=tmp_path / "first", callbacks=[f"mirror:{address}"])
     assert f"Mirror    {address}  update 10, copied within" in capsys.readouterr().err
     store, first = tmp_path / "store" / "run", files_of(tmp_path / "first")
     assert copied(store).items() <= first.items()
@@ -106,7 +106,7 @@ def test_a_stopped_run_leaves_its_last_checkpoint_in_the_store(address, tmp_path
 @pytest.mark.slow
 def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
-    podracer.train(EXPERIMENT, run_dir=run, attach=[f"mirror:{address}"])
+    podracer.train(EXPERIMENT, run_dir=run, callbacks=[f"mirror:{address}"])
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     before = files_of(tmp_path / "store")
@@ -128,7 +128,7 @@ def test_commands_read_a_run_at_its_address(address, tmp_path, monkeypatch, caps
 
 
 def test_what_cannot_be_mirrored_or_brought_back_is_refused(address, tmp_path, capsys):
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", attach=[f"mirror:{address}"])
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", callbacks=[f"mirror:{address}"])
     other = tmp_path / "other"
     capsys.readouterr()
     refusals = {
@@ -146,7 +146,7 @@ def test_what_cannot_be_mirrored_or_brought_back_is_refused(address, tmp_path, c
         assert words in error[0]
     for place, words in {"folder": "a mirror needs an address", address: "another run"}.items():
         with pytest.raises(ConfigError, match=words):
-            podracer.train(EXPERIMENT, run_dir=other, attach=[f"mirror:{place}"])
+            podracer.train(EXPERIMENT, run_dir=other, callbacks=[f"mirror:{place}"])
     assert not other.exists()
 
 
@@ -170,7 +170,7 @@ def test_a_run_ends_as_it_would_where_its_store_is_gone(
 
     with caplog.at_level(logging.WARNING, "podracer"):
         result = podracer.train(
-            EXPERIMENT, run_dir=tmp_path / "run", attach=[f"mirror:{address}"], callbacks=[lose]
+            EXPERIMENT, run_dir=tmp_path / "run", callbacks=[f"mirror:{address}", lose]
         )
     assert result.exit_code == 0
     assert "behind the run" in capsys.readouterr().err
@@ -255,7 +255,7 @@ def test_a_run_is_copied_to_s3(tmp_path, monkeypatch, capsys):
         address = "s3://bucket/team/run"
         hurry(monkeypatch, 3.0)
         ended = dataclasses.replace(EXPERIMENT, frames=10 * 16)
-        podracer.train(ended, run_dir=tmp_path / "first", attach=[f"mirror:{address}"])
+        podracer.train(ended, run_dir=tmp_path / "first", callbacks=[f"mirror:{address}"])
         shutil.rmtree(tmp_path / "first")
         restore(address, tmp_path / "second")
         podracer.train(EXPERIMENT, run_dir=tmp_path / "second", resume=True)
@@ -263,7 +263,9 @@ def test_a_run_is_copied_to_s3(tmp_path, monkeypatch, capsys):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "alone")
         assert stored_fingerprint(tmp_path / "second") == stored_fingerprint(tmp_path / "alone")
         with pytest.raises(ConfigError, match="cannot be written"):
-            podracer.train(EXPERIMENT, run_dir=tmp_path / "no", attach=["mirror:s3://nobucket/run"])
+            podracer.train(
+                EXPERIMENT, run_dir=tmp_path / "no", callbacks=["mirror:s3://nobucket/run"]
+            )
     finally:
         server.terminate()
         server.wait()

@@ -529,7 +529,7 @@ def test_a_run_is_exported_from_its_address(experiment, tmp_path, monkeypatch, c
     pytest.importorskip("podracer_cloud", reason="the package is not installed")
     address = f"file://{tmp_path / 'store' / 'run'}"
     evaluated = dataclasses.replace(experiment, evaluations=1, evaluation_episodes=4)
-    podracer.train(evaluated, run_dir=tmp_path / "run", attach=[f"mirror:{address}"])
+    podracer.train(evaluated, run_dir=tmp_path / "run", callbacks=[f"mirror:{address}"])
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     code, _, error = command(capsys, address, "--format", "stablehlo", "--checkpoint", "best")

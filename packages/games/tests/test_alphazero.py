@@ -14,22 +14,21 @@ from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of, s
 
 import podracer
 from podracer import recipes
-from podracer.agent import Agent, Blueprint, Context
+from podracer.agent import Agent, Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.common import epochs
 from podracer.agents.common.value_based import require_for_rule
 from podracer.agents.planning import gumbel
 from podracer.checks import check_agent, check_environment
 from podracer.config.serialization import read_experiment
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state
+from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.errors import ConfigError
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
+from podracer.testing import probes
 from podracer.types import TimeStep
 from podracer_games.alphazero import AlphaZero
 from podracer_games.model import WithModel
@@ -207,12 +206,8 @@ def test_values_and_actions_of_the_probes(probe, updates):
         discount=GAMMA,
         num_simulations=4,
     )
-    env, mesh = make(f"model:probe:{probe}"), make_mesh(find_devices(1))
-    config = AnakinConfig(32, 8, updates_per_chunk=50)
-    blueprint, known = Blueprint(settings, env.spec, Context(8)), PROBES[probe]
-    state = init_state(blueprint, env, mesh, config, jax.random.key(0))
-    *_, progress = anakin(blueprint, env, mesh, config, state, Orders(updates))
-    agent, learner = blueprint.build(), progress.state.learner
+    agent, learner, _ = probes.train(settings, f"model:probe:{probe}", updates)
+    known = PROBES[probe]
     observation = with_states(agent, jnp.array([seen for seen, _ in known.values]))
     count = len(known.values)
     ones = jnp.ones(count)

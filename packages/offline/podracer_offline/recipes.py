@@ -55,7 +55,7 @@ def pendulum_iql() -> Experiment:
 
 
 def pendulum_iql_online() -> Experiment:
-    """IQL on Pendulum itself, to go on from data: `weights="RUN"` of `pendulum_iql`."""
+    """IQL on Pendulum itself, to go on from data: `--weights RUN` of `pendulum_iql`."""
     return dataclasses.replace(
         pendulum_sac(),
         agent=IQL(discount=0.97, replay=REPLAY, network=TorsoNetwork(MLP((64, 64)), shared=False)),

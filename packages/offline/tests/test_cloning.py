@@ -249,7 +249,8 @@ def test_ppo_goes_on_from_a_clone(data_file, tmp_path):
         driver=AnakinConfig(16, 8, 2),
         frames=STEPS,
     )
-    ppo = podracer.train(experiment, weights=tmp_path / "clone", run_dir=tmp_path / "ppo")
+    begin = podracer.Weights(tmp_path / "clone")
+    ppo = podracer.train(experiment, begin=begin, run_dir=tmp_path / "ppo")
     close(*(jax.device_get(x.state.shared.params) for x in (ppo, clone)), atol=0)
 
 

@@ -24,10 +24,8 @@ from podracer.agents.a2c import A2C
 from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.devices.mesh import DATA, POD, make_mesh
 from podracer.drivers import population
-from podracer.drivers.anakin import AnakinConfig, lower_chunk
-from podracer.drivers.common import init_state
+from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
 from podracer.envs import make
@@ -35,7 +33,8 @@ from podracer.envs.cartpole import CartPole
 from podracer.envs.lifetimes import Lifetimes
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
-from podracer.run.setup import build
+from podracer.run.blueprint import build
+from podracer.run.setup import make_driver
 from podracer_offline import Cloning, Dataset, record_episodes, replay
 from podracer_offline.records import replayed
 
@@ -401,19 +400,14 @@ def test_a_data_set_is_compiled_into_no_program(num_pods, few_constants):
     pods = tuple(Pod(seed) for seed in range(num_pods))
     experiment = Experiment(
         environment=replay(data), agent=Cloning(network=network()), driver=AnakinConfig(2, 2, 1),
-        frames=4, pods=pods,
+        frames=4, pods=pods, devices=1,
     )  # fmt: skip
-    blueprint, env = build(experiment)
-    mesh = make_mesh(jax.devices()[:1], POD if pods else DATA)
+    driver = make_driver(experiment)
     if pods:
-        assert population.stack_agents(blueprint, pods).environment.rows.reward.shape == (400,)
-        parts = blueprint, pods, env, mesh, experiment.driver
-        states = population.init_states(*parts)
-        population.lower_chunk(*parts, states)
-    else:
-        parts = blueprint, env, mesh, experiment.driver
-        states = init_state(*parts, jax.random.key(0))
-        lower_chunk(*parts, states)
+        agents = population.stack_agents(driver.blueprint, pods)
+        assert agents.environment.rows.reward.shape == (400,)
+    states = driver.init(experiment.key)
+    driver.lower()
     shown = states.actor.timestep.observation.observation
     assert shown.shape == ((num_pods, 2, 2) if pods else (2, 2))
 

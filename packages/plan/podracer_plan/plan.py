@@ -9,20 +9,16 @@ import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders, init_state
-from podracer.drivers.sebulba import SebulbaConfig, tune
-from podracer.environment import Environment
+from podracer.drivers.driver import Driver
+from podracer.drivers.progress import Orders
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
 from podracer.errors import ConfigError
-from podracer.run.setup import build, to_host_environments
+from podracer.run.setup import make_driver
 from podracer_plan.compiled import CompiledRun, compile_run
 from podracer_plan.targets import Target
 
@@ -153,29 +149,22 @@ def _measured_speed(
         return None, "nothing was measured"
     if experiment.pods:
         return None, "populations are not measured"
-    blueprint, env = build(experiment)
-    config: Any = experiment.run_driver
-    if isinstance(config, SebulbaConfig):
-        host_env = to_host_environments(env)
-        split, config = tune.checked_split(blueprint, host_env, config, target.devices)
-        return tune.measure(blueprint, host_env, config, split, seconds)[0], "measured here"
-    parts = (blueprint, cast(Environment, env), make_mesh(target.devices), config)
-    return _anakin_speed(*parts, seconds), "measured here"
+    driver = make_driver(dataclasses.replace(experiment, devices=len(target.devices)))
+    if isinstance(driver, Sebulba):
+        return tune.measure(driver, seconds)[0], "measured here"
+    return _anakin_speed(driver, seconds), "measured here"
 
 
-def _anakin_speed(
-    blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, seconds: float
-) -> float:
+def _anakin_speed(driver: Driver, seconds: float) -> float:
     """Return the steps per second of training, without the first chunks."""
-    state = init_state(blueprint, env, mesh, config, jax.random.key(0))
-    training = anakin(blueprint, env, mesh, config, state, Orders(2**31))
+    training = driver.run(driver.init(jax.random.key(0)), Orders(2**31))
     for _ in range(_WARM_UP):
         next(training)
     start, chunks = time.perf_counter(), 0
     while chunks < _LEAST_CHUNKS or time.perf_counter() - start < seconds:
         next(training)
         chunks += 1
-    steps = chunks * config.steps_per_update * config.updates_per_chunk
+    steps = chunks * driver.config.steps_per_update * driver.config.updates_per_chunk
     return steps / (time.perf_counter() - start)
 
 

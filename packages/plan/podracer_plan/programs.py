@@ -15,19 +15,15 @@ from podracer.config.experiment import Experiment
 from podracer.devices.mesh import make_mesh
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.common import (
-    TrainState,
-    abstract_agent,
-    abstract_request,
-    abstract_state,
-    with_shardings,
-)
+from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.learner import abstract_update
 from podracer.drivers.sebulba.trajectory import infer
+from podracer.drivers.state import TrainState, abstract_agent, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
+from podracer.envs.host.device import to_host_environments
 from podracer.errors import ConfigError
-from podracer.run.setup import build, checked_spec, to_host_environments
+from podracer.run.blueprint import build
 from podracer.types import PyTree
 from podracer_plan.targets import Target
 
@@ -110,7 +106,7 @@ def _on_every_device(
 def _sebulba(
     config: SebulbaConfig, blueprint: Blueprint, env: Any, target: Target
 ) -> list[Program]:
-    spec, host_env = checked_spec(env), to_host_environments(env)
+    host_env = to_host_environments(env)
     config = sebulba.with_threads(config, host_env)
     split = sebulba.split_devices(target.devices, config)
     if target.kind is not None:  # a compiler without devices numbers the learners from 0
@@ -118,7 +114,7 @@ def _sebulba(
         split = dataclasses.replace(split, mesh=mesh)
     sebulba.check(blueprint, host_env, config, split)
     state = abstract_state(blueprint, None, split.mesh, config)
-    update, arguments, of_actor = abstract_update(blueprint, spec, split, config, state)
+    update, arguments, of_actor = abstract_update(blueprint, env.spec, split, config, state)
     params, buffer, timestep = of_actor
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.num_envs))

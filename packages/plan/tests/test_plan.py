@@ -16,11 +16,10 @@ import pytest
 
 from podracer import recipes
 from podracer.cli.main import main
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.common import init_state
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError, PodracerError
-from podracer.run.setup import build
+from podracer.run.blueprint import build
+from podracer.run.setup import make_driver
 from podracer_plan.compiled import compile_program, compile_run, matrix_flops, scaled, show
 from podracer_plan.hlo import Collective, Program
 from podracer_plan.plan import cost_lines, largest_batch, make_plan
@@ -166,9 +165,8 @@ def here(num_devices=1):
 def test_the_state_has_the_bytes_of_the_runs_own_state():
     experiment = recipes.find("cartpole_dqn").with_fields({"driver": {"num_envs": 4}})
     (program,) = programs_of(experiment, here())
-    agent, env = build(experiment)
-    mesh = make_mesh(jax.devices()[:1])
-    state = init_state(agent, env, mesh, experiment.run_driver, jax.random.key(0))
+    driver = make_driver(dataclasses.replace(experiment, devices=1))
+    state = driver.init(jax.random.key(0))
 
     def size(tree):
         return sum(x.nbytes for x in jax.tree.leaves(tree))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.drivers.common import TrainState
+from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import Choice
 from podracer.io.paths import user_path

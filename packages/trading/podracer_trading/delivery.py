@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.agent import Agent
-from podracer.drivers.common import TrainState
+from podracer.drivers.state import TrainState
 from podracer.environment import auto_reset
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import Choice

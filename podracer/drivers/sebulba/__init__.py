@@ -6,11 +6,9 @@
 Source: Hessel et al. 2021, section 4 (arXiv 2104.06272).
 """
 
-from podracer.drivers.sebulba.actor_pool import continues_episodes as continues_episodes
 from podracer.drivers.sebulba.config import DeviceSplit as DeviceSplit
 from podracer.drivers.sebulba.config import SebulbaConfig as SebulbaConfig
 from podracer.drivers.sebulba.config import split_devices as split_devices
 from podracer.drivers.sebulba.config import with_threads as with_threads
+from podracer.drivers.sebulba.driver import Sebulba as Sebulba
 from podracer.drivers.sebulba.driver import check as check
-from podracer.drivers.sebulba.driver import sebulba as sebulba
-from podracer.drivers.sebulba.learner import lower_update as lower_update

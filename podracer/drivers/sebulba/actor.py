@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Array, Int64, UInt32
 
 from podracer.devices.mesh import Device
-from podracer.drivers.common import reset_episode_totals
 from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
+from podracer.drivers.state import reset_episode_totals
 from podracer.environment import (
     DescribesFaults,
     HostEnvironment,

@@ -17,7 +17,6 @@ import numpy as np
 from podracer.agent import Agent
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import SHARDED, on_one_device, shardings
-from podracer.drivers.common import TrainState, reset_episode_totals
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.intake import make_actor_programs, zero_inputs
@@ -30,6 +29,7 @@ from podracer.drivers.sebulba.trajectory import (
     copy_tree,
     empty_buffer,
 )
+from podracer.drivers.state import TrainState, reset_episode_totals
 from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
 from podracer.envs.host.dlpack import lives_on_device
 from podracer.rollout import ActorState, zero_episode_stats
@@ -201,7 +201,6 @@ def make_actor_pool(
     config: SebulbaConfig,
     state: TrainState,
     *,
-    seed: int,
     supervisor: Supervisor,
     stack: contextlib.ExitStack,
 ) -> ActorPool:
@@ -220,8 +219,9 @@ def make_actor_pool(
     buffer = jax.jit(make_buffer)(params)
     queues = rollout_queues(config, split.threads, state)
     keep_actor_state = continues_episodes(config, state)
+    key_data = on_one_device(jax.random.key_data(state.key))
+    run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
-    run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     keys = row_keys(run_key, contexts[0].indices)
     compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
     actors = []

@@ -4,25 +4,155 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from podracer.agent import Blueprint, check_policy
-from podracer.checks import check_agent
+from podracer.agent import Blueprint, Settings, check_policy
+from podracer.checks import check_agent, check_environment, check_spec
 from podracer.devices.memory import format_bytes, free_bytes
-from podracer.devices.mesh import DATA
-from podracer.drivers.common import Orders, Progress, Request, TrainState
-from podracer.drivers.sebulba.actor_pool import make_actor_pool
-from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
+from podracer.devices.mesh import DATA, Device, find_devices
+from podracer.drivers.driver import Driver, blueprint_for
+from podracer.drivers.progress import Orders, Progress, Request
+from podracer.drivers.sebulba.actor_pool import continues_episodes, make_actor_pool
+from podracer.drivers.sebulba.config import (
+    DeviceSplit,
+    SebulbaConfig,
+    split_devices,
+    with_threads,
+)
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.environment import HostEnvironments
+from podracer.drivers.state import TrainState, abstract_state, make_init
+from podracer.environment import Environment, HostEnvironments, exists_once
+from podracer.envs.host.device import DeviceEnvironments, to_host_environments
 from podracer.errors import ConfigError
+from podracer.evaluate import ProgramEvaluator
 from podracer.fields import check_ranges
+
+
+class Sebulba(Driver):
+    """Actors that step environments of the host, and learners, on devices of their own.
+
+    An environment in JAX is stepped on the host, too.
+    """
+
+    config: SebulbaConfig
+
+    def __init__(
+        self,
+        agent: Blueprint | Settings,
+        env: Environment | HostEnvironments,
+        config: SebulbaConfig,
+        devices: Sequence[Device] | None = None,
+    ) -> None:
+        """Check that an agent can learn there: its settings, or a `Blueprint` of them.
+
+        `devices` are all by default, see `split_devices`. Raises `ConfigError`, before anything is
+        started.
+        """
+        check_ranges(config, "driver")
+        if isinstance(env, HostEnvironments):
+            check_spec(env)
+        else:
+            check_environment(env, restarts=True)
+        self.host = host = to_host_environments(env)
+        """The environments as the actors step them."""
+        blueprint, devices = blueprint_for(agent, env, config), devices or find_devices()
+        config = with_threads(config, self.host)
+        self.split = split_devices(devices, config)
+        check(blueprint, self.host, config, self.split)
+        # Lock-step training goes on exactly in environments that checkpoints can hold.
+        self._saved: Environment | None = None
+        if config.policy_lag == 0 and isinstance(host, DeviceEnvironments):
+            self._saved = host.environment
+        mesh = self.split.mesh
+        shapes = abstract_state(blueprint, self._saved, mesh, config)
+        super().__init__(blueprint, env, config, mesh, shapes, len(devices))
+
+    @functools.cached_property
+    def _init(self) -> Callable[[jax.Array], TrainState]:
+        return make_init(self.blueprint, self._saved, self.mesh, self.config)
+
+    def init(self, key: jax.Array) -> TrainState:
+        return self._init(key)
+
+    def lower(self) -> Callable[[], UpdateProgram]:
+        parts = (self.blueprint, self.host.spec, self.split, self.config)
+        return lower_update(*parts, self.abstract_state)
+
+    def evaluator(self, episodes: int, **policy: Any) -> ProgramEvaluator:
+        """Return a function `(state) -> Evaluation`, unless training has the one simulator."""
+        if exists_once(self.host):
+            raise ConfigError(
+                f"{self.host.spec.name} exists once, and training has it: take `evaluations=0`, "
+                "and `podracer eval` afterwards."
+            )
+        return super().evaluator(episodes, **policy)
+
+    def continues_episodes(self, state: TrainState) -> bool:
+        return continues_episodes(self.config, state)
+
+    def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
+        """Train from `state` (consumed) until the updates of `orders` are done, as Anakin does.
+
+        The environments are reset with the seed in the state's key. From a state with `actor` set,
+        lock-step training in environments that are `Resumable` continues exactly. Progress is
+        reported every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set,
+        as under Anakin; a request for the end of the update makes it one there (with several hosts
+        one update later). Changed numbers are taken before each update. Close the iterator to stop:
+        when that returns, its threads and processes have ended.
+
+        Raises the first fault of any component, with its name in the exception's `component`:
+        `EnvironmentFault` for environments, and `NonFiniteError` as Anakin does.
+        """
+        start, config = time.perf_counter(), self.config
+        with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
+            parts = (self.agent, self.host, self.split, config, state)
+            actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
+            program = self.program().result()
+            parts = (self.split, actors, program, orders.request)
+            learner = Learner(*parts, self.host.spec, state.learner.shared)
+            compile_seconds = time.perf_counter() - start
+            actors.start()
+            stack.pop_all()  # from now on each thread closes its own environments
+            state = dataclasses.replace(state, actor=())
+            multi_host = jax.process_count() > 1
+            updates, current_request = actors.first_update, Request.NONE.value
+            while updates < orders.last_update(updates):
+                rollouts = actors.collect(
+                    lambda: (
+                        learner.has_updates
+                        and not multi_host
+                        and orders.request() == Request.UPDATE_END
+                    )
+                )
+                if (changed := orders.change()) is not None:
+                    learner.change(changed)
+                if rollouts is not None:
+                    state = learner.update(state, rollouts)
+                    updates += 1
+                agreed_request = max(current_request, learner.agreed_request)
+                current_request = agreed_request if multi_host else orders.request()
+                is_last = updates >= orders.last_update(updates)
+                is_within_chunk = not is_last and updates % config.updates_per_chunk
+                if is_within_chunk and current_request < Request.UPDATE_END:
+                    continue
+                progress = learner.progress(updates)
+                if multi_host:  # where a chunk is an update, only here
+                    current_request = max(current_request, learner.agreed_request)
+                progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
+                if current_request or is_last or orders.is_boundary(updates):
+                    whole = dataclasses.replace(state, actor=actors.actor_state())
+                    progress = dataclasses.replace(progress, request=current_request, state=whole)
+                compile_seconds, current_request = 0.0, Request.NONE.value
+                yield progress
+                learner.resume()
 
 
 def check(
@@ -32,11 +162,6 @@ def check(
     split: DeviceSplit,
 ) -> None:
     """Raise `ConfigError` if the configuration cannot run, before anything is started."""
-    check_ranges(config, "driver")
-    if not isinstance(env, HostEnvironments):
-        raise ConfigError(
-            f"{type(env).__name__} is not made of host environments: it needs `spec` and `make`."
-        )
     rows_per_learner = split.num_envs * split.threads // len(split.learners)
     if rows_per_learner % config.updates_per_batch:
         raise ConfigError(
@@ -64,79 +189,3 @@ def _check_memory(env: HostEnvironments, config: SebulbaConfig, split: DeviceSpl
             f"{format_bytes(needed)} on an actor's device, but {format_bytes(free)} are free: take "
             "fewer environments, a shorter rollout or more actors."
         )
-
-
-def sebulba(
-    blueprint: Blueprint,
-    env: HostEnvironments,
-    split: DeviceSplit,
-    config: SebulbaConfig,
-    state: TrainState,
-    orders: Orders,
-    *,
-    seed: int,
-    compile: Callable[[], UpdateProgram] | None = None,
-) -> Generator[Progress]:
-    """Train from `state` (consumed) until the updates of `orders` are done, as `anakin` does.
-
-    `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
-    lock-step training in environments that are `Resumable` continues exactly. Progress is reported
-    every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
-    `anakin`; a request for the end of the update makes it one there (with several hosts one
-    update later). Changed numbers are taken before each update. `compile` returns the
-    update's program where a caller has begun to compile it; else it is compiled here. Close the
-    iterator to stop: when that returns, its threads and processes have ended.
-
-    Raises the first fault of any component, with its name in the exception's `component`:
-    `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
-    """
-    start = time.perf_counter()
-    with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        agent = blueprint.build()
-        actors = make_actor_pool(
-            agent,
-            env,
-            split,
-            config,
-            state,
-            seed=seed,
-            supervisor=supervisor,
-            stack=stack,
-        )
-        program = (compile or lower_update(blueprint, env.spec, split, config, state))()
-        learner = Learner(split, actors, program, orders.request, env.spec, state.learner.shared)
-        compile_seconds = time.perf_counter() - start
-        actors.start()
-        stack.pop_all()  # from now on each thread closes its own environments
-        state = dataclasses.replace(state, actor=())
-        multi_host = jax.process_count() > 1
-        updates, current_request = actors.first_update, Request.NONE.value
-        while updates < orders.last_update(updates):
-            rollouts = actors.collect(
-                lambda: (
-                    learner.has_updates
-                    and not multi_host
-                    and orders.request() == Request.UPDATE_END
-                )
-            )
-            if (changed := orders.change()) is not None:
-                learner.change(changed)
-            if rollouts is not None:
-                state = learner.update(state, rollouts)
-                updates += 1
-            agreed_request = max(current_request, learner.agreed_request)
-            current_request = agreed_request if multi_host else orders.request()
-            is_last = updates >= orders.last_update(updates)
-            is_within_chunk = not is_last and updates % config.updates_per_chunk
-            if is_within_chunk and current_request < Request.UPDATE_END:
-                continue
-            progress = learner.progress(updates)
-            if multi_host:  # where a chunk is an update, only here
-                current_request = max(current_request, learner.agreed_request)
-            progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
-            if current_request or is_last or orders.is_boundary(updates):
-                full_state = dataclasses.replace(state, actor=actors.actor_state())
-                progress = dataclasses.replace(progress, request=current_request, state=full_state)
-            compile_seconds, current_request = 0.0, Request.NONE.value
-            yield progress
-            learner.resume()

@@ -16,13 +16,20 @@ from jaxtyping import Int64
 from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import Arrival, on_one_device
-from podracer.drivers import common
+from podracer.drivers.progress import (
+    Progress,
+    Request,
+    abstract_request,
+    request_array,
+    to_progress,
+)
 from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
+from podracer.drivers.state import TrainState, abstract_agent, place_agent, with_agent
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
 from podracer.rollout import zero_episode_stats
@@ -32,7 +39,7 @@ from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
-UpdateProgram = partial[tuple[common.TrainState, Params, Metrics]]
+UpdateProgram = partial[tuple[TrainState, Params, Metrics]]
 """Compiled update `(state, shards, request) -> (state, params, metrics)`, with its agent, see
 `make_update`."""
 
@@ -42,7 +49,7 @@ def abstract_update(
     spec: EnvironmentSpec,
     split: DeviceSplit,
     config: SebulbaConfig,
-    state: common.TrainState,
+    state: TrainState,
 ) -> tuple[jax.stages.Wrapped, tuple[Any, ...], tuple[Any, ...]]:
     """Return the jitted update, its arguments or their shapes, and shapes of an actor thread.
 
@@ -61,10 +68,10 @@ def abstract_update(
     update = make_update(split.mesh, split.threads, config.updates_per_batch)
     state = dataclasses.replace(state, actor=())
     arguments = (
-        common.abstract_agent(blueprint, split.mesh),
+        abstract_agent(blueprint, split.mesh),
         state,
         [abstract_on_mesh(split.mesh, shards[0])] * split.threads,
-        common.abstract_request(split.mesh),
+        abstract_request(split.mesh),
     )
     return update, arguments, (params, buffer, timestep)
 
@@ -74,14 +81,14 @@ def lower_update(
     spec: EnvironmentSpec,
     split: DeviceSplit,
     config: SebulbaConfig,
-    state: common.TrainState,
+    state: TrainState,
 ) -> Callable[[], UpdateProgram]:
     """Trace the update for a state, or its shapes and shardings; return a function to compile it.
 
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     update, arguments, _ = abstract_update(blueprint, spec, split, config, state)
-    agent, lowered = common.place_agent(blueprint, split.mesh), update.lower(*arguments)
+    agent, lowered = place_agent(blueprint, split.mesh), update.lower(*arguments)
     return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
 
 
@@ -99,11 +106,11 @@ class Learner:
     ) -> None:
         """`shared` has the structure of the learner's shared state."""
         shared = jax.tree.map(lambda _: 0, shared)
-        self._to_progress = partial(common.to_progress, spec=spec, shared=shared)
+        self._to_progress = partial(to_progress, spec=spec, shared=shared)
         self._update = program
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
-        self._no_request = common.request_array(split.mesh, common.Request.NONE)
+        self._no_request = request_array(split.mesh, Request.NONE)
         self._version = actors.first_update  # number of updates dispatched
         self._timer = StageTimer("collect", "learn", "report")
         # Updates that may still run: when each was given to the devices, and its metrics.
@@ -120,18 +127,18 @@ class Learner:
         self._empty_steps = 0  # steps of each environment since the last valid one
         self._faulty_steps = 0  # among them, in the latest reports, which all had new faults
         self._reported_faults = 0
-        self.agreed_request: int = common.Request.NONE  # the largest of all hosts
+        self.agreed_request: int = Request.NONE  # the largest of all hosts
 
     @property
     def has_updates(self) -> bool:
         """Whether an update was made since the last report."""
         return bool(self._stats)
 
-    def update(self, state: common.TrainState, rollouts: list[Rollout]) -> common.TrainState:
+    def update(self, state: TrainState, rollouts: list[Rollout]) -> TrainState:
         """Learn from a rollout of every actor, and send them the new parameters."""
         self._timer.start("learn")
         mesh, multi_host = self._split.mesh, self._multi_host
-        request = common.request_array(mesh, self._request()) if multi_host else self._no_request
+        request = request_array(mesh, self._request()) if multi_host else self._no_request
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
         dispatched = time.perf_counter()
         state, params, metrics = self._update(state, shards, request)
@@ -150,7 +157,7 @@ class Learner:
 
     def change(self, blueprint: Blueprint) -> None:
         """Go on with a blueprint that differs in its numbers alone."""
-        self._update = common.with_agent(self._update, blueprint, self._split.mesh)
+        self._update = with_agent(self._update, blueprint, self._split.mesh)
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""
@@ -161,7 +168,7 @@ class Learner:
         self.agreed_request = self._to_progress(self._version - len(self._pending), values).request
         self._fetched.append(values)
 
-    def progress(self, updates: int) -> common.Progress:
+    def progress(self, updates: int) -> Progress:
         """Wait for all updates and return the report on those since the last report.
 
         Raises `EnvironmentFault` where faults of environments left no valid step.
@@ -187,7 +194,7 @@ class Learner:
         collected = self._actors.collected_steps
         return dataclasses.replace(progress, metrics=metrics, collected=collected)
 
-    def _check_valid_steps(self, progress: common.Progress, faults: Counter[str]) -> None:
+    def _check_valid_steps(self, progress: Progress, faults: Counter[str]) -> None:
         """Raise `EnvironmentFault` where faults of environments leave no valid step.
 
         A fault masks the rest of an episode, which may be longer than many reports, and a second
@@ -216,7 +223,7 @@ class Learner:
 
         Requests of before are answered; a host that still has one repeats it.
         """
-        self.agreed_request = common.Request.NONE
+        self.agreed_request = Request.NONE
         self._timer.start("collect")
         self._ended = time.perf_counter()
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
 
 from podracer.agent import Agent
-from podracer.drivers.common import reset_episode_totals
+from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct
 from podracer.rollout import EpisodeStats, count_episodes
 from podracer.types import Carry, EnvironmentSpec, Params, Step, TimeStep, Trajectory

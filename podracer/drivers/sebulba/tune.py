@@ -13,12 +13,11 @@ import jax
 from podracer.agent import Blueprint
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import Device
-from podracer.drivers.common import Orders, init_state
-from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, split_devices, with_threads
-from podracer.drivers.sebulba.driver import check, sebulba
-from podracer.environment import HostEnvironments
+from podracer.drivers.progress import Orders
+from podracer.drivers.sebulba.config import SebulbaConfig
+from podracer.drivers.sebulba.driver import Sebulba
+from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
-from podracer.fields import check_ranges
 
 _WARM_UP = 3  # chunks that are not measured
 _UPDATES_PER_CHUNK = 2
@@ -41,7 +40,7 @@ class Trial:
 
 def trials(
     blueprint: Blueprint,
-    env: HostEnvironments,
+    env: Environment | HostEnvironments,
     config: SebulbaConfig,
     devices: Sequence[Device],
     seconds: float,
@@ -51,28 +50,33 @@ def trials(
     The first is `config` itself; the others change one thing in the fastest so far. Raises
     `ConfigError` if none can run.
     """
+    config = dataclasses.replace(config, updates_per_chunk=_UPDATES_PER_CHUNK)
     best, best_rate, measured = config, 0.0, list[SebulbaConfig]()
     changes = [{}, *_changes(config, len(devices))]
     end = time.monotonic() + seconds
+    refused: ConfigError | None = None
     for index, change in enumerate(changes):
         try:
-            setting = dataclasses.replace(best, **change)
-            split, setting = checked_split(blueprint, env, setting, devices)
-        except ConfigError:
+            driver = Sebulba(blueprint, env, dataclasses.replace(best, **change), devices)
+        except ConfigError as error:
+            refused = refused or error
             continue
+        split = driver.split
+        numbers = {"actors": len(split.actors), "learners": len(split.learners)}
+        setting = dataclasses.replace(driver.config, **numbers)
         if setting in measured or (measured and time.monotonic() > end):
             continue
         measured.append(setting)
         share = (end - time.monotonic()) / (len(changes) - index)
-        rate, metrics = measure(blueprint, env, setting, split, max(1.0, 0.5 * share))
+        rate, metrics = measure(driver, max(1.0, 0.5 * share))
         if rate > best_rate:
             best, best_rate = setting, rate
         numbers = {name: getattr(setting, name) for name in _SETTINGS}
         settings = {name: n for name, n in numbers.items() if n}  # 0 is a default
         shares = (metrics[name] for name in ("actor_idle", "learner_idle", "lag_mean"))
         yield Trial({"devices": len(devices), **settings}, rate, *shares)
-    if not measured:
-        checked_split(blueprint, env, config, devices)  # raises the reason
+    if not measured and refused is not None:
+        raise refused
 
 
 def _changes(config: SebulbaConfig, devices: int) -> Iterator[dict[str, int]]:
@@ -89,39 +93,16 @@ def _changes(config: SebulbaConfig, devices: int) -> Iterator[dict[str, int]]:
         yield {"num_envs": factor * config.num_envs}
 
 
-def checked_split(
-    blueprint: Blueprint, env: HostEnvironments, config: SebulbaConfig, devices: Sequence[Device]
-) -> tuple[DeviceSplit, SebulbaConfig]:
-    """Return the split of devices and the driver with it and its threads written out.
-
-    Raises `ConfigError` where they do not fit.
-    """
-    check_ranges(config, "driver")
-    config = with_threads(config, env)
-    split = split_devices(devices, config)
-    check(blueprint, env, config, split)
-    numbers = {"actors": len(split.actors), "learners": len(split.learners)}
-    return split, dataclasses.replace(config, **numbers)
-
-
-def measure(
-    blueprint: Blueprint,
-    env: HostEnvironments,
-    config: SebulbaConfig,
-    split: DeviceSplit,
-    seconds: float,
-) -> tuple[float, dict[str, Any]]:
+def measure(driver: Sebulba, seconds: float) -> tuple[float, dict[str, Any]]:
     """Train for some seconds after a warm-up; return steps a second and the newest metrics.
 
     Steps are those of single environments.
     """
-    config = dataclasses.replace(config, updates_per_chunk=_UPDATES_PER_CHUNK)
-    state = init_state(blueprint, None, split.mesh, config, jax.random.key(0))
-    training = sebulba(blueprint, env, split, config, state, Orders(2**31), seed=0)
-    with contextlib.closing(training):
+    config, state = driver.config, driver.init(jax.random.key(0))
+    with contextlib.closing(driver.run(state, Orders(2**31))) as training:
         metrics = [next(training).metrics for _ in range(_WARM_UP)][-1]
         start, chunks = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
             metrics, chunks = next(training).metrics, chunks + 1
-        steps = chunks * _UPDATES_PER_CHUNK * config.steps_per_update
+        steps = chunks * config.updates_per_chunk * config.steps_per_update
         return steps / (time.perf_counter() - start), metrics

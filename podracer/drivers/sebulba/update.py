@@ -14,14 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podracer.agent import Blueprint
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED
 from podracer.devices.ordering import in_order
-from podracer.drivers.common import (
-    TRAIN_SPEC,
-    TrainState,
-    apply_unless_fault,
-    learn_key,
-    reduce_metrics,
-)
+from podracer.drivers.faults import apply_unless_fault
+from podracer.drivers.progress import reduce_metrics
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
+from podracer.drivers.state import TRAIN_SPEC, TrainState, learn_key
 from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
 
 

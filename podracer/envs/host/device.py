@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import Environment
+from podracer.environment import Environment, HostEnvironments
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
@@ -29,6 +29,11 @@ class DeviceEnvironments:
 
     def make(self, num_envs: int, num_threads: int) -> DeviceBatch:
         return DeviceBatch(self.environment)
+
+
+def to_host_environments(env: Environment | HostEnvironments) -> HostEnvironments:
+    """Return host environments as they are, and a device environment wrapped."""
+    return env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
 
 
 class DeviceBatch:

@@ -40,7 +40,7 @@ from podracer.agents.impala import Impala
 from podracer.agents.stacx import Stacx
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.common import TrainState, abstract_state, init_state
+from podracer.drivers.state import TrainState, abstract_state, make_init
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import LearnerState, Trajectory
 
@@ -229,7 +229,7 @@ def test_shards_tune_as_one_device_tunes(devices):
     """The gradient runs through the mean of all shards' gradients, and is averaged itself."""
     agent = Blueprint(make(meta_learning_rate=0.1), WALK.spec, Context(T))
     mesh, config = make_mesh(find_devices(1)), AnakinConfig(16, T, 1)
-    state = init_state(agent, WALK, mesh, config, jax.random.key(0))
+    state = make_init(agent, WALK, mesh, config)(jax.random.key(0))
     for _ in range(5):
         state, _ = chunk(agent, 1)(state)
     (one, one_metrics), (many, many_metrics) = (chunk(agent, n)(state) for n in (1, devices))

@@ -33,15 +33,15 @@ from podracer.agents.rules.meta_training import CRITIC_OPTIMIZER, MetaBatch
 from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
-from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import Orders
+from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
+from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.networks import MLP, Table, TorsoNetwork
-from podracer.run.setup import build
+from podracer.run.blueprint import build
 from podracer.tournament.config import Tournament, check_pods
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
@@ -340,9 +340,9 @@ def lpg(devices=1):
 @functools.cache
 def learners(updates):
     """The learners' state at the beginning and after each of these updates, as plain arrays."""
-    *parts, state = lpg()
+    driver, state = lpg()
     begin = jax.tree.map(np.array, state.learner)
-    progress = anakin(*parts, state, Orders(updates, lambda _: True))
+    progress = driver.run(state, Orders(updates, lambda _: True))
     return [begin, *(jax.device_get(p.state.learner) for p in progress)]
 
 

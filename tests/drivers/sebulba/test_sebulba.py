@@ -11,23 +11,21 @@ import jax
 import numpy as np
 import pytest
 from agents import AGENTS, SMALL, blueprint, environment_for
-from hosts import SPEC, CounterBatch, Counters, slow
+from hosts import CounterBatch, Counters, slow
 from runs import actor_threads, sebulba_setup, train_sebulba
 from variants import variants
 
 from podracer import recipes
-from podracer.agent import Agent, Blueprint
+from podracer.agent import Agent
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.devices import memory
-from podracer.drivers.common import Orders
+from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba import (
+    Sebulba,
     SebulbaConfig,
     actor_pool,
-    check,
     learner,
-    lower_update,
-    sebulba,
     split_devices,
 )
 from podracer.drivers.sebulba.actor_pool import ActorPool
@@ -111,11 +109,11 @@ def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
 
 @pytest.mark.slow
 def test_a_request_of_several_processes_counts_where_a_chunk_is_an_update(monkeypatch):
-    *parts, state = sebulba_setup(updates_per_chunk=1)
+    driver, state = sebulba_setup(updates_per_chunk=1)
     of_two = types.SimpleNamespace(**{**vars(jax), "process_count": lambda: 2})
     for room in ("driver", "learner"):  # which agree on requests; the actors have all rows
         monkeypatch.setattr(f"podracer.drivers.sebulba.{room}.jax", of_two)
-    _, reports = train_sebulba(*parts, state, num_updates=4, request=lambda: 2)
+    _, reports = train_sebulba(driver, state, num_updates=4, request=lambda: 2)
     assert [report.request for report in reports] == [2, 2, 2, 2]
 
 
@@ -182,9 +180,9 @@ class Mirror:
         )
 
 
-def received(*parts, num_updates):
+def received(driver, state, num_updates):
     """What each update was made from, by environment; and the progress."""
-    progress = sebulba(*parts, Orders(num_updates, lambda update: True), seed=7)
+    progress = driver.run(state, Orders(num_updates, lambda update: True))
     with contextlib.closing(progress):
         return [(jax.device_get(p.state.learner.local), p) for p in progress]
 
@@ -213,12 +211,12 @@ def expected_rows(num_envs, length, rollouts):
 def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
     devices, threads, learners, lag
 ):
-    parts = sebulba_setup(
+    driver, state = sebulba_setup(
         Mirror(), devices=devices, threads_per_actor=threads, policy_lag=lag, updates_per_chunk=1,
         learners=0 if devices == 1 else learners,
     )  # fmt: skip
     rows = expected_rows(16, 8, 3)
-    for update, (record, _) in enumerate(received(*parts, num_updates=3)):
+    for update, (record, _) in enumerate(received(driver, state, num_updates=3)):
         window = slice(8 * update, 8 * update + 9)  # each begins with what ended the one before
         for row, want in enumerate(rows):
             for name in ("observation", "reward", "discount", "first", "last"):
@@ -268,7 +266,7 @@ def test_environments_that_replace_what_hangs_do_so_before_the_drivers_deadline(
 @pytest.mark.slow
 def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
     """The learner donates its state while the actors' parameters still travel."""
-    agent, env, split, config, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
+    driver, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
     published = []
     publish = ActorPool.publish
 
@@ -278,7 +276,7 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ActorPool, "publish", keep)
-        train_sebulba(agent, env, split, config, state, num_updates=10)
+        train_sebulba(driver, state, num_updates=10)
     assert len(published) == 12
     for _, params, value in published:
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), value)
@@ -286,16 +284,16 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
 
 def test_an_update_that_would_not_fit_does_not_run(monkeypatch):
     """What it needs beside its state is known once it is compiled."""
-    agent, env, split, config, state = sebulba_setup()
+    driver, _ = sebulba_setup()
     monkeypatch.setattr(memory, "free_bytes", lambda mesh: 1000)
     with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
-        lower_update(agent, env.spec, split, config, state)()
+        driver.lower()()
 
 
 @pytest.mark.slow
 def test_nothing_is_compiled_once_it_runs():
-    parts = sebulba_setup(env=DeviceEnvironments(make("catch")))
-    progress = sebulba(*parts, Orders(50), seed=7)
+    driver, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
+    progress = driver.run(state, Orders(50))
     with contextlib.closing(progress):
         next(progress)
         compiles = []
@@ -372,10 +370,10 @@ def poison(where, value):
     [("observation", np.inf), ("discount", np.nan)],
 )
 def test_bad_rows_are_counted_and_never_train(where, value):
-    parts = sebulba_setup(
+    driver, state = sebulba_setup(
         Mirror(), Counters(poison(where, value)), threads_per_actor=1, updates_per_chunk=1
     )
-    (record, progress), _ = received(*parts, num_updates=2)
+    (record, progress), _ = received(driver, state, num_updates=2)
     assert progress.metrics["environment_faults"] == 1
     assert progress.metrics["environment_faults_not_finite"] == 1
     assert all(np.isfinite(record[name]).all() for name in ("observation", "reward", "discount"))
@@ -388,9 +386,9 @@ def test_a_run_without_a_valid_step_ends_with_its_fault(where, caplog):
         getattr(timestep, where)[:] = np.nan
         return timestep
 
-    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
+    driver, state = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
     with pytest.raises(EnvironmentFault, match="4: not one of the last 32 steps of") as caught:
-        train_sebulba(*parts, num_updates=6)
+        train_sebulba(driver, state, num_updates=6)
     fault = f"row 0 of the batch: {where} is not finite"
     assert str(caught.value).endswith(
         f"after 512 faults. The first of each kind: `not_finite`, {fault}."
@@ -414,19 +412,19 @@ def test_faults_now_and_then_in_a_long_episode_end_no_run(limit, monkeypatch):
             timestep, first=nothing | (batch.steps == 106), last=nothing | (batch.steps == 105)
         )
 
-    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
+    driver, state = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
     with pytest.raises(EnvironmentFault) if limit == 40 else contextlib.nullcontext():
-        _, reports = train_sebulba(*parts, num_updates=16)
+        _, reports = train_sebulba(driver, state, num_updates=16)
         assert [report.frames > 0 for report in reports] == [True, *[False] * 5, True, True]
         assert reports[-1].metrics["environment_faults"] == 32
 
 
 @pytest.mark.figure(8)
 def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
-    parts = sebulba_setup(
+    driver, state = sebulba_setup(
         Mirror(), Counters(poison("reward", np.nan)), threads_per_actor=1, updates_per_chunk=1
     )
-    record, _ = received(*parts, num_updates=1)[0]
+    record, _ = received(driver, state, num_updates=1)[0]
     for row, want in enumerate(expected_rows(16, 8, 1)):
         if row != 2:
             np.testing.assert_array_equal(record["observation"][row], want.observation)
@@ -483,8 +481,8 @@ def test_environments_that_do_not_restart_are_named():
 @pytest.mark.figure(11)
 def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
     """Collected is learned plus in flight, and no more is in flight than the queues hold."""
-    parts = sebulba_setup(policy_lag=None, queue_depth=2, updates_per_chunk=1)
-    progress = sebulba(*parts, Orders(30), seed=7)
+    driver, state = sebulba_setup(policy_lag=None, queue_depth=2, updates_per_chunk=1)
+    progress = driver.run(state, Orders(30))
     steps = 16 * 8
     with contextlib.closing(progress):
         for p in progress:
@@ -514,8 +512,8 @@ def test_others_do_not_wait_for_an_actor_that_is_slow_or_stands_still():
             end.wait(60)
         return timestep
 
-    parts = sebulba_setup(env=Counters(trouble), policy_lag=None, threads_per_actor=8)
-    progress = sebulba(*parts, Orders(20), seed=7)
+    driver, state = sebulba_setup(env=Counters(trouble), policy_lag=None, threads_per_actor=8)
+    progress = driver.run(state, Orders(20))
     with contextlib.closing(progress):
         for p in progress:
             assert p.collected >= p.updates * 16 * 8
@@ -527,8 +525,8 @@ def test_others_do_not_wait_for_an_actor_that_is_slow_or_stands_still():
 def test_what_the_learner_keeps_for_each_environment_stays_in_its_row():
     """So there every actor has a queue of its own, and an update takes a rollout of each."""
     for agent, shared in ((Impala(network=SMALL), True), (AGENTS["dqn"], False)):
-        agent, _, split, config, state = sebulba_setup(agent, policy_lag=None)
-        queues = actor_pool.rollout_queues(config, split.threads, state)
+        driver, state = sebulba_setup(agent, policy_lag=None)
+        queues = actor_pool.rollout_queues(driver.config, driver.split.threads, state)
         assert (queues[0] is queues[1]) == shared
 
 
@@ -568,9 +566,9 @@ def test_an_update_that_is_not_finite_is_never_applied():
 def test_lock_step_goes_on_to_the_bit():
     env = DeviceEnvironments(make("catch"))
     whole, _ = train_sebulba(*sebulba_setup(env=env, policy_lag=0), num_updates=20)
-    *parts, state = sebulba_setup(env=env, policy_lag=0)
-    half, _ = train_sebulba(*parts, state, num_updates=10)
-    rest, _ = train_sebulba(*parts, half, num_updates=20)
+    driver, state = sebulba_setup(env=env, policy_lag=0)
+    half, _ = train_sebulba(driver, state, num_updates=10)
+    rest, _ = train_sebulba(driver, half, num_updates=20)
     assert fingerprint(rest) == fingerprint(whole)
 
 
@@ -584,10 +582,10 @@ def test_other_runs_go_on_with_new_episodes_and_exact_counters():
             seeds.append(batch.seeds)
         return timestep
 
-    *parts, state = sebulba_setup(env=Counters(trouble))
-    half, _ = train_sebulba(*parts, state, num_updates=10)
+    driver, state = sebulba_setup(env=Counters(trouble))
+    half, _ = train_sebulba(driver, state, num_updates=10)
     assert half.actor == ()
-    rest, progress = train_sebulba(*parts, half, num_updates=20)
+    rest, progress = train_sebulba(driver, half, num_updates=20)
     assert int(rest.update) == 20
     assert [p.updates for p in progress] == [15, 20]
     assert len(set(seeds)) == 4  # two threads, begun twice: no seed stream twice
@@ -595,10 +593,10 @@ def test_other_runs_go_on_with_new_episodes_and_exact_counters():
 
 
 def test_a_stop_comes_after_the_update_at_hand():
-    parts = sebulba_setup(updates_per_chunk=1000)
+    driver, state = sebulba_setup(updates_per_chunk=1000)
     answers = itertools.chain([0] * 7, itertools.repeat(2))
     orders = Orders(1000, request=lambda: next(answers))
-    progress = sebulba(*parts, orders, seed=7)
+    progress = driver.run(state, orders)
     with contextlib.closing(progress):
         p = next(progress)
     assert p.request == 2
@@ -608,7 +606,8 @@ def test_a_stop_comes_after_the_update_at_hand():
 
 def test_a_boundary_state_survives_what_comes_after():
     """The state of a boundary is given away until the iterator moves on."""
-    progress = sebulba(*sebulba_setup(), Orders(10, lambda updates: True), seed=7)
+    driver, state = sebulba_setup()
+    progress = driver.run(state, Orders(10, lambda updates: True))
     with contextlib.closing(progress):
         before = fingerprint(next(progress).state)
         assert fingerprint(next(progress).state) != before
@@ -645,6 +644,5 @@ def test_devices_are_split_without_being_asked(devices, num_envs, actors, learne
 
 
 def test_an_environment_that_is_none_is_refused():
-    split = split_devices(jax.devices()[:1], SebulbaConfig())
-    with pytest.raises(ConfigError, match="not made of host environments"):
-        check(Blueprint(Impala(), SPEC), make("catch"), SebulbaConfig(), split)
+    with pytest.raises(ConfigError, match=r"object\.spec must be an EnvironmentSpec"):
+        Sebulba(Impala(), object(), SebulbaConfig())

@@ -27,9 +27,8 @@ from variants import variants
 from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.config.experiment import Experiment
-from podracer.drivers import common
-from podracer.drivers.common import Orders, Request
-from podracer.drivers.sebulba import SebulbaConfig, sebulba
+from podracer.drivers.progress import Orders, Request
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba import actor as actor_module
 from podracer.drivers.sebulba import actor_pool as pool_module
 from podracer.drivers.sebulba import learner as learner_module
@@ -172,7 +171,7 @@ def once():
         patch.setattr(pool_module, "make_actor_programs", make_programs)
         patch.setattr(learner_module, "make_update", updates)
         patch.setattr(learner_module, "on_mesh", visited("on_mesh", learner_module.on_mesh))
-        patch.setattr(common, "to_progress", visited("fetch", common.to_progress))
+        patch.setattr(learner_module, "to_progress", visited("fetch", learner_module.to_progress))
         pool = pool_module.ActorPool
         patch.setattr(pool, "publish", visited("publish", pool.publish))
         for module in (actor_module, pool_module):
@@ -209,14 +208,12 @@ def attempt(made, injector, *, num_updates=10**6, pace=(0.0, 0.0), devices=1, **
             time.sleep(step_seconds)
         now(place)
 
-    agent, _, split, settings, state = made(devices=devices, **config)
-    env = Counters(at=at)
+    driver, state = made(devices=devices, **config)
+    driver.host = Counters(at=at)
     state = jax.tree.map(jnp.copy, state)
     now, error, updates = injector, None, 0
     try:
-        with contextlib.closing(
-            sebulba(agent, env, split, settings, state, Orders(num_updates), seed=7)
-        ) as progresses:
+        with contextlib.closing(driver.run(state, Orders(num_updates))) as progresses:
             for progress in progresses:
                 updates = progress.updates
                 time.sleep(update_seconds)
@@ -344,10 +341,10 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
             return Request.UPDATE_END if self.asked > 1 else Request.NONE
 
     def run(request):
-        agent, _, split, config, state = once(policy_lag=0)
+        driver, state = once(policy_lag=0)
+        driver.host = Counters(at=at)
         state = jax.tree.map(jnp.copy, state)
-        orders = Orders(6, request=request)
-        progresses = sebulba(agent, Counters(at=at), split, config, state, orders, seed=7)
+        progresses = driver.run(state, Orders(6, request=request))
         with contextlib.closing(progresses):
             return [*progresses]
 
@@ -747,14 +744,14 @@ def test_starting_and_stopping_leaves_nothing(kind, times, once, cases):
     """Some runs end, some are stopped half way, some fail; environments in processes too."""
     if kind == "gymnasium":
         pytest.importorskip("gymnasium")
-        parts = sebulba_setup(env=envs.make("gymnasium:CartPole-v1"), num_envs=8, rollout_length=4)
+        env = envs.make("gymnasium:CartPole-v1")
+        driver, state = sebulba_setup(env=env, num_envs=8, rollout_length=4)
     else:
-        parts = once()
+        driver, state = once()
 
     def cycle(number):
-        agent, env, split, config, state = parts
         copy = jax.tree.map(jnp.copy, state)
-        progresses = sebulba(agent, env, split, config, copy, Orders(10), seed=7)
+        progresses = driver.run(copy, Orders(10))
         with contextlib.suppress(Injected), contextlib.closing(progresses):
             for _ in itertools.islice(progresses, 1 + number % 5):
                 pass
@@ -830,9 +827,9 @@ def test_workers_that_are_replaced_leave_the_accounts_exact(times, cases):
             batches.append(self.inner.make(num_envs, 2))
             return batches[-1]
 
-    parts = sebulba_setup(env=Watched(), num_envs=8, rollout_length=4, updates_per_chunk=1)
+    driver, state = sebulba_setup(env=Watched(), num_envs=8, rollout_length=4, updates_per_chunk=1)
     dice, updates = random.Random(0), 0
-    with contextlib.closing(sebulba(*parts, Orders(10**6), seed=7)) as reports:
+    with contextlib.closing(driver.run(state, Orders(10**6))) as reports:
 
         def next_report():
             nonlocal updates

@@ -14,7 +14,7 @@ import pytest
 from child import environment, finish, records, start, wait_for_lines
 
 from podracer import envs, recipes
-from podracer.drivers.common import Progress
+from podracer.drivers.progress import Progress
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import Stopwatch
 from podracer.run.records import Recorder

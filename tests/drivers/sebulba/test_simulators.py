@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import SMALL
@@ -170,11 +171,11 @@ def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices, conversions
     env, config = DeviceEnvironments(make("catch")), {"policy_lag": lag, "devices": devices}
     config |= {"actors": 2} if devices > 1 else {}
     expected, _ = train_sebulba(*sebulba_setup(env=env, **config))
-    parts = sebulba_setup(env=OnDevice(env, guard=True), **config)
-    state, reports = train_sebulba(*parts)
+    driver, state = sebulba_setup(env=OnDevice(env, guard=True), **config)
+    state, reports = train_sebulba(driver, state)
     assert set(conversions) == {"asarray"}
-    threads = parts[2].threads
-    assert 10 * threads <= len(conversions) <= (10 + lag + parts[3].queue_depth) * threads
+    threads = driver.split.threads
+    assert 10 * threads <= len(conversions) <= (10 + lag + driver.config.queue_depth) * threads
     assert equal_trees(state.learner, expected.learner)
     assert all(report.metrics["environment_faults"] == 0 for report in reports)
 
@@ -341,12 +342,12 @@ def test_arrays_of_another_library_are_refused_with_the_remedy():
 def test_a_resumed_run_in_a_device_simulator_goes_on_exactly():
     """In lock-step, with a simulator that can be saved: masked rows included."""
     env = DeviceEnvironments(make("catch"))
-    agent, _, split, config, state = sebulba_setup(env=env, policy_lag=0)
-    device = OnDevice(env)
-    expected, _ = train_sebulba(agent, device, split, config, state, num_updates=10)
-    *_, state = sebulba_setup(env=env, policy_lag=0)
-    halfway, _ = train_sebulba(agent, device, split, config, state, num_updates=5)
-    resumed, _ = train_sebulba(agent, device, split, config, halfway, num_updates=10)
+    driver, state = sebulba_setup(env=env.environment, policy_lag=0)
+    driver.host = OnDevice(env)
+    again = jax.tree.map(jnp.copy, state)
+    expected, _ = train_sebulba(driver, state, num_updates=10)
+    halfway, _ = train_sebulba(driver, again, num_updates=5)
+    resumed, _ = train_sebulba(driver, halfway, num_updates=10)
     assert equal_trees(resumed.learner, expected.learner)
     assert equal_trees(resumed.actor, expected.actor)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -16,86 +14,13 @@ import numpy as np
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment, replace_fields
 from podracer.config.field_types import check_types
-from podracer.devices.mesh import gather_texts
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.driver import arguments_of
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.io.differences import leaves
-from podracer.run.blueprint import is_argument
-from podracer.run.errors import tag_component
-from podracer.run.result import Boundary
 from podracer.schedules import over_run
 from podracer.types import blank_timestep
-
-_LOG = logging.getLogger("podracer")
-
-Control = Callable[[Boundary], Mapping[str, Any] | None]
-"""Function that is called after each evaluation and returns fields to change, if any, as
-`{"agent": {"learning_rate": 1e-4}, "environment": {"wind": 0.5}}`."""
-
-
-def check_control(control: Control | None, experiment: Experiment) -> None:
-    """Raise `ConfigError` where a run cannot be changed."""
-    if control is None:
-        return
-    if not callable(control):
-        raise ConfigError(f"control must be a function of the boundary, not {control!r}.")
-    if experiment.pods:
-        raise ConfigError("a population is changed by its selection: leave control out.")
-    if not experiment.evaluations:
-        raise ConfigError("control is called after each evaluation: take evaluations above 0.")
-
-
-class Controller:
-    """Calls a run's `control`, and keeps what it has changed."""
-
-    def __init__(
-        self,
-        control: Control | None,
-        experiment: Experiment,
-        blueprint: Blueprint,
-        env: Environment | HostEnvironments,
-    ) -> None:
-        self._control, self._parts = control, (experiment, blueprint, env)
-        self._pending: Blueprint | None = None  # until the driver has taken it
-        self.changes: dict[str, Any] = {}  # nested fields with their values, part of checkpoints
-
-    @property
-    def record(self) -> dict[str, float]:
-        """The changed numbers by their dotted names."""
-        return {name: x for name, x in leaves(self.changes) if isinstance(x, int | float)}
-
-    def ask(self, boundary: Boundary) -> Blueprint | None:
-        """Call `control`; return the blueprint with its changes, or None where it changes nothing.
-
-        Raises `ConfigError` where it cannot change them, or the processes of a run differ.
-        """
-        if self._control is None:
-            return None
-        with tag_component("control"):
-            changes = self._control(boundary)
-            if len(set(gather_texts(json.dumps(changes, default=str)))) > 1:
-                raise ConfigError("control returned something else in another process of the run.")
-            return None if changes is None else self._change(changes)
-
-    def restore(self, changes: Mapping[str, Any]) -> Blueprint | None:
-        """Restore the changes that a checkpoint holds; return the blueprint with them, if any."""
-        if not changes:
-            return None
-        if self._control is None:
-            _LOG.warning("The run goes on with what its control changed, but without the function.")
-        return self._change(changes)
-
-    def take(self) -> Blueprint | None:
-        """Return the blueprint with the newest changes, once, and None at other times."""
-        blueprint, self._pending = self._pending, None
-        return blueprint
-
-    def _change(self, changes: Any) -> Blueprint:
-        values = merged(self.changes, changes)
-        self._pending = changed_blueprint(*self._parts, values)
-        self.changes = _in_json(values)
-        return self._pending
 
 
 def merged(old: Mapping[str, Any], new: Any) -> dict[str, Any]:
@@ -124,7 +49,7 @@ def _without_array(value: Any) -> Any:
     return np.asarray(value).tolist() if is_array else value
 
 
-def _in_json(value: Any) -> Any:
+def in_json(value: Any) -> Any:
     """Return values without objects: of a dataclass, such as a schedule, the numbers of its fields.
 
     Its other fields are as they were, or the change would have been refused.
@@ -133,7 +58,7 @@ def _in_json(value: Any) -> Any:
         fields = (x.name for x in dataclasses.fields(value) if not x.metadata.get("static"))
         value = {name: getattr(value, name) for name in fields}
     if isinstance(value, Mapping):
-        return {name: _in_json(part) for name, part in value.items()}
+        return {name: in_json(part) for name, part in value.items()}
     return _without_array(value)
 
 
@@ -178,7 +103,7 @@ def _arguments(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any
     if not eqx.tree_equal(old_rest, new_rest):
         raise _fixed(env, "environment", part)
     numbers = jax.tree.map(_like, *(eqx.filter(x, are_numbers) for x in (env, new)))
-    return eqx.combine(numbers, eqx.filter(new, is_argument))
+    return eqx.combine(numbers, arguments_of(new))
 
 
 def _with_arrays(value: Any) -> Any:

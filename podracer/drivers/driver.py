@@ -1,0 +1,163 @@
+"""What the architectures have in common: an agent and an environment that a driver trains."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.sharding import Mesh
+
+from podracer.agent import Blueprint, Context, Settings, check_policy, policy_params
+from podracer.devices.compiling import CompileInThread
+from podracer.devices.machine import schedulable_cores
+from podracer.devices.memory import format_bytes, free_bytes
+from podracer.drivers.progress import Orders, Progress
+from podracer.drivers.state import HasNumEnvs, TrainState
+from podracer.environment import Environment, HostEnvironments
+from podracer.errors import ConfigError
+from podracer.evaluate import PolicyKind, ProgramEvaluator, make_evaluator
+
+
+class Driver(abc.ABC):
+    """An architecture with the agent and the environment that it trains, checked, not compiled.
+
+        driver = Anakin(PPO(), podracer.make("cartpole"), AnakinConfig())
+        for progress in driver.run(driver.init(jax.random.key(0)), Orders(1_000)):
+            print(progress.metrics["loss"])
+
+    Its programs are compiled once: a state of another seed runs in them, and so do other numbers of
+    the agent.
+    """
+
+    num_pods = 0
+    """Number of learners of a population, 0 for other drivers."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        env: Environment | HostEnvironments,
+        config: Any,
+        mesh: Mesh,
+        abstract_state: TrainState,
+        num_devices: int,
+    ) -> None:
+        self.blueprint, self.env, self.config = blueprint, env, config
+        self.agent = blueprint.build()
+        self.mesh = mesh
+        """Mesh of the learners' devices."""
+        self.num_devices = num_devices
+        """Number of all devices, under Sebulba with the actors'."""
+        self.abstract_state = abstract_state
+        """Shape, dtype and sharding of every leaf of a state."""
+        self.state_bytes = checked_size(abstract_state, mesh)
+        """Size of a state on each device of the mesh."""
+        self.program = CompileInThread(self.lower)
+        """`()`: Begin to compile the program of training in a thread, once; return its future."""
+
+    @abc.abstractmethod
+    def init(self, key: jax.Array) -> TrainState:
+        """Return the state before the first update, from the run's key; of a population `[P]`."""
+
+    @abc.abstractmethod
+    def lower(self) -> Callable[[], Any]:
+        """Trace the program of training; return a function that compiles it.
+
+        The returned function raises `ConfigError` if the program's memory exceeds the mesh's.
+        """
+
+    @abc.abstractmethod
+    def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
+        """Train from `state` (consumed) until the updates of `orders` are done."""
+
+    def evaluator(
+        self,
+        episodes: int,
+        *,
+        policy: PolicyKind = "greedy",
+        epsilon: float = 0.0,
+        fixed: bool = False,
+    ) -> ProgramEvaluator:
+        """Return a function `(state) -> Evaluation`; with `fixed` all play the same episodes.
+
+        Raises `ConfigError` for an agent without a policy, and as `make_evaluator` does.
+        """
+        check_policy(self.agent, "take `evaluations=0`")
+        play = make_evaluator(self.agent, self.env, episodes, policy=policy, epsilon=epsilon)
+
+        def inputs(state: TrainState) -> tuple[Any, ...]:
+            params = policy_params(self.agent, state.learner)
+            return params, state.key, 0 if fixed else state.update
+
+        return play.after(inputs)
+
+    def continues_episodes(self, state: TrainState) -> bool:
+        """Return whether training from a state goes on within the episodes of its environments."""
+        return True
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of a state on all devices, the most that a checkpoint takes."""
+        leaves = jax.tree.leaves(self.abstract_state)
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    @property
+    def topology(self) -> str:
+        """Number and kind of devices and number of processes, on which the bits depend.
+
+        On a CPU also the number of cores on which the process may run, by which XLA divides large
+        products whatever a container's share is.
+        """
+        device = self.mesh.devices.flat[0]
+        devices = f"{self.num_devices} x {device.device_kind}"
+        if device.platform == "cpu":
+            devices += f" with {schedulable_cores()} cores"
+        processes = jax.process_count()
+        return devices if processes == 1 else f"{devices} in {processes} processes"
+
+
+def blueprint_for(
+    agent: Blueprint | Settings, env: Environment | HostEnvironments, config: HasNumEnvs
+) -> Blueprint:
+    """Return the blueprint of an agent's settings for a driver's environments, or the given one."""
+    if isinstance(agent, Blueprint):
+        return agent
+    return Blueprint(agent, env.spec, Context(config.rollout_length), arguments_of(env))
+
+
+def arguments_of(env: Any) -> Any:
+    """Return an environment with its numbers and arrays alone, which are arguments of programs.
+
+    So recorded or historical data are not compiled into them.
+    """
+    return eqx.filter(env, lambda leaf: eqx.is_array(leaf) or eqx.is_inexact_array_like(leaf))
+
+
+def checked_size(state: TrainState, mesh: Mesh) -> int:
+    """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
+
+    On a CPU a save reads the arrays themselves, so the next chunk, which may not write into them,
+    makes a copy.
+    """
+
+    def size(part: Any) -> int:
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(part)
+        )
+
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    needed, local = size(state), size(state.learner.local)
+    free = free_bytes(mesh)
+    if free is not None and (1 + is_cpu) * needed > free:
+        for_save = "and as much again during a save, " if is_cpu else ""
+        raise ConfigError(
+            f"the training state needs {format_bytes(needed)} on each device, of which "
+            f"{format_bytes(local)} belong to environments (a replay, for most agents), "
+            f"{for_save}but {format_bytes(free)} are free: take a smaller `agent.replay.capacity`, "
+            "fewer environments or more devices."
+        )
+    return needed

@@ -1,0 +1,344 @@
+"""A run: the loop over a driver's reports, and what callbacks see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from podracer.agent import Blueprint
+from podracer.config.experiment import Experiment
+from podracer.devices.mesh import any_process
+from podracer.devices.peers import PeerLostError
+from podracer.drivers.driver import Driver
+from podracer.drivers.progress import Orders, Progress, Request
+from podracer.drivers.state import TrainState
+from podracer.errors import ConfigError
+from podracer.evaluate import Evaluation
+from podracer.io.checkpoint import Checkpointer
+from podracer.io.crash import CRASH, retire_crash, write_crash
+from podracer.io.differences import leaves
+from podracer.io.seal import CONFIG, seal_json
+from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
+from podracer.io.text import redact
+from podracer.run import changes
+from podracer.run.budget import Budget
+from podracer.run.errors import StallError, tag_component
+from podracer.run.history import History
+from podracer.run.records import Recorder
+from podracer.run.result import Boundary, Result, RunInfo
+from podracer.run.resume import (
+    Best,
+    Totals,
+    check_may_begin_again,
+    check_metadata,
+    check_same_environment,
+    check_same_experiment,
+    update_config,
+)
+from podracer.run.setup import run_metadata
+from podracer.run.sweep import read_run
+from podracer.run.warm_start import Begin, recorded_begin
+
+_LOG = logging.getLogger("podracer")
+
+
+class Wish(enum.IntEnum):
+    """Wish of a callback at a boundary; the largest one of all callbacks and processes counts."""
+
+    NONE = 0
+    SAVE = 1
+    LEAVE = 2
+    """Save and stop, to be resumed later."""
+    END = 3
+    """Save and stop: the run is done."""
+
+
+class Callback:
+    """Part of a run beside its loop. Each method does nothing by default.
+
+    A run calls its callbacks in their order, in each process its own. An exception ends the run.
+    What is entered into `run.stack`, an `ExitStack`, is left at the end, also after a fault.
+    """
+
+    def check(self, run: Run) -> None:
+        """Raise `ConfigError` where the run cannot have it, before anything is compiled."""
+
+    def on_open(self, run: Run) -> None:
+        """Begin, with the run's directory locked and nothing recorded in it."""
+
+    def restore(self, run: Run, saved: Mapping[str, Any]) -> None:
+        """Take from a checkpoint's metadata what `saved` gave it, of all callbacks."""
+
+    def on_start(self, run: Run) -> None:
+        """Begin with the first or the restored state, which `run.state` is."""
+
+    def on_record(self, run: Run, record: dict[str, Any]) -> None:
+        """Look at the record of a chunk, or add numbers to it before it is written."""
+
+    def on_boundary(self, run: Run) -> Wish | bool | None:
+        """Look at `run.boundary()`; True ends the run. It is not saved yet."""
+
+    def saved(self) -> Mapping[str, Any]:
+        """Return entries for the metadata of a checkpoint, in JSON."""
+        return {}
+
+    def on_save(self, run: Run) -> None:
+        """Read the checkpoint of this boundary, which is on the disk."""
+
+    def on_seal(self) -> None:
+        """Follow a sealed file at once, in a thread of the checkpointer, on process 0."""
+
+
+class Run:
+    """One process's part in a run."""
+
+    def __init__(
+        self, experiment: Experiment, driver: Driver, directory: Path, callbacks: Sequence[Callback]
+    ) -> None:
+        self.experiment, self.driver, self.directory = experiment, driver, directory
+        self.callbacks = callbacks
+        self.config = run_metadata(experiment, driver)
+        """Content of `config.json`."""
+        self.blueprint, self.agent = driver.blueprint, driver.agent
+        self.budget, self.recorder = Budget(experiment), Recorder(experiment, driver.env)
+        self.history, self.times = History([driver.topology]), Stopwatch()
+        self.is_main = jax.process_index() == 0
+        self.changes: dict[str, Any] = {}
+        """Numbers that have changed since the run began, as nested fields."""
+        self.progress: Progress | None = None
+        """Newest report of the driver."""
+        self.record: dict[str, Any] = {}
+        self.is_due = False
+        """Whether an evaluation is due at this report."""
+        self.evaluation: Evaluation | None = None
+        self.resumed_from: int | None = None
+        """Number of updates at the restored checkpoint, 0 without one; None for a new run."""
+        self._pending: Blueprint | None = None  # with changes that the driver has not taken
+        self._last_saved: int | None = None
+
+    # --- what callbacks see and do ----------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        """Counters of the whole run."""
+        return self.recorder.totals
+
+    @property
+    def info(self) -> RunInfo:
+        """Facts about the run."""
+        driver = self.driver
+        parts = (self.experiment, self.directory, driver.topology, driver.state_bytes)
+        return RunInfo(*parts, self.resumed_from)
+
+    def boundary(self) -> Boundary:
+        """Return the state of the run at this boundary."""
+        learner = self.state.learner
+        return Boundary(self.agent, learner, self.record, self.evaluation, self.directory)
+
+    def change(self, fields: Mapping[str, Any]) -> None:
+        """Go on with other numbers, `{"agent": {"learning_rate": 1e-4}, "environment": {...}}`.
+
+        Nothing is compiled again, and checkpoints and records have them. All processes change the
+        same. Raises `ConfigError` for a field that is unknown, out of range or compiled in.
+        """
+        values = changes.merged(self.changes, fields)
+        parts = (self.experiment, self.driver.blueprint, self.driver.env)
+        self.blueprint = self._pending = changes.changed_blueprint(*parts, values)
+        self.agent, self.changes = self.blueprint.build(), changes.in_json(values)
+        numbers = [(name, x) for name, x in leaves(self.changes) if isinstance(x, int | float)]
+        self.recorder.change(self.blueprint.settings, dict(numbers))
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def execute(self, resume: bool, begin: Begin | None) -> Result:
+        """Run from the first or the restored state to the end."""
+        told = f"Saved in {self.directory}; train with resume=True goes on."
+        self.signals = StopSignals(stopped=told)
+        with contextlib.ExitStack() as self.stack:
+            self.stack.enter_context(self.signals.installed())
+            for callback in self.callbacks:
+                callback.on_open(self)
+            watchdog = Watchdog(self.experiment.stall_seconds, self._stalled)
+            self.watchdog = self.stack.enter_context(watchdog)
+            checkpointer = Checkpointer(self.directory, sealed=self._sealed)
+            self.checkpointer = self.stack.enter_context(checkpointer)
+            state = (self._restored_state() if resume else None) or self._first_state(begin)
+            if self.is_main:
+                retire_crash(self.directory)
+            self._sealed()  # `config.json` is there, and what an earlier process left
+            self.resumed_from, self.state = self.totals.updates if resume else None, state
+            exit_code = 0
+            self.budget.begin(self.totals)
+            if not self.budget.reason_to_end(self.totals):
+                self.driver.program()
+                for callback in self.callbacks:
+                    callback.on_start(self)
+                self.checkpointer.start()  # once all is traced, as both need Python's lock
+                exit_code = self._loop(state)
+        record = self.record or [{}, *read_run(self.directory)][-1]
+        reason = self.budget.reason_to_end(self.totals) or "callback"
+        parts = (self.agent, self.state.learner, record, self.evaluation, self.directory)
+        return Result(*parts, exit_code, "signal" if exit_code else reason)
+
+    def _loop(self, state: TrainState) -> int:
+        """Call the callbacks at each report; at boundaries save, and stop as they wish."""
+        exit_code, self.times = 0, Stopwatch()
+        with contextlib.closing(self.driver.run(state, self._orders())) as reports:
+            for progress in reports:
+                self.watchdog.alive()
+                with tag_component("checkpointer"):
+                    self.checkpointer.check()
+                self.progress = progress
+                self.record = self.recorder.record(
+                    progress, self.times, self.driver.program.seconds
+                )
+                self.is_due = self.budget.is_due(self.budget.frames(self.totals))
+                if progress.state is not None and (progress.request or self.is_due):
+                    self.state = progress.state
+                for callback in self.callbacks:
+                    callback.on_record(self, self.record)
+                if self.state is not progress.state:  # no boundary
+                    continue
+                wish = _agreed(max([*map(self._ask, self.callbacks), self._wish()]))
+                if wish >= Wish.SAVE or progress.request:
+                    self._save()
+                if wish is Wish.LEAVE:  # the signal may have been another process's
+                    exit_code = self.signals.exit_code or PREEMPTED
+                if wish >= Wish.LEAVE:
+                    break
+        with tag_component("checkpointer"):
+            self.checkpointer.wait()
+        return exit_code
+
+    def _ask(self, callback: Callback) -> Wish:
+        wish = callback.on_boundary(self)
+        return Wish.END if wish is True else Wish(wish or Wish.NONE)
+
+    def _wish(self) -> Wish:
+        if self.budget.reason_to_end(self.totals):
+            return Wish.END
+        return Wish.NONE if self.signals.exit_code is None else Wish.LEAVE
+
+    def _orders(self) -> Orders:
+        budget, interval = self.budget, self.experiment.save_seconds
+
+        def request() -> Request:
+            """Ask for a boundary, to stop or to save, whatever the length of a chunk."""
+            unsaved = self.times.since("time_save")
+            is_over = budget.reason_to_end(self.totals, self.times.since_lap())
+            if self.signals.exit_code or is_over or unsaved >= interval > 0:
+                return Request.UPDATE_END
+            is_last_chance = unsaved + self.recorder.chunk_seconds >= interval
+            return Request.CHUNK_END if is_last_chance else Request.NONE
+
+        def change() -> Blueprint | None:
+            blueprint, self._pending = self._pending, None
+            return blueprint
+
+        return Orders(
+            num_updates=lambda updates: budget.num_updates(self.totals, updates),
+            is_boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
+            request=request,
+            change=change,
+        )
+
+    def _save(self) -> None:
+        best = self.recorder.best_saved()
+        metadata = {
+            "totals": dataclasses.asdict(self.totals),
+            "experiment": redact(self.config["experiment"], stable=True),
+            **dataclasses.asdict(self.history),
+            "best": None if best is None else dataclasses.asdict(best),
+            "changes": self.changes,
+        }
+        for callback in self.callbacks:
+            if taken := metadata.keys() & (saved := callback.saved()).keys():
+                names = ", ".join(sorted(taken))
+                raise ConfigError(f"{type(callback).__name__} saves {names}, as another part does.")
+            metadata |= saved
+        with tag_component("checkpointer"):
+            self.checkpointer.save(self.totals.updates, self.state, metadata)
+        self._last_saved = self.totals.updates
+        for callback in self.callbacks:
+            if type(callback).on_save is not Callback.on_save:
+                with tag_component("checkpointer"):
+                    self.checkpointer.wait()
+                callback.on_save(self)
+        self.times.add("time_save")
+        self.watchdog.alive()
+
+    def _sealed(self) -> None:
+        for callback in self.callbacks:
+            callback.on_seal()
+
+    def _first_state(self, begin: Begin | None) -> TrainState:
+        begin = begin or recorded_begin(self.directory, self.driver)
+        if self.is_main:
+            seal_json(self.directory / CONFIG, self.config | (begin.entries if begin else {}))
+        self.driver.program()  # compiles side by side with that of the initial state
+        if begin is None:
+            return self.driver.init(self.experiment.key)
+        state, totals = begin.first_state(self.driver, self.experiment.key)
+        self.recorder.restore(totals)
+        return state
+
+    def _restored_state(self) -> TrainState | None:
+        """Return the newest checkpoint's state, None if the run ended before its first save."""
+        settings = self.config["experiment"]
+        check_same_environment(self.directory, self.driver.env)
+        if not self.checkpointer.has_saved():
+            check_may_begin_again(self.directory, settings)
+            if self.is_main:
+                _LOG.warning("The run ended before its first save, so it begins again.")
+            return None
+        restored = self.checkpointer.restore(self.driver.abstract_state)
+        metadata, state = restored.metadata, restored.state
+        check_metadata(metadata)
+        check_same_experiment(metadata["experiment"], settings)
+        totals, best = Totals(**metadata["totals"]), metadata.get("best")
+        self.budget.check_left(metadata["experiment"]["frames"], totals)
+        self.history.restore(metadata, self.directory)
+        if self.is_main:
+            update_config(self.directory, settings)
+            if not self.driver.continues_episodes(state):
+                _LOG.warning("The environments begin new episodes; all else continues as saved.")
+            self.history.warn()
+        self.recorder.restore(totals, best and Best(**best))
+        if changed := metadata.get("changes"):
+            self.change(changed)
+            names = ", ".join(name for name, _ in leaves(self.changes))
+            _LOG.warning("The run goes on with the numbers that have changed: %s.", names)
+        for callback in self.callbacks:
+            callback.restore(self, metadata)
+        self._last_saved = restored.step
+        return state
+
+    def _stalled(self, message: str) -> None:
+        error = StallError(f"{message}: the run in {self.directory} is ended, and can be resumed.")
+        self.report_fault(error)
+        self.signals.abort(error)
+
+    def report_fault(self, error: Exception) -> None:
+        """Write `crash.json`; the loss of a process is not written over the fault that it had."""
+        if isinstance(error, PeerLostError) and (self.directory / CRASH).exists():
+            return
+        write_crash(
+            self.directory,
+            error,
+            component=getattr(error, "component", "learner"),
+            last_update=self.totals.updates,
+            last_checkpoint=self._last_saved,
+            experiment=self.config["experiment"],
+        )
+
+
+def _agreed(wish: Wish) -> Wish:
+    """Return the largest wish of all processes, whose clocks and signals differ."""
+    return Wish(sum(any_process(*(wish >= lower for lower in Wish if lower))))
