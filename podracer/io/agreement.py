@@ -13,10 +13,16 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
 from podracer.errors import CheckpointError, PodracerError, StorageError
-from podracer.io.edits import encode_json
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import write_bytes
-from podracer.io.seal import MANIFEST, check_digests, check_files, digest_files, read_sealed_json
+from podracer.io.seal import (
+    MANIFEST,
+    check_digests,
+    check_files,
+    digest_files,
+    encode_json,
+    read_sealed_json,
+)
 
 _REQUEST = 10**12  # and a step, of which each process verifies a share; no step is so large
 _BARRIER_MILLISECONDS = 600_000  # as long as Orbax waits for its processes

@@ -32,10 +32,9 @@ from podracer.io.agreement import (
     verify_with_others,
 )
 from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
-from podracer.io.edits import encode_json
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
-from podracer.io.seal import MANIFEST, is_there, seal, seal_json, verify_seal
+from podracer.io.seal import MANIFEST, encode_json, is_there, seal, seal_json, verify_seal
 from podracer.io.steps import (
     CHECKPOINTS,
     FORMAT,

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from podracer.errors import StorageError
-from podracer.io.edits import holds_sealed
 from podracer.io.reading import LARGE_FILE, parse_object, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
-from podracer.io.seal import retry_reading
+from podracer.io.seal import holds_sealed, retry_reading
 from podracer.io.sinks import Record, parse_record, plain
 
 _LOG = logging.getLogger("podracer")

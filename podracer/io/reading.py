@@ -54,6 +54,13 @@ def parse_object(text: bytes | str | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, an empty one if there is none; a link is not followed."""
+    with contextlib.suppress(OSError, CheckpointError):
+        return {} if path.is_symlink() else parse_object(read_limited(path))
+    return {}
+
+
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file that may be growing, the last one maybe torn.
 

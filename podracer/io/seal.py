@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io.edits import encode_sealed
 from podracer.io.reading import MALFORMED, naming, open_regular, read_limited
 from podracer.io.run_directory import fsync_directory, write_bytes
 from podracer.io.text import mode_of
@@ -36,6 +35,22 @@ def check_is_run(directory: Path) -> None:
     """Raise `ConfigError` if `directory` holds no run."""
     if not (directory / CONFIG).is_file():
         raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
+
+
+def encode_json(obj: Any) -> bytes:
+    """Encode `obj` canonically, so that equal content means equal bytes."""
+    return json.dumps(obj, sort_keys=True, indent=1).encode()
+
+
+def encode_sealed(body: dict[str, Any]) -> bytes:
+    """Encode `body` as the content of a sealed file, which holds its own SHA-256."""
+    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+
+
+def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
+    """Return whether the content of a file of records begins with those that were sealed."""
+    size = int(sealed["size"])
+    return size <= len(data) and hashlib.sha256(data[:size]).hexdigest() == sealed["sha256"]
 
 
 def seal_json(path: Path, body: dict[str, Any]) -> None:

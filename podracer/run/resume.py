@@ -12,9 +12,8 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import read_config, to_json, without_retired
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.differences import differences
-from podracer.io.edits import encode_json
 from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
-from podracer.io.seal import CONFIG, seal_json
+from podracer.io.seal import CONFIG, encode_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.text import redact
 

@@ -19,10 +19,10 @@ from podracer.drivers.selection import PopulationBased, Range, Rule, Selection
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.checkpoint import Restored
 from podracer.io.crash import CRASH
-from podracer.io.edits import holds_sealed, read_object
 from podracer.io.jsonl import read_records
+from podracer.io.reading import read_object
 from podracer.io.run_directory import write_json
-from podracer.io.seal import CONFIG
+from podracer.io.seal import CONFIG, holds_sealed
 from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.scores.runs import RunRecords, members_of
 from podracer.scores.score import returns_of

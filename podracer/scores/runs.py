@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from podracer.errors import ConfigError
+from podracer.io import reading
 from podracer.io.crash import CRASH
 from podracer.io.differences import leaves
-from podracer.io.edits import newest_metadata
 from podracer.io.json_schema import anything, conforms
-from podracer.io.reading import read_limited
 from podracer.io.sinks import PARENT, group, read_metrics
 from podracer.io.text import redact
 from podracer.scores.score import (
@@ -164,7 +163,10 @@ class RunRecords:
     @property
     def versions(self) -> dict[str, list[str]]:
         """Versions of podracer and JAX that the run has had, one after the other."""
-        attempts = newest_metadata(self.top.path).get("versions") if self.top.path else None
+        steps = self.top.path.glob(f"checkpoints/{'[0-9]' * 12}") if self.top.path else ()
+        metas = (reading.read_object(step / "meta.json") for step in sorted(steps, reverse=True))
+        metadata = next((x for meta in metas if isinstance(x := meta.get("metadata"), dict)), {})
+        attempts = metadata.get("versions")
         attempts = attempts if isinstance(attempts, list) else [self.config.get("versions")]
         attempts = [attempt for attempt in attempts if isinstance(attempt, dict)]
         return {
@@ -258,7 +260,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file of a run, without secrets; empty where there is no file."""
     try:
-        content = json.loads(read_limited(path)) if path.is_file() else {}
+        content = json.loads(reading.read_limited(path)) if path.is_file() else {}
         is_sound = isinstance(content.get("experiment", {}), dict)
     except (ValueError, RecursionError, AttributeError):
         content, is_sound = {}, False

@@ -37,8 +37,8 @@ from podracer.io.checkpoint import (
     schema,
     stored_fingerprint,
 )
-from podracer.io.edits import encode_json, encode_sealed
 from podracer.io.schema import leaves_by_path
+from podracer.io.seal import encode_json, encode_sealed
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import LearnerState
 

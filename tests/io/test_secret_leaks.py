@@ -27,7 +27,7 @@ from podracer.envs.catalog import ENVIRONMENTS, Entry
 from podracer.envs.catch import Catch
 from podracer.fields import static, struct
 from podracer.io import text
-from podracer.io.edits import read_object
+from podracer.io.reading import read_object
 from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report

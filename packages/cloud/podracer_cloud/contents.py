@@ -23,10 +23,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from podracer.errors import CheckpointError, StorageError
-from podracer.io.edits import encode_sealed
 from podracer.io.reading import MALFORMED, parse_object
 from podracer.io.run_directory import check_room, fsync_directory, write_bytes
-from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there, read_sealed_json, verify_seal
+from podracer.io.seal import (
+    CHECKPOINTS,
+    CONFIG,
+    MANIFEST,
+    encode_sealed,
+    is_there,
+    read_sealed_json,
+    verify_seal,
+)
 from podracer.io.steps import Report
 from podracer_cloud import store as stores
 from podracer_cloud.lease import Lease

@@ -17,7 +17,7 @@ from typing import Any
 from obstore.exceptions import AlreadyExistsError
 
 from podracer.errors import ConfigError, PodracerError, StorageError
-from podracer.io.edits import encode_sealed
+from podracer.io.seal import encode_sealed
 from podracer_cloud.store import newest_number, numbered, read_sealed, size_of
 
 CLOCK = "leases/clock"  # object that tells the time of a store

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of
-from podracer.io.edits import read_object
+from podracer.io.reading import read_object
 from podracer.io.run_directory import write_json
 from podracer.io.text import print_stderr
 from podracer_cloud.contents import Contents

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from podracer.errors import CheckpointError
-from podracer.io.edits import encode_sealed, read_object
+from podracer.io.reading import read_object
 from podracer.io.run_directory import write_bytes
-from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, is_there
+from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, encode_sealed, is_there
 from podracer.io.steps import (
     SAVED,
     Choice,

@@ -16,8 +16,8 @@ from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io.edits import encode_sealed
 from podracer.io.reading import MALFORMED, parse_object
+from podracer.io.seal import encode_sealed
 
 LARGEST_OBJECT = 2**32  # bytes of one that is read as a whole
 READS = 5  # attempts: an answer may be damaged, and a copy change meanwhile

@@ -33,8 +33,7 @@ from stores import (
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
-from podracer.io.edits import encode_sealed
-from podracer.io.seal import CONFIG
+from podracer.io.seal import CONFIG, encode_sealed
 from podracer_cloud import mirror
 from podracer_cloud.addresses import restore
 from podracer_cloud.lease import Lease

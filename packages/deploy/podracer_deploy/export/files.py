@@ -18,9 +18,9 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.addresses import local_run, output_folder
 from podracer.io.checkpoint import Choice
-from podracer.io.edits import encode_json
 from podracer.io.paths import user_path
 from podracer.io.run_directory import check_room, write_bytes
+from podracer.io.seal import encode_json
 from podracer.io.steps import identity_of
 from podracer.io.text import redact
 from podracer.run.loading import load_run, reopen
