@@ -222,20 +222,11 @@ class Board(tuple[Entry, ...]):
         """Return the number of better entries."""
         return bisect.bisect_left(self, rank(entry), key=rank)
 
-    def with_entry(self, entry: Entry, size: int) -> tuple[Board, tuple[Entry, ...]]:
-        """Return the board with one more entry, and those that leave a board of this size."""
-        place = self.place(entry)
+    def with_entry(self, entry: Entry, size: int) -> Board:
+        """Return the board with one more entry, and of this size at most."""
         entries = list(self)
-        entries.insert(place, entry)
-        dropped = tuple(entries[size:])
-        del entries[size:]
-        board = Board(entries)
-        by_id = {**self.by_id, entry.id: entry}
-        for old in dropped:
-            del by_id[old.id]
-        scores = np.insert(self.scores, place, entry.score)[:size]
-        vars(board).update(scores=scores, by_id=by_id)  # in place of a look at each entry
-        return board, dropped
+        entries.insert(self.place(entry), entry)
+        return Board(entries[:size])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +237,6 @@ class TournamentState:
     board: Board
     pods: Mapping[int, PodState]
     population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
-    dropped: tuple[Entry, ...] = ()  # entries that left the board with the last event
     rejected: int = 0  # rejected reports
     events: int = 1
 
@@ -288,7 +278,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
     """Return the state after one more event."""
-    state = dataclasses.replace(state, events=state.events + 1, dropped=())
+    state = dataclasses.replace(state, events=state.events + 1)
     match event:
         case Rejected():
             return dataclasses.replace(state, rejected=state.rejected + 1)
@@ -304,8 +294,8 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             assert pod.attempt is not None
             entry = join_entry(pod.attempt, event)
             pod = PodState(event.round + 1, newest=entry)
-            board, dropped = state.board.with_entry(entry, state.header.size)
-            state = dataclasses.replace(state, board=board, dropped=dropped)
+            board = state.board.with_entry(entry, state.header.size)
+            state = dataclasses.replace(state, board=board)
         case Failed():
             further = event.frames > pod.frames
             pod = dataclasses.replace(

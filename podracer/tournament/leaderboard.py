@@ -25,7 +25,6 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -175,13 +174,9 @@ class Leaderboard:
                 _check_same(self.state.header, header)
             entries = events.accepted_entries(history)
             names = {entry.checkpoint for entry in entries.values()}
-            existing = {name for name in names if os.path.lexists(self.directory / name)}
-            self._references = Counter(
-                entry.checkpoint for entry in events.kept_entries(self.state)
-            )
-            self._lock, self._copied = threading.Lock(), frozenset[str]()  # see `snapshot`
-            self._unreferenced = existing - self._references.keys()
-            self._with_others = existing  # perhaps beside earlier steps
+            self._existing = {name for name in names if os.path.lexists(self.directory / name)}
+            self._with_others = set(self._existing)  # perhaps beside earlier steps
+            self._lock, self._copied = threading.Lock(), set[str]()  # see `snapshot`
             self._index = self._make_index(entries.values())
             stack.callback(lambda: self._index.close())
             self._stack = stack.pop_all()
@@ -260,7 +255,7 @@ class Leaderboard:
         harmless and the next call completes it.
         """
         with self._lock:
-            names = sorted(self._unreferenced - self._copied)
+            names = sorted(self._existing - self._kept() - self._copied)
             for name in names:
                 if _is_inside(self.directory, name):
                     shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -273,8 +268,12 @@ class Leaderboard:
                         shutil.rmtree(path, ignore_errors=True)
             self._with_others.clear()
             deleted = [n for n in names if not os.path.lexists(self.directory / n)]
-            self._unreferenced.difference_update(deleted)
+            self._existing.difference_update(deleted)
             return tuple(deleted)
+
+    def _kept(self) -> set[str]:
+        """Return the checkpoints that a pod may need."""
+        return {entry.checkpoint for entry in events.kept_entries(self.state)}
 
     def snapshot(self) -> tuple[events.TournamentState, int]:
         """Return the state and the bytes of the log that has led to it, from any thread.
@@ -283,7 +282,7 @@ class Leaderboard:
         copied.
         """
         with self._lock:
-            self._copied = frozenset(self._references)
+            self._copied = self._kept()
             return self.state, self._size
 
     def close(self) -> None:
@@ -300,40 +299,20 @@ class Leaderboard:
         """Append an event that needs no check."""
         with self._lock:
             # The written event is applied, so a replay cannot differ.
-            old_state, self.state = self.state, events.apply_event(self.state, self.append(event))
-            self._follow(event, old_state)
-
-    def _follow(self, event: events.Event, old_state: events.TournamentState) -> None:
-        """Update what is kept beside the state, and the index."""
-        entry = self.state.pods[event.pod].newest if isinstance(event, events.Submitted) else None
-        if entry is not None:
-            self._with_others.add(entry.checkpoint)
-        if not isinstance(event, events.Header):
-            old, pod = (x.pods.get(event.pod, events.PodState()) for x in (old_state, self.state))
-            self._count_references(old, pod, entry)
-        try:
-            self._index.add([entry] if entry else [], self.state.events, self._checksum)
-        except sqlite3.Error:  # damaged, or locked by a reader
-            self._index.close()
-            history, _, _ = read_log(self.directory / LOG)
-            # The event is in the log: if this fails, too, the next one tries again.
-            with contextlib.suppress(sqlite3.Error):
-                self._index = self._make_index(events.accepted_entries(history).values())
-
-    def _count_references(
-        self, old_pod: events.PodState, new_pod: events.PodState, new: events.Entry | None
-    ) -> None:
-        """Update the references after an event of a pod, perhaps with a new entry on the board."""
-        added = [*new_pod.entries, *([] if new is None else [new])]
-        changes = Counter(entry.checkpoint for entry in added)
-        changes.subtract(entry.checkpoint for entry in (*old_pod.entries, *self.state.dropped))
-        for name, change in changes.items():
-            self._references[name] += change
-            if not self._references[name]:
-                del self._references[name]
-                self._unreferenced.add(name)
-            elif change:
-                self._unreferenced.discard(name)
+            self.state = events.apply_event(self.state, self.append(event))
+            is_entry = isinstance(event, events.Submitted)
+            entry = self.state.pods[event.pod].newest if is_entry else None
+            if entry is not None:
+                self._existing.add(entry.checkpoint)
+                self._with_others.add(entry.checkpoint)
+            try:
+                self._index.add([entry] if entry else [], self.state.events, self._checksum)
+            except sqlite3.Error:  # damaged, or locked by a reader
+                self._index.close()
+                history, _, _ = read_log(self.directory / LOG)
+                # The event is in the log: if this fails, too, the next one tries again.
+                with contextlib.suppress(sqlite3.Error):
+                    self._index = self._make_index(events.accepted_entries(history).values())
 
     def append(self, event: events.Event) -> events.Event:
         """Write an event to the log, durably; return it with its time, as it is read back."""
