@@ -74,8 +74,23 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
         for title, content in _installed_sections(path, config).items():
             title = html.escape(title if len(paths) == 1 else f"{name}: {title}")
             of_packages.append(section(title, content))
-    content = _page(loaded, "".join(lineages), "".join(of_packages), refresh)
-    write_bytes(file, content.encode(errors="replace"))
+    title = ", ".join(run.name for run in loaded) if len(loaded) < 4 else f"{len(loaded)} runs"
+    if len({run.top.name for run in loaded}) == 1 < len(loaded):
+        title = f"{loaded[0].top.name}, {len(loaded)} pods"
+    groups = group_runs(loaded)
+    body = [
+        *(crash_note(run) for run in loaded if run.crash),
+        _summary(loaded, seeds.remarks(groups)),
+        _end_note(loaded),
+        section("Scores", seeds.final_scores(groups)),
+        *_learning_sections(groups),
+        section("Lineage", "".join(lineages)),
+        *of_packages,
+        section("Who waits for whom", utilization_section(loaded)),
+        section("Where the time went", _stages(loaded)),
+        section("Configuration", configuration(loaded)),
+    ]
+    write_bytes(file, page(title, body, refresh).encode(errors="replace"))
     return file
 
 
@@ -108,26 +123,6 @@ def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
         except Exception as error:
             _LOG.warning("The report has no section of %s: %s", entry.value, error)
     return sections
-
-
-def _page(runs: Sequence[RunRecords], lineages: str, of_packages: str, refresh: float) -> str:
-    groups = group_runs(runs)
-    title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    if len({run.top.name for run in runs}) == 1 < len(runs):
-        title = f"{runs[0].top.name}, {len(runs)} pods"
-    body = [
-        *(crash_note(run) for run in runs if run.crash),
-        _summary(runs, seeds.remarks(groups)),
-        _end_note(runs),
-        section("Scores", seeds.final_scores(groups)),
-        *(content for _, content in learning_sections(groups)),
-        section("Lineage", lineages),
-        of_packages,
-        section("Who waits for whom", utilization_section(runs)),
-        section("Where the time went", _stages(runs)),
-        section("Configuration", configuration(runs)),
-    ]
-    return page(title, body, refresh)
 
 
 def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:
@@ -193,8 +188,8 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def learning_sections(groups: charts.Groups) -> Iterator[tuple[str, str]]:
-    """Yield sections with learning curves of all metrics that were logged: a name and HTML.
+def _learning_sections(groups: charts.Groups) -> Iterator[str]:
+    """Yield sections of HTML with learning curves of all metrics that were logged.
 
     Each environment has charts of its own, as returns of two have no common measure.
     """
@@ -208,12 +203,14 @@ def learning_sections(groups: charts.Groups) -> Iterator[tuple[str, str]]:
         for name in sorted(keys, key=lambda name: ("loss" not in name, name))
         if group(name) == "learn"
     ]
-    tasks = [panel for panel in metrics if panel.key.startswith(TASK_REWARD)]
-    metrics = [panel for panel in metrics if panel not in tasks]
     for name, title, panels in (
         ("learning", "Learning", LEARNING),
-        ("tasks", "Rewards by task", tasks),
-        ("metrics", "Losses and other metrics", metrics),
+        ("tasks", "Rewards by task", [x for x in metrics if x.key.startswith(TASK_REWARD)]),
+        (
+            "metrics",
+            "Losses and other metrics",
+            [x for x in metrics if not x.key.startswith(TASK_REWARD)],
+        ),
         ("machine", "Machine", MACHINE),
     ):
         parts = []
@@ -221,7 +218,7 @@ def learning_sections(groups: charts.Groups) -> Iterator[tuple[str, str]]:
             block = f"{name} {environment}"
             if content := charts.curves(block, members, panels, num_blocks=len(environments)):
                 parts.append(seeds.environment_title(environment, environments) + content)
-        yield name, section(title, "".join(parts) + lines if parts else "")
+        yield section(title, "".join(parts) + lines if parts else "")
         lines = ""  # said once
 
 

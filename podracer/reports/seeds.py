@@ -17,6 +17,13 @@ _FEWEST = 3  # configurations that are a sweep
 _SPREAD = "95 % interval, or each seed"
 _HEAD = ("Configuration", "Score", _SPREAD, "Mean", "Measure", REMARKS)
 
+_CAPTION = (
+    "A thick line is the mean over the seeds, or pods, of a configuration; of five or more it is "
+    "the interquartile mean, for independent seeds in its 95 % bootstrap interval. It is dashed "
+    "where a run has ended, whose last value counts on. Thin lines are the seeds, and a dotted "
+    "line joins the evaluations of one. All lines are running means over 2 % of a run."
+)
+
 
 def final_scores(groups: Groups) -> str:
     """Return tables of the configurations' scores in each environment, best first, as HTML.
@@ -98,33 +105,5 @@ def counted(members: Sequence[RunRecords]) -> str:
 
 def caption(groups: Groups) -> str:
     """Return what the lines of learning curves are, nothing where no group has several runs."""
-    counted_runs = (count_seeds(members)[0] for members in groups.values())
-    several = [members for members in counted_runs if len(members) > 1]
-    enough = [members for members in several if len(members) >= ENOUGH]
-    kinds = dict.fromkeys("seeds" if are_independent(members) else "pods" for members in several)
-    nouns = " or ".join(kinds)
-    sentences = []
-    if any(map(are_independent, enough)):
-        sentences.append(
-            "A thick line is the interquartile mean over seeds, in its 95 % bootstrap interval."
-        )
-    if not all(map(are_independent, enough)):
-        sentences.append(
-            "The interquartile mean over pods that are not independent has no interval."
-        )
-    if len(enough) < len(several):
-        sentences.append(
-            f"A thick line of fewer than five {nouns} is their mean, which has no interval."
-        )
-    if several:
-        sentences.append(
-            f"Thin lines are the {nouns}. All lines are running means over 2 % of a run."
-        )
-    if any(run.is_evaluated for members in several for run in members):
-        sentences.append(f"A dotted line joins the evaluations of one of the {nouns}.")
-    if any(len({run.last("updates") for run in members}) > 1 for members in several):
-        sentences.append(
-            f"A mean over {nouns} is dashed where one of its runs has ended; that run's last value "
-            "counts on."
-        )
-    return f"<p><small>{' '.join(sentences)}</small></p>" if sentences else ""
+    several = any(len(count_seeds(members)[0]) > 1 for members in groups.values())
+    return f"<p><small>{_CAPTION}</small></p>" if several else ""

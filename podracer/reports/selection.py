@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from podracer.io.sinks import HYPERPARAMETER, PARENT
-from podracer.reports.charts import POD, WINNER, LegendEntry, charts, figure, is_positive, trace
+from podracer.reports.charts import (
+    POD,
+    WINNER,
+    LegendEntry,
+    charts,
+    figure,
+    is_positive,
+    joined,
+    trace,
+)
 from podracer.scores.runs import has_selection, read_records
 from podracer.scores.score import returns_of
 
@@ -75,17 +84,16 @@ def _lines(
     From each selection one leads from the parent's value to the pod's own, which it has until the
     next selection is near.
     """
-    x, y = [], []
+    lines = []
     for step, shown in enumerate(pods):
         begin, end = updates[step : step + 2]
         if step:
             earlier = begin - 0.2 * (begin - updates[step - 1])
-            x += [earlier, begin, None] * len(shown)
             sources = values[step - 1][parents[step - 1][shown]]
-            for source, value in zip(sources, values[step][shown], strict=True):
-                y += [source, value, None]
+            lines += [
+                [(earlier, source), (begin, value)]
+                for source, value in zip(sources, values[step][shown], strict=True)
+            ]
         end -= 0.2 * (end - begin) * (step + 1 < len(pods))
-        x += [begin, end, None] * len(shown)
-        for value in values[step][shown]:
-            y += [value, value, None]
-    return np.array(x, float), np.array(y, float)
+        lines += [[(begin, value), (end, value)] for value in values[step][shown]]
+    return joined(lines)

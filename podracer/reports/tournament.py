@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from podracer.io.paths import user_path
@@ -17,6 +16,7 @@ from podracer.reports.run import configuration
 from podracer.scores.format import clock, compact
 from podracer.scores.runs import RunRecords
 from podracer.tournament import events
+from podracer.tournament.leaderboard import read_events
 
 _NAMED = 24  # ancestors
 _ERRORS = "<p><small>Scores are mean returns &plusmn; their standard errors.</small></p>"
@@ -29,23 +29,25 @@ def write_tournament_report(directory: Path, file: Path, refresh: float = 0) -> 
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
     directory, file = user_path(directory).resolve(), user_path(file)
-    log = tournament_log.read_tournament_log(directory)
+    log = tournament_log.TournamentLog(read_events(directory))
     events.check_settings(log.state.header)
-    body = dict(tournament_sections(log)).values()
-    settings = section("Configuration", configuration(_experiments(log)))
-    content = page(directory.name, [*body, settings], refresh)
-    write_bytes(file, content.encode(errors="replace"))
+    head, rows = tournament_log.board_rows(log.state.board)
+    note = _ERRORS if any(entry.episodes > 1 for entry in log.state.board) else ""
+    failures = [
+        [clock(log.since(event.time)), *cells] for event in log.events if (cells := _failure(event))
+    ]
+    failure_head = ["Time", "Pod", "Round", "What", "Reason"]
+    body = [
+        tiles(facts(log)),
+        section("Leaderboard", note + table(head, rows) if rows else ""),
+        section("Scores", pictures.scores(log)),
+        section("Lineage", ancestry(log) + pictures.lineage(log)),
+        section("Hyperparameters", pictures.hyperparameters(log)),
+        section("Failures", table(failure_head, failures) if failures else ""),
+        section("Configuration", configuration(_experiments(log))),
+    ]
+    write_bytes(file, page(directory.name, body, refresh).encode(errors="replace"))
     return file
-
-
-def tournament_sections(log: tournament_log.TournamentLog) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a page: a name and HTML, empty where there is nothing to show."""
-    yield "overview", tiles(facts(log))
-    yield "leaderboard", section("Leaderboard", leaderboard(log))
-    yield "scores", section("Scores", pictures.scores(log))
-    yield "lineage", section("Lineage", ancestry(log) + pictures.lineage(log))
-    yield "hyperparameters", section("Hyperparameters", pictures.hyperparameters(log))
-    yield "failures", section("Failures", failures(log))
 
 
 def facts(log: tournament_log.TournamentLog) -> dict[str, str]:
@@ -76,13 +78,6 @@ def facts(log: tournament_log.TournamentLog) -> dict[str, str]:
     }
 
 
-def leaderboard(log: tournament_log.TournamentLog) -> str:
-    """Return a table of the entries, best first, under a sentence on their scores."""
-    head, rows = tournament_log.board_rows(log.state.board)
-    note = _ERRORS if any(entry.episodes > 1 for entry in log.state.board) else ""
-    return note + table(head, rows) if rows else ""
-
-
 def ancestry(log: tournament_log.TournamentLog) -> str:
     """Return a sentence about the ancestors of the winner."""
     if not log.ancestry:
@@ -94,17 +89,7 @@ def ancestry(log: tournament_log.TournamentLog) -> str:
     return f"<p><b>{best}</b> descends from {', '.join(ancestors[:_NAMED])}{remainder}.</p>"
 
 
-def failures(log: tournament_log.TournamentLog) -> str:
-    """Return the failures in the order of time."""
-    rows = [
-        [clock(log.since(event.time)), *cells]
-        for event in log.events
-        if (cells := _failure_cells(event))
-    ]
-    return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
-
-
-def _failure_cells(event: events.Event) -> list[str]:
+def _failure(event: events.Event) -> list[str]:
     match event:
         case events.Failed():
             return [str(event.pod), str(event.round), "failed", event.reason]

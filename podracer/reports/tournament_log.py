@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from podracer.scores.format import clock, compact, number
 from podracer.scores.runs import acting_text
@@ -18,7 +17,6 @@ from podracer.tournament.events import (
     lineage,
     state_after,
 )
-from podracer.tournament.leaderboard import read_events
 
 Link = tuple[Entry, Entry]  # from the first to the second
 
@@ -69,11 +67,6 @@ class TournamentLog:
         for entry in self.entries.values():
             by_pod.setdefault(entry.pod, []).append(entry)
         return [link for entries in by_pod.values() for link in itertools.pairwise(entries)]
-
-
-def read_tournament_log(directory: Path) -> TournamentLog:
-    """Read the log of a tournament, which may still be running. Raises as `read_events` does."""
-    return TournamentLog(read_events(directory))
 
 
 def recipe_of(entry: Entry) -> str:

@@ -66,18 +66,15 @@ def score_of_runs(
     """
     counted, repeated = count_seeds(members)
     is_evaluation = any(run.is_evaluated for run in counted)
-    finals = {run.name: run.final for run in counted}
-    if is_evaluation:  # a run without one has another measure
-        finals = {
-            run.name: finals[run.name]
-            if run.is_evaluated or run.has_diverged
-            else (math.nan, NOT_EVALUATED)
-            for run in counted
-        }
-    reasons: dict[str, list[str]] = {}
+    values, reasons = list[float](), dict[str, list[str]]()
     for run in counted:
-        if reason := finals[run.name][1]:
+        value, reason = run.final
+        if is_evaluation and not run.is_evaluated and not run.has_diverged:
+            reason = NOT_EVALUATED  # its return is another measure
+        if reason:
             reasons.setdefault(reason, []).append(run.label)
+        else:
+            values.append(value)
     if unfinished := [run.label for run in counted if run.is_unfinished]:
         reasons["not at the end of training"] = unfinished
     marks = [
@@ -97,8 +94,9 @@ def score_of_runs(
     if repeated:
         marks.append(_listed([f"{name} is a {relation}" for name, relation in repeated.items()]))
     marks += _mixed_versions(counted)
-    values = np.array([value for value, reason in finals.values() if not reason], float)
-    return Score(values, len(counted), len(members), independent, is_evaluation, tuple(marks))
+    return Score(
+        np.array(values), len(counted), len(members), independent, is_evaluation, tuple(marks)
+    )
 
 
 def count_seeds(members: Sequence[RunRecords]) -> tuple[list[RunRecords], dict[str, str]]:

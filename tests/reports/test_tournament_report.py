@@ -19,11 +19,7 @@ from podracer.cli import main as cli
 from podracer.errors import ConfigError
 from podracer.reports.standings import LiveStandings, entry_as_json
 from podracer.reports.tournament import write_tournament_report
-from podracer.reports.tournament_log import (
-    TournamentLog,
-    read_tournament_log,
-    varying_hyperparameters,
-)
+from podracer.reports.tournament_log import TournamentLog, varying_hyperparameters
 from podracer.tournament import leaderboard
 from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, state_after
 from podracer.tournament.leaderboard import Leaderboard
@@ -163,7 +159,7 @@ def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
         submit(board, first, 5.0)
     with Leaderboard(tmp_path) as board:
         start(board, 0, "p0r0")
-    log = read_tournament_log(tmp_path)
+    log = TournamentLog(leaderboard.read_events(tmp_path))
     assert log.seconds == 30.0  # ten for each event; nothing passed between the processes
 
 
@@ -222,7 +218,7 @@ def test_a_page_is_self_contained_and_draws_what_the_log_says(page):
 
 
 def test_links_follow_parents_and_pods(tournament):
-    log = read_tournament_log(tournament)
+    log = TournamentLog(leaderboard.read_events(tournament))
     assert [(a.id, b.id) for a, b in log.links(log.ancestry)] == [("p0r0", "p1r1")]
     assert [(a.id, b.id) for a, b in log.pods()] == [("p0r0", "p0r1"), ("p1r0", "p1r1")]
     assert varying_hyperparameters(log.entries.values()) == ["learning_rate"]
@@ -230,7 +226,7 @@ def test_links_follow_parents_and_pods(tournament):
 
 
 def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
-    events = read_tournament_log(tournament).events
+    events = leaderboard.read_events(tournament)
     lines = (tournament / "leaderboard.jsonl").read_text().splitlines(keepends=True)
     for count in (1, 2, 5):
         directory = tmp_path / f"after {count}"
