@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -78,11 +79,13 @@ def vectors(record: Record) -> dict[str, Any]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all records of a `metrics.jsonl`, oldest first, without a torn last line.
 
+    There are none where there is no file.
     Raises `StorageError` for any other line that is not a record: an object of numbers, lists of
     numbers and nulls.
     """
     records = []
-    for number, line in enumerate(read_lines(path), 1):
+    lines = read_lines(path) if os.path.exists(path) else ()
+    for number, line in enumerate(lines, 1):
         if (record := parse_record(line)) is not None:
             records.append(record)
         elif line.endswith(b"\n"):

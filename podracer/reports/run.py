@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from podracer.io.addresses import local_run
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
@@ -24,8 +22,8 @@ from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports import charts, seeds
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.selection import lineage_figures
-from podracer.reports.timeline import utilization_facts, utilization_section
-from podracer.scores.format import clock, compact, number, percent
+from podracer.scores.facts import facts, verdict
+from podracer.scores.format import clock, percent
 from podracer.scores.runs import (
     RunRecords,
     as_text,
@@ -35,10 +33,6 @@ from podracer.scores.runs import (
 
 _LOG = logging.getLogger("podracer")
 
-_ENDS = {
-    "target_return": "an evaluation reached the target return",
-    "max_seconds": "its time was over",
-}
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 
 RETURNS = charts.Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
@@ -78,6 +72,11 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
     if len({run.top.name for run in loaded}) == 1 < len(loaded):
         title = f"{loaded[0].top.name}, {len(loaded)} pods"
     groups = group_runs(loaded)
+    waits = []
+    for run in loaded:
+        if text := html.escape(verdict(run)):
+            name = f"<b>{html.escape(run.name)}</b>: " if len(loaded) > 1 else ""
+            waits.append(f"<p>{name}{text}</p>")
     body = [
         *(crash_note(run) for run in loaded if run.crash),
         _summary(loaded, seeds.remarks(groups)),
@@ -86,7 +85,7 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
         *_learning_sections(groups),
         section("Lineage", "".join(lineages)),
         *of_packages,
-        section("Who waits for whom", utilization_section(loaded)),
+        section("Who waits for whom", "".join(waits)),
         section("Where the time went", _stages(loaded)),
         section("Configuration", configuration(loaded)),
     ]
@@ -126,54 +125,17 @@ def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:
-    facts = [
-        _facts(run) | ({seeds.REMARKS: notes[run.name]} if run.name in notes else {})
-        for run in runs
+    rows = [
+        facts(run) | ({seeds.REMARKS: notes[run.name]} if run.name in notes else {}) for run in runs
     ]
     if len(runs) == 1:
-        return tiles(facts[0])
-    names = dict.fromkeys(name for row in sorted(facts, key=len, reverse=True) for name in row)
+        return tiles(rows[0])
+    names = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     for name in ("Evaluation policy", "Recipe", "Device", "Versions"):  # below, where all share it
-        if len({row.get(name) for row in facts}) == 1:
+        if len({row.get(name) for row in rows}) == 1:
             names.pop(name, None)
-    rows = (
-        [run.name, *(row.get(name, "-") for name in names)]
-        for run, row in zip(runs, facts, strict=True)
-    )
-    return table(["Run", *names], rows)
-
-
-def _facts(run: RunRecords) -> dict[str, str]:
-    """Return the row of a run in the summary."""
-    keys = ("frames_per_second", "time_compile")
-    pace, compiled = (run.series(key, "updates")[1] for key in keys)
-    device, versions = run.config.get("device", "-"), run.config.get("versions")
-    if isinstance(device, dict):
-        device = f"{device.get('devices', 1)} x {device.get('kind', device.get('platform', '?'))}"
-    versions = versions if isinstance(versions, dict) else {}
-    limit = run.settings.get(run.early_end, "")
-    acting, distinct = {}, run.last("evaluation_distinct_episodes")
-    if distinct is not None and run.acting:
-        count = f"{distinct:.4g} of {run.settings.get('evaluation_episodes', '?')}"
-        acting = {"Evaluation policy": run.acting, "Distinct episodes": count}
-    versions_text = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
-    return {
-        "Final evaluation": number(run.final[0] if run.is_evaluated else None),
-        "Best evaluation": number(run.best_evaluation),
-        "Final return": number(run.final_return),
-        "Frames": compact(run.last("frames")),
-        "Updates": f"{run.last('updates') or 0:,}",
-        "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
-        "Wall time": clock(run.last("seconds")),
-        **({"Ended early": f"{_ENDS[run.early_end]}, {limit}"} if run.early_end else {}),
-        "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
-        **acting,
-        **utilization_facts(run),
-        "Recipe": run.recipe,
-        "Seed": run.settings.get("seed", "-"),
-        "Device": str(device),
-        "Versions": ", ".join(versions_text) or "-",
-    }
+    cells = ([row.get(name, "-") for name in names] for row in rows)
+    return table(["Run", *names], ([run.name, *x] for run, x in zip(runs, cells, strict=True)))
 
 
 def _end_note(runs: Sequence[RunRecords]) -> str:

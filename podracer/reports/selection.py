@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.io.sinks import HYPERPARAMETER, PARENT
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.reports.charts import (
     POD,
     WINNER,
@@ -19,7 +19,7 @@ from podracer.reports.charts import (
     joined,
     trace,
 )
-from podracer.scores.runs import has_selection, read_records
+from podracer.scores.runs import has_selection
 from podracer.scores.score import returns_of
 
 _LEGEND = (LegendEntry("a pod", POD), LegendEntry("the best pod and its ancestors", WINNER))
@@ -31,7 +31,7 @@ def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str
     `experiment` is the run's own as JSON. Returns nothing for a run without a selection. The best
     pod stands out with its ancestors, if one has a return.
     """
-    records = read_records(path / "pods.jsonl") if has_selection(experiment) else []
+    records = read_metrics(path / "pods.jsonl") if has_selection(experiment) else []
     selections = [record for record in records if PARENT in record]
     if not selections:
         return ""

@@ -1,6 +1,6 @@
 """Progress of a run: a panel on the terminal or in a notebook, elsewhere lines; its closing lines.
 
-The panel is one table of rich.
+What they show of a run is chosen in `scores/facts.py`, also for its page.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from podracer.config.serialization import to_json
 from podracer.io.directories import quoted_path, short_path
 from podracer.io.sinks import Record, Sink, group
+from podracer.scores.facts import facts
 from podracer.scores.format import clock, compact, number, percent
-from podracer.scores.runs import acting_text, read_run
-from podracer.scores.score import UNFINISHED, whole_return
+from podracer.scores.runs import RunRecords, read_run
 
 if TYPE_CHECKING:
     from podracer.run.result import RunInfo
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
 _MAX_WIDTH = 120
 _NUM_METRICS = 6
+_NUM_RECORDS = 64  # the panel is about these, and about the first one and all with an evaluation
 _NOTEBOOK_SECONDS = 0.5  # between two pictures in a notebook
 
 
@@ -71,10 +73,8 @@ class Console:
         from podracer.devices.memory import format_bytes  # imports JAX
 
         experiment, memory = run.experiment, format_bytes(run.state_bytes)
-        acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
-        self._acting = acting if experiment.evaluations else ""
+        self._run = RunRecords(run.run_dir.name, {"experiment": to_json(experiment)}, [], {})
         self._total = experiment.frames * max(1, len(experiment.pods))
-        self._title = run.run_dir.name
         parts = [experiment.recipe, run.devices, f"{memory} of state on each"]
         resumed = f"resumed from update {run.resumed_from}"
         self._about = parts if run.resumed_from is None else [resumed, *parts]
@@ -83,17 +83,12 @@ class Console:
         self._shown_at = -math.inf
         self._unprinted: Record | None = None
         self._started = time.monotonic()
-        self._latest: dict[str, Any] = {}
-        self._evaluated: Record = {}  # the last record with an evaluation
-        self._best: float | None = None
-        self._pace: deque[tuple[int, float]] = deque(maxlen=64)
+        self._old: list[dict[str, Any]] = []  # the first record, and all with an evaluation
+        self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_RECORDS)
         self._is_closed = False
         self._lock = threading.Lock()  # the panel is drawn by a thread of rich
         self._live: Live | None = None
         self._cell: Any = None  # handle of the panel in a notebook
-        self._start()
-
-    def _start(self) -> None:
         terminal = self._terminal
         unicode = (terminal.encoding or "").lower().startswith("utf")
         if terminal.is_jupyter and self._file is sys.stdout:  # rich's own needs ipywidgets there
@@ -105,14 +100,19 @@ class Console:
             atexit.register(self.close)
             self._live.start()
         else:
-            acting = self._acting and f"{self._acting} evaluation"
+            acting = f"{self._run.acting} evaluation" if experiment.evaluations else ""
             context = " ".join(f"[{part}]" for part in [*self._about, acting] if part)
+            text = f"{self._run.name} {context} {self._total:,} frames"
             with contextlib.suppress(OSError):  # a broken pipe must not end the run
-                print(self._title, context, f"{self._total:,} frames", file=self._file, flush=True)
+                print(text, file=self._file, flush=True)
 
     def write(self, record: Record) -> None:
         with self._lock:
-            self._remember(record)
+            self._recent.append(dict(record))
+            if not self._old or "evaluation_return" in record:
+                self._old.append(dict(record))
+            records = {x["updates"]: x for x in (*self._old, *self._recent)}
+            self._run.records[:] = records.values()
         if self._live is not None:
             return
         self._unprinted = record
@@ -138,24 +138,17 @@ class Console:
         else:
             print(line(record, self._total), file=self._file, flush=True)
 
-    def _remember(self, record: Record) -> None:
-        self._latest |= {key: value for key, value in record.items() if value is not None}
-        evaluation = whole_return(record)
-        if "evaluation_return" in record:
-            self._evaluated = record
-        if evaluation is not None:
-            self._best = evaluation if self._best is None else max(self._best, evaluation)
-        if "seconds" in self._latest:
-            self._pace.append((self._latest["frames"], self._latest["seconds"]))
-
     def panel(self) -> RenderableType:
+        passed = clock(time.monotonic() - self._started)
+        self._spinner.update(text=Text(f"compiling, then the first updates  {passed}"))
         with self._lock:
-            body = Group(self._progress(), Text(), self._figures()) if self._pace else self._wait()
+            is_begun = bool(self._run.records)
+            body = Group(self._progress(), Text(), self._facts()) if is_begun else self._spinner
         return Panel(
             body,
-            title=Text.assemble(" ", (self._title, "bold"), " "),
+            title=Text.assemble(" ", (self._run.name, "bold"), " "),
             title_align="left",
-            subtitle=Text(f" {'  ·  '.join(self._about)} ", "dim") if self._about else None,
+            subtitle=Text(f" {'  ·  '.join(self._about)} ", "dim"),
             subtitle_align="right",
             box=box.ROUNDED,
             border_style="cyan",
@@ -163,15 +156,12 @@ class Console:
             width=min(_MAX_WIDTH, self._terminal.width),
         )
 
-    def _wait(self) -> RenderableType:
-        passed = clock(time.monotonic() - self._started)
-        self._spinner.update(text=Text(f"compiling, then the first updates  {passed}"))
-        return self._spinner
-
     def _progress(self) -> Table:
-        frames = min(self._latest["frames"], self._total)
-        (first, start), (last, end) = self._pace[0], self._pace[-1]
-        pace = (end - start) / (last - first) if last > first else math.nan
+        positions, seconds = (x[-_NUM_RECORDS:] for x in self._run.series("seconds", "frames"))
+        frames = min(self._run.last("frames") or 0, self._total)
+        pace = math.nan
+        if len(positions) and positions[-1] > positions[0]:
+            pace = (seconds[-1] - seconds[0]) / (positions[-1] - positions[0])
         left = "ended" if self._is_closed else f"{clock(pace * (self._total - frames))} left"
         left = "done" if frames == self._total else left
         row = Table.grid(expand=True, padding=(0, 2, 0, 0))
@@ -181,91 +171,49 @@ class Console:
         bar = ProgressBar(
             total=self._total, completed=frames, complete_style="cyan", finished_style="green"
         )
-        row.add_row(bar, Text(f"{math.floor(100 * frames / self._total)} %", "bold"), left)
+        share = f"{compact(frames)}/{compact(self._total)}  {100 * frames // self._total:.0f} %"
+        row.add_row(bar, Text(share, "bold"), left)
         return row
 
-    def _figures(self) -> Table:
-        """Return the figures of a run and the agent's metrics, two in a row."""
-        latest, evaluated = self._latest, self._evaluated
-        distinct = evaluated.get("evaluation_distinct_episodes")
-        notes = [
-            self._acting,
-            left_out(evaluated),
-            f"best {number(self._best)}" if self._best is not None else "",
-            f"{compact(distinct)} distinct episodes" if distinct is not None else "",
+    def _facts(self) -> Table:
+        """Return the facts about a run and the agent's metrics, two in a row."""
+        last, shown = self._run.last, facts(self._run)
+        names = dict.fromkeys(key for record in self._run.records for key in record)
+        metrics = [key for key in names if group(key) == "learn" and last(key) is not None]
+        metrics.sort(key=lambda x: _FIRST_METRICS.index(x) if x in _FIRST_METRICS else 9)
+        cells = [
+            *((name, text) for name, text in shown.items() if name not in ("Frames", "Seed")),
+            *((key.replace("_", " "), number(last(key))) for key in metrics[:_NUM_METRICS]),
         ]
-        evaluation, note = number(whole_return(evaluated)), "  ".join(filter(None, notes))
-        frames = f"{compact(latest['frames'])}/{compact(self._total)}"
         table = Table.grid(expand=True, padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(style="bold", justify="right", no_wrap=True)
-        table.add_column(style="dim", ratio=1, no_wrap=True, overflow="ellipsis")
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(style="bold", justify="right", no_wrap=True)
-        add, value = table.add_row, latest.get
-        add("episode return", number(value("episode_return")), "", "frames", frames)
-        pace = compact(value("frames_per_second"))
-        add("evaluation", evaluation, note, "frames/second", pace)
-        length, updates = number(value("episode_length")), f"{latest['updates']:,}"
-        add("episode length", length, "", "updates", updates)
-        add("episodes", compact(value("episodes")), "", "time", clock(value("seconds")))
-        names = [k for k, x in latest.items() if group(k) == "learn" and isinstance(x, int | float)]
-        names.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
-        cells = [(key.replace("_", " "), number(latest[key])) for key in names[:_NUM_METRICS]]
+        for _ in range(2):
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(style="bold", ratio=1, overflow="fold")
         for left, right in itertools.zip_longest(cells[::2], cells[1::2], fillvalue=("", "")):
-            add(*left, "", *right)
-        if {"actor_idle", "learner_idle"} & latest.keys():
-            lag = (
-                f"lag {value('lag_mean', math.nan):.1f}  queue {percent(value('queue_occupancy'))}"
-            )
-            idle = percent(value("learner_idle"))
-            add("actors wait", percent(value("actor_idle")), lag, "learner waits", idle)
-        if faults := faults_text(latest):
-            total, _, kinds = faults.partition(" ")
-            add("faults", Text(total, "bold yellow"), kinds)
+            table.add_row(*left, *right)
         return table
-
-
-def faults_text(record: Record) -> str:
-    """Describe the faults of environments that a run has recovered from: `3 (died 2, hung 1)`.
-
-    "" if there was none.
-    """
-    total, prefix = record.get("environment_faults"), "environment_faults_"
-    kinds = {key.removeprefix(prefix): n for key, n in record.items() if key.startswith(prefix)}
-    return f"{total} ({', '.join(f'{kind} {n}' for kind, n in kinds.items())})" if total else ""
-
-
-def left_out(record: Record) -> str:
-    """Describe what the evaluation in a record leaves out: `2 diverged`, `unfinished evaluation`.
-
-    "" if it leaves out nothing.
-    """
-    parts = [UNFINISHED] if record.get("evaluation_unfinished") else []
-    failed = record.get("pods_failed")
-    return ", ".join([*parts, *([f"{failed:g} diverged"] if failed else [])])
 
 
 def line(record: Record, total_frames: int) -> str:
     """Format a record as one line of plain text; columns of successive lines are aligned."""
+    run = RunRecords("", {}, [dict(record)], {})
+    shown = facts(run)
     parts = [
         f"update {record.get('updates', 0):>5}",
-        f"frames {compact(record.get('frames')):>5}/{compact(total_frames)}",
-        f"fps {compact(record.get('frames_per_second')):>5}",
-        f"return {number(record.get('episode_return')):>6}",
-        f"length {number(record.get('episode_length')):>5}",
+        f"frames {shown['Frames']:>5}/{compact(total_frames)}",
+        f"fps {shown['Frames/second']:>5}",
+        f"return {shown['Episode return']:>6}",
+        f"length {shown['Episode length']:>5}",
     ]
-    idle = [record.get("actor_idle"), record.get("learner_idle")]
-    if any(share is not None for share in idle):
-        parts.append(f"idle {'/'.join(percent(share).removesuffix(' %') for share in idle):>5} %")
-    if faults := faults_text(record):
-        parts.append(f"faults {faults}")
-    if "evaluation_return" in record:
-        parts.append(f"eval {number(whole_return(record)):>6}")
-    if record.get("evaluation_distinct_episodes") is not None:
-        parts.append(f"distinct {compact(record['evaluation_distinct_episodes'])}")
-    if text := left_out(record):
-        parts.append(text)
+    if waits := [shown[name] for name in ("Actors wait", "Learner waits") if name in shown]:
+        parts.append(f"idle {'/'.join(waits)}")
+    if "Environment faults" in shown:
+        parts.append(f"faults {shown['Environment faults']}")
+    if run.is_evaluated:
+        parts.append(f"eval {shown['Last evaluation']:>6}")
+        if "Distinct episodes" in shown:
+            parts.append(f"distinct {shown['Distinct episodes']}")
+        parts += run.marks
     return "  ".join(parts).rstrip()
 
 
@@ -283,29 +231,27 @@ def summarize(
     `reason` says why it ended before its frames. The commands are `podracer report` and, if there
     is one, `next_command` with flags: `options`.
     """
-    told = read_run(run)
-    seconds = told.stage_seconds
+    records = read_run(run)
+    shown, seconds = facts(records), records.stage_seconds
     shares = [
         f"{name} {percent(seconds[stage] / sum(seconds.values()))}"
         for stage, name in (("evaluate", "evaluations"), ("save", "saves"))
         if seconds.get(stage)
     ]
-    parts = [f"{compact(told.last('frames'))} frames in {clock(told.last('seconds'))}"]
-    if shares:
-        parts[0] += f" ({', '.join(shares)})"
-    if (episode_return := told.last("episode_return")) is not None:
-        owner = " of the data set" if told.is_replayed else ""
-        parts.append(f"episode return{owner} {number(episode_return)}")
-    if told.is_evaluated:
-        name, (value, mark) = f"{told.acting} evaluation".lstrip(), told.final
-        facts = f"({mark}{', ' if mark else ''}best {number(told.best_evaluation)})"
-        parts.append(f"{name} {number(value)} {facts}")
+    parts = [f"{shown['Frames']} frames in {shown['Wall time']}"]
+    parts[0] += f" ({', '.join(shares)})" if shares else ""
+    if shown["Episode return"] != "-":
+        parts.append(f"episode return {shown['Episode return']}")
+    if records.is_evaluated:
+        mark = f"{records.final[1]}, " if records.final[1] else ""
+        name = f"{records.acting} evaluation".lstrip()
+        parts.append(f"{name} {shown['Last evaluation']} ({mark}best {shown['Best evaluation']})")
     if reason:
         parts.append(reason)
     path = quoted_path(run)
     flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
     rows = [
-        (outcome, ", ".join(parts) if told.records else "nothing was recorded"),
+        (outcome, ", ".join(parts) if records.records else "nothing was recorded"),
         ("Run", short_path(run)),
         ("Next", f"podracer report {path}"),
     ]

@@ -118,7 +118,8 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
     crash = read_object(directory / CRASH)
     run = RunRecords(directory.name, config, read_run(directory), crash, directory)
-    members = members_of(run, records, only_scores=True)
+    last = [record for record in records[-1:] if record is not evaluation]
+    members = members_of(run, [evaluation, *last])  # all that final scores depend on
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, values in enumerate(_hyperparameters(experiment, records, evaluation["updates"])):
         groups.setdefault(values, []).append(number)

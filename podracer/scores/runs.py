@@ -21,7 +21,6 @@ from podracer.io.sinks import PARENT, group, read_metrics
 from podracer.io.text import redact
 from podracer.scores.score import (
     NOT_EVALUATED,
-    best_return,
     final_score,
     has_fault,
     whole_return,
@@ -65,16 +64,11 @@ class RunRecords:
         values = [r[key] for r in self.records if _number(r, key) is not None]
         return values[-1] if values else None
 
-    def progress(self, frames: int | None = None) -> float:
-        """Return the share of the run's frames that are done, or that `frames` of all pods are."""
-        count = (self.top.last("frames") or 0) if frames is None else frames
-        members = max(1, len(pods_in(self.top.config)))
-        return min(count / members / (self._limit("frames") or math.nan), 1.0)
-
     @property
-    def best_evaluation(self) -> float | None:
-        """Highest mean return of an evaluation of whole episodes."""
-        return best_return(self.records)
+    def progress(self) -> float:
+        """Share of the run's frames that are done."""
+        frames = (self.top.last("frames") or 0) / max(1, len(pods_in(self.top.config)))
+        return min(frames / (self._limit("frames") or math.nan), 1.0)
 
     def _limit(self, setting: str) -> float:
         """Return a number of the experiment, NaN where there is none."""
@@ -86,7 +80,7 @@ class RunRecords:
     @property
     def early_end(self) -> str:
         """Field of the experiment by which the run ended before its frames, "" if it has not."""
-        if self.progress() == 1:
+        if self.progress == 1:
             return ""
         evaluations = [r for r in self.top.records if r.get("evaluation_return") is not None]
         reached = whole_return(evaluations[-1]) if evaluations else None
@@ -104,7 +98,7 @@ class RunRecords:
     @property
     def is_unfinished(self) -> bool:
         """Whether the run has not come to an end of its own."""
-        return self.progress() < 1 and not self.early_end and not self.has_diverged
+        return self.progress < 1 and not self.early_end and not self.has_diverged
 
     @property
     def stage_seconds(self) -> dict[str, float]:
@@ -155,7 +149,7 @@ class RunRecords:
         if failed := self.last("pods_failed"):
             marks.append(f"{failed:g} pods diverged")
         if self.is_unfinished:
-            marks.append(f"at {math.floor(100 * self.progress())} % of its frames")
+            marks.append(f"at {math.floor(100 * self.progress)} % of its frames")
         mixed = [(name, texts) for name, texts in self.versions.items() if len(texts) > 1]
         marks += [f"{name} {', then '.join(texts)}" for name, texts in mixed]
         return marks
@@ -233,7 +227,7 @@ def read_run(path: Path, name: str = "") -> RunRecords:
     Raises `ConfigError` and `StorageError` for files that are not a run's.
     """
     config, crash = read_object(path / "config.json"), read_object(path / CRASH)
-    return RunRecords(name or path.name, config, read_records(path / "metrics.jsonl"), crash, path)
+    return RunRecords(name or path.name, config, read_metrics(path / "metrics.jsonl"), crash, path)
 
 
 def read_members(path: Path, name: str = "") -> list[RunRecords]:
@@ -245,16 +239,11 @@ def read_members(path: Path, name: str = "") -> list[RunRecords]:
     if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
         raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     # The pods come first: of a run that goes on, its own records then reach as far.
-    series = read_records(path / "pods.jsonl")
+    series = read_metrics(path / "pods.jsonl")
     run = read_run(path, name)
     has_pods = (path / "pods.jsonl").exists() and pods_in(run.config)
     runs = members_of(run, series) if has_pods else [run]
     return [dataclasses.replace(x, records=[*map(with_parts, x.records)]) for x in runs]
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records in a file as `read_metrics` does, none where there is no file."""
-    return read_metrics(path) if path.exists() else []
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -269,19 +258,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return redact(content, stable=True)
 
 
-def members_of(
-    run: RunRecords, series: Sequence[dict[str, Any]], *, only_scores: bool = False
-) -> list[RunRecords]:
+def members_of(run: RunRecords, series: Sequence[dict[str, Any]]) -> list[RunRecords]:
     """Return each pod of a population as a run with its seed and hyperparameters.
 
-    `series` are the records of all pods. With `only_scores` the members have no records but those
-    that their final scores depend on.
+    `series` are the records of all pods.
     """
     pods, series = pods_in(run.config), pod_records(run.config, series)
     experiment = {k: v for k, v in run.config.get("experiment", {}).items() if k != "pods"}
-    evaluated = [record for record in series if "evaluation_return" in record]
-    if only_scores and evaluated:
-        series = evaluated[-1:] + [record for record in series[-1:] if record is not evaluated[-1]]
     of_run = {record.get("updates"): record for record in run.records}
     shared = {k for r in run.records for k in r if k == "seconds" or group(k) == "time"}
     members = []

@@ -30,9 +30,9 @@ BUDGETS = {
     "networks": 1260,
     "ops": 1620,
     "recipes": 1300,
-    "reports": 2200,
-    "run": 3000,
-    "scores": 740,
+    "reports": 2040,
+    "run": 2950,
+    "scores": 890,
     "testing": 680,
     "tournament": 2950,
 }

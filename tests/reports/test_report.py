@@ -28,7 +28,7 @@ from podracer.reports.run import write_report
 from podracer.reports.selection import lineage_figures
 from podracer.reports.video import write_video
 from podracer.scores.runs import RunRecords, read_members
-from podracer.scores.score import returns_of
+from podracer.scores.score import best_return, returns_of
 from podracer.scores.statistics import (
     ENOUGH,
     bootstrap_interval,
@@ -270,10 +270,10 @@ def test_the_summary_of_one_run(tmp_path):
     page = Page(write_report([make_run(tmp_path / "solo", seed=7)], tmp_path / "report.html"))
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
     assert facts == {
-        "Final evaluation": "0.500", "Best evaluation": "0.900", "Final return": "1.00",
+        "Last evaluation": "0.500", "Best evaluation": "0.900", "Episode return": "1.00",
         "Frames": "12.0k", "Updates": "12", "Frames/second": "2.00M", "Wall time": "0:17",
-        "Compile time": "0:05", "Recipe": "catch", "Seed": "7", "Device": "4 x TPU v5",
-        "Versions": "jax 0.10.2, python 3.11.7",
+        "Episode length": "9.00", "Compile time": "0:05", "Recipe": "catch", "Seed": "7",
+        "Device": "4 x TPU v5", "Versions": "jax 0.10.2, python 3.11.7",
     }  # fmt: skip
     assert "Distinct episodes" not in page.text  # the run is older than their count
     assert "Policy loss" in figures(page.source)
@@ -393,8 +393,8 @@ def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):
     records = [{"evaluation_return": 9.0, "evaluation_unfinished": 3}, {"evaluation_return": 1.0}]
     records = [{"updates": i, "seconds": i, **record} for i, record in enumerate(records, 1)]
     config = {"experiment": {"target_return": 5.0}}
-    assert RunRecords("run", config, records, {}).best_evaluation == 1.0
-    assert RunRecords("run", config, records[:1], {}).best_evaluation is None
+    assert best_return(records) == 1.0
+    assert best_return(records[:1]) is None
     assert RunRecords("run", config, records[:1], {}).early_end == ""
     whole = [records[0], records[1] | {"evaluation_return": 5.0}]
     assert RunRecords("run", config, whole, {}).early_end == "target_return"
@@ -548,7 +548,7 @@ def test_the_summary_of_sebulba_runs(tmp_path):
     page, _ = said(tmp_path, starts=(1, 7), queue=0.2)
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
     assert facts["Policy lag"] == "0.5 mean, 2 max"
-    assert facts["Idle"] == "actors 20 %, learner 0 %"
+    assert (facts["Actors wait"], facts["Learner waits"]) == ("20 %", "0 %")
     assert facts["Environment faults"] == "10"  # five before it was resumed, five after
     assert facts["Emulator frames"] == "48.0k"
     page, _ = said(tmp_path / "without", without=("emulator", "environment"))
@@ -564,8 +564,8 @@ def test_runs_of_both_kinds_are_compared(tmp_path):
     page = Page(write_report(runs, tmp_path / "report.html"))
     rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.source.partition("</table>")[0])
     columns = [re.findall(r"<t[dh]>(.*?)</t[dh]>", cells) for _, cells in rows]
-    idle = columns[0].index("Idle")
-    assert [row[idle] for row in columns[1:]] == ["-", *["actors 60 %, learner 0 %"] * 5]
+    idle = columns[0].index("Actors wait")
+    assert [row[idle] for row in columns[1:]] == ["-", *["60 %"] * 5]
     assert page.text.count("The learner is the bottleneck") == 5
     assert "<b>&lt;b&gt;0</b>: The learner" in page.source
 
@@ -578,7 +578,7 @@ def test_the_only_sebulba_run_among_others_is_named(tmp_path):
 
 def test_a_run_without_actors_has_no_such_section(compared):
     assert "Who waits for whom" not in compared.text
-    assert "Idle" not in compared.text
+    assert "Actors wait" not in compared.text
 
 
 # --- statistics -----------------------------------------------------------------------------------

@@ -428,9 +428,10 @@ def test_a_line_of_the_terminal_names_what_the_evaluation_leaves_out():
     assert line(base, 9).endswith("eval   7.00")
     cut = line({**base, "evaluation_unfinished": 2}, 9)
     assert cut.endswith("eval      -  unfinished evaluation")
-    assert line({**base, "evaluation_return": math.nan}, 9).endswith("eval      -")
+    text = line({**base, "evaluation_return": math.nan}, 9)
+    assert text.endswith("eval      -  evaluation without a finite mean")
     pods = {**base, "pods_failed": 2.0, "evaluation_distinct_episodes": 41 / 9}
-    assert line(pods, 9).endswith("eval   7.00  distinct 4.56  2 diverged")
+    assert line(pods, 9).endswith("eval   7.00  distinct 4.556  2 pods diverged")
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -1,16 +1,22 @@
-"""Utilization of a Sebulba run: how actors and learner spend their time, and which one waits."""
+"""Facts about a run in words: what pages, the live panel and the lines of the terminal show.
+
+Under Sebulba they tell how actors and learner spend their time, and which one waits.
+"""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from podracer.scores.format import compact, percent
+from podracer.scores.format import clock, compact, number, percent
 from podracer.scores.runs import RunRecords
+from podracer.scores.score import best_return
 
+_ENDS = {
+    "target_return": "an evaluation reached the target return",
+    "max_seconds": "its time was over",
+}
 ACTOR_STAGES = (
     "actor_time_environment", "actor_time_inference", "actor_time_transfer",
     "actor_time_parameters", "actor_time_queue",
@@ -36,28 +42,58 @@ class Shares(NamedTuple):
     acting: dict[str, float]  # the working stages of actors by key, largest first, or nothing
 
 
-def utilization_section(runs: Sequence[RunRecords]) -> str:
-    """Return the utilization section of a report: a verdict on each run."""
-    names = [f"<b>{html.escape(run.name)}</b>: " if len(runs) > 1 else "" for run in runs]
-    texts = [html.escape(verdict(run)) for run in runs]
-    return "".join(f"<p>{n}{text}</p>" for n, text in zip(names, texts, strict=True) if text)
+def facts(run: RunRecords) -> dict[str, str]:
+    """Return what is known of a run by name, in the order in which it is shown."""
+
+    def values(key: str) -> np.ndarray:
+        return run.series(key, "updates")[1]
+
+    last, settings, device = run.last, run.settings, run.config.get("device", "")
+    if isinstance(device, dict):
+        device = f"{device.get('devices', 1)} x {device.get('kind', device.get('platform', '?'))}"
+    versions, distinct = run.config.get("versions"), last("evaluation_distinct_episodes")
+    of_all = f" of {settings['evaluation_episodes']}" if "evaluation_episodes" in settings else ""
+    pace, compiled = values("frames_per_second"), values("time_compile")
+    lag, largest_lag, queue = map(values, ("lag_mean", "lag_max", "queue_occupancy"))
+    shares, evaluated, end = time_shares(run), run.is_evaluated, run.early_end
+    texts = {
+        "Last evaluation": evaluated and number(run.final[0]),
+        "Best evaluation": evaluated and number(best_return(run.records)),
+        "Episode return": number(run.final_return),
+        "Frames": compact(last("frames")),
+        "Updates": f"{last('updates') or 0:,}",
+        "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
+        "Wall time": clock(last("seconds")),
+        "Episode length": number(last("episode_length")),
+        "Ended early": end and f"{_ENDS[end]}, {settings.get(end, '')}",
+        "Compile time": len(compiled) and clock(float(compiled.sum())),
+        "Evaluation policy": evaluated and run.acting,
+        "Distinct episodes": distinct is not None and f"{distinct:.4g}{of_all}",
+        "Policy lag": len(lag) and f"{lag.mean():.2g} mean, {largest_lag.max(initial=0):.0f} max",
+        "Queue": len(queue) and percent(queue[-1]),
+        "Actors wait": shares and percent(shares.actors_wait),
+        "Learner waits": shares and percent(shares.learner_waits),
+        "Environment faults": _faults(run),
+        "Emulator frames": last("emulator_frames") and compact(last("emulator_frames")),
+        "Recipe": run.config.get("recipe", ""),
+        "Seed": settings.get("seed", ""),
+        "Device": device,
+        "Versions": isinstance(versions, dict)
+        and ", ".join(f"{x} {versions[x]}" for x in ("podracer", "jax", "python") if x in versions),
+    }
+    return {name: str(text) for name, text in texts.items() if text}
 
 
-def utilization_facts(run: RunRecords) -> dict[str, str]:
-    """Return the facts about utilization for the summary of a Sebulba run."""
-    facts = {}
-    mean, maximum = (run.series(key, "updates")[1] for key in ("lag_mean", "lag_max"))
-    if len(mean) and len(maximum):
-        facts["Policy lag"] = f"{mean.mean():.2g} mean, {maximum.max():.0f} max"
-    if shares := time_shares(run):
-        actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
-        facts["Idle"] = f"actors {actors}, learner {learner}"
-    counts = run.series("environment_faults", "updates")[1]  # they restart at each resume
-    if faults := counts[:-1][np.diff(counts) < 0].sum() + counts[-1:].sum():
-        facts["Environment faults"] = f"{faults:,.0f}"
-    if run.last("emulator_frames") is not None:
-        facts["Emulator frames"] = compact(run.last("emulator_frames"))
-    return facts
+def _faults(run: RunRecords) -> str:
+    """Describe the faults of environments that a run has recovered from: `3 (died 2, hung 1)`."""
+    prefix, totals = "environment_faults", dict[str, float]()
+    for key in dict.fromkeys(k for record in run.records for k in record if k.startswith(prefix)):
+        counts = run.series(key, "updates")[1]  # they restart at each resume
+        totals[key] = counts[:-1][np.diff(counts) < 0].sum() + counts[-1:].sum()
+    if not (total := totals.pop(prefix, 0.0)):
+        return ""
+    kinds = ", ".join(f"{k.removeprefix(f'{prefix}_')} {n:,.0f}" for k, n in totals.items() if n)
+    return f"{total:,.0f} ({kinds})" if kinds else f"{total:,.0f}"
 
 
 def time_shares(run: RunRecords) -> Shares | None:
