@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,9 +23,8 @@ from podracer.reports.tournament_log import (
     ways_of_acting,
 )
 from podracer.scores.format import compact, number
-from podracer.tournament.events import Entry, PodState, TournamentState
+from podracer.tournament.events import Entry, TournamentState
 
-PICTURE_SECONDS = 1.0  # between two pictures on a terminal
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red"}
 
 
@@ -48,36 +45,37 @@ class LiveStandings:
     def __init__(
         self, rounds: int, directory: Path, *, whole: bool = False, file: TextIO | None = None
     ) -> None:
-        self._rounds, self._directory = rounds, directory
+        self._rounds, self._directory, self._whole = rounds, directory, whole
+        self._state: TournamentState | None = None
+        self._known = dict[int, int]()  # the newest round of each pod that has a line
         terminal = Terminal if whole else _Lasting
         self._terminal = terminal(file=sys.stdout if file is None else file)
-        self._live = Live(console=self._terminal, auto_refresh=False)
-        self._whole, self._known = whole, dict[int, int]()
-        self._next_picture, self._hidden = 0.0, None
+        # A thousand pods end many rounds a second, and a picture of them takes a tenth of one.
+        self._live = Live(
+            get_renderable=self._picture, console=self._terminal, refresh_per_second=1
+        )
 
     def show(self, state: TournamentState) -> None:
-        """Show a state if it differs from the last one; a live table once a second, and at the end.
-
-        A thousand pods end many rounds a second, and a picture of them takes a tenth of one.
-        """
+        """Show a state: in the live table, else at once."""
+        self._state = state
         if self._terminal.is_terminal:
-            self._hidden = state
-            if time.monotonic() >= self._next_picture:
-                self._refresh()
-        elif self._whole:
-            self._terminal.print(self._picture(state))
+            return
+        if self._whole:
+            self._terminal.print(self._picture())
         else:
             self._lines(state)
 
-    def _refresh(self) -> None:
-        if self._hidden is not None:
-            self._live.update(self._picture(self._hidden), refresh=True)
-            self._hidden, self._next_picture = None, time.monotonic() + PICTURE_SECONDS
-
-    def _picture(self, state: TournamentState) -> Group:
-        place = in_addresses(str(self._directory))
-        title = Text.assemble((place, "bold"), f"  {_about(state, self._rounds)}")
-        return Group(title, Text(), board(state), Text(), pods(state, self._rounds))
+    def _picture(self) -> Group:
+        if (state := self._state) is None:
+            return Group()
+        rounds, count = self._rounds, len(state.pods)
+        num_finished = sum(min(pod.round, rounds) for pod in state.pods.values())
+        rejected = f", {state.rejected} reports refused" if state.rejected else ""
+        acting = " or ".join(ways_of_acting(state)) or "unknown"
+        of_all = f"{num_finished} of {rounds * count} rounds"
+        text = f"  {of_all}, {acting} evaluation ± standard error{rejected}"
+        title = Text.assemble((in_addresses(str(self._directory)), "bold"), text)
+        return Group(title, Text(), board(state), Text(), pods(state, rounds))
 
     def _lines(self, state: TournamentState) -> None:
         for name, pod in state.pods.items():
@@ -101,16 +99,7 @@ class LiveStandings:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._refresh()
-        self._live.stop()
-
-
-def _about(state: TournamentState, rounds: int) -> str:
-    num_finished = sum(min(pod.round, rounds) for pod in state.pods.values())
-    rejected = f", {state.rejected} reports refused" if state.rejected else ""
-    acting = " or ".join(ways_of_acting(state)) or "unknown"
-    of_all = f"{num_finished} of {rounds * len(state.pods)} rounds"
-    return f"{of_all}, {acting} evaluation ± standard error{rejected}"
+        self._live.stop()  # with a last picture
 
 
 def _table() -> Table:
@@ -134,8 +123,7 @@ def pods(state: TournamentState, rounds: int) -> Table:
     table = _table()
     for name in ("pod", "round", "status", "newest", ""):
         table.add_column(name)
-    items: Mapping[int, PodState] = state.pods
-    for name, pod in sorted(items.items()):
+    for name, pod in sorted(state.pods.items()):
         status = "done" if pod.is_live and pod.round >= rounds else pod.status
         table.add_row(
             str(name),
