@@ -6,17 +6,17 @@ with size and SHA-256 of every other file; it is written last.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.reading import MALFORMED, naming, open_regular, read_limited
@@ -24,11 +24,51 @@ from podracer.io.run_directory import fsync_directory, write_bytes
 from podracer.io.text import mode_of
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
 # Errors that tell what is there. Any other is an error of reading, which tells nothing.
 _IS_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
+def retry_reading(read: Callable[[], T]) -> T:
+    """Return `read()`, repeated while it fails for a reason that may pass.
+
+    That a name is missing, or is not what it should be, is raised at once. Raises `StorageError`
+    with the name of the file if it still cannot be read after two seconds.
+    """
+    for seconds in (*RETRY_SECONDS, None):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno in _IS_ABSENT or isinstance(error, StorageError):
+                raise
+            if seconds is None:
+                raise StorageError(
+                    f"{error.filename} cannot be read ({error.strerror}), and nothing was "
+                    "changed: make it readable and try again."
+                ) from error
+            time.sleep(seconds)
+    raise AssertionError
+
+
+def _verifying(read: F) -> F:
+    """Repeat a function of a path as `retry_reading` does; make other errors `CheckpointError`."""
+
+    @functools.wraps(read)
+    def verified(path: Path, *args: Any) -> Any:
+        def attempt() -> Any:
+            try:
+                return read(path, *args)
+            except (OSError, *MALFORMED) as error:
+                if isinstance(error, OSError) and error.errno not in _IS_ABSENT:
+                    raise
+                raise CheckpointError(f"{path} cannot be verified: {error}") from error
+
+        return retry_reading(attempt)
+
+    return cast(F, verified)
 
 
 def check_is_run(directory: Path) -> None:
@@ -58,12 +98,18 @@ def seal_json(path: Path, body: dict[str, Any]) -> None:
     write_bytes(path, encode_sealed(body), mode=mode_of(body))
 
 
+@_verifying
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Return the content of a sealed file.
 
     Raises `CheckpointError` if it is missing or has changed, `StorageError` if it cannot be read.
     """
-    return retry_reading(lambda: _read_sealed(path))
+    raw = read_limited(path)
+    body = json.loads(raw)
+    del body["sha256"]
+    if encode_sealed(body) != raw:
+        raise CheckpointError(f"{path} has changed since it was sealed")
+    return body
 
 
 def seal(
@@ -106,21 +152,31 @@ def verify_seal(directory: Path) -> None:
     check_digests(directory, check_files(directory))
 
 
+@_verifying
 def check_files(directory: Path) -> dict[str, Any]:
     """Check as `verify_seal` names and sizes alone; return the entries of the manifest."""
-    return retry_reading(lambda: _check_files(directory))
+    files, manifest = _files(directory), read_sealed_json(directory / MANIFEST)
+    if manifest["name"] != directory.name:
+        raise CheckpointError(
+            f"{directory} was sealed as {str(manifest['name'])[:80]!r}: it is a copy of that"
+        )
+    listed = manifest["files"]
+    for name in sorted(files.keys() | listed.keys()):
+        if name not in files:
+            raise CheckpointError(f"{directory}: {name!r} is missing")
+        if name not in listed:
+            raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
+        if listed[name]["size"] != files[name]:
+            raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
+    return listed
 
 
+@_verifying
 def check_digests(directory: Path, entries: Mapping[str, Any]) -> None:
     """Check as `verify_seal` the bytes of the files of these entries of the manifest."""
-
-    def check() -> None:
-        with _refusing(directory):
-            for name in sorted(entries):
-                if entries[name]["sha256"] != file_digest(directory / name):
-                    raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
-
-    retry_reading(check)
+    for name in sorted(entries):
+        if entries[name]["sha256"] != file_digest(directory / name):
+            raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
 
 
 def is_there(path: Path) -> bool:
@@ -132,69 +188,6 @@ def is_there(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def retry_reading(read: Callable[[], T]) -> T:
-    """Return `read()`, repeated while it fails for a reason that may pass.
-
-    That a name is missing, or is not what it should be, is raised at once. Raises `StorageError`
-    with the name of the file if it still cannot be read after two seconds.
-    """
-    for seconds in (*RETRY_SECONDS, None):
-        try:
-            return read()
-        except OSError as error:
-            if error.errno in _IS_ABSENT:
-                raise
-            if seconds is None:
-                raise StorageError(
-                    f"{error.filename} cannot be read ({error.strerror}), and nothing was "
-                    "changed: make it readable and try again."
-                ) from error
-            time.sleep(seconds)
-    raise AssertionError
-
-
-def _check_files(directory: Path) -> dict[str, Any]:
-    with _refusing(directory):
-        files = _files(directory)
-        manifest = _read_sealed(directory / MANIFEST)
-        if manifest["name"] != directory.name:
-            raise CheckpointError(
-                f"{directory} was sealed as {str(manifest['name'])[:80]!r}: it is a copy of that"
-            )
-        listed = manifest["files"]
-        for name in sorted(files.keys() | listed.keys()):
-            if name not in files:
-                raise CheckpointError(f"{directory}: {name!r} is missing")
-            if name not in listed:
-                raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
-            if listed[name]["size"] != files[name]:
-                raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
-        return listed
-
-
-def _read_sealed(path: Path) -> dict[str, Any]:
-    with _refusing(path):
-        raw = read_limited(path)
-        body = json.loads(raw)
-        del body["sha256"]
-        if encode_sealed(body) != raw:
-            raise CheckpointError(f"{path} has changed since it was sealed")
-        return body
-
-
-@contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Turn every error but one of reading into a `CheckpointError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _IS_ABSENT:
-            raise
-        raise CheckpointError(f"{path} cannot be verified: {error}") from error
-    except MALFORMED as error:
-        raise CheckpointError(f"{path} cannot be verified: {error}") from error
 
 
 def _files(directory: Path) -> dict[str, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -78,7 +77,7 @@ def _init(library: str, **settings: Any) -> Any:
 
 
 class Mlflow:
-    """Sink for MLflow, for `callbacks` of `podracer.train`.
+    """Sink for MLflow, for `callbacks` of `podracer.train`; its active run is the thread's.
 
     The tracker's run is begun by the first record.
     """
@@ -86,46 +85,26 @@ class Mlflow:
     close_seconds = 60.0
 
     def open(self, info: RunInfo) -> None:
-        self._info = info
-        self._client: Any = None
-        self._run = ""
+        self._info, self._library = info, None
 
     def write(self, record: Record) -> None:
-        from mlflow.entities import Metric  # type: ignore[import-not-found]
-
-        client = self._client = self._client or self._begin()
-        milliseconds, step = int(time.time() * 1000), int(record["updates"])
-        metrics = [
-            Metric(name, value, milliseconds, step) for name, value in scalars(record).items()
-        ]
-        client.log_batch(self._run, metrics=metrics)
+        library = self._library = self._library or self._begin()
+        library.log_metrics(scalars(record), step=int(record["updates"]))
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.set_terminated(self._run)
+        if self._library is not None:
+            self._library.end_run()
 
     def _begin(self) -> Any:
-        from mlflow import MlflowClient  # type: ignore[import-not-found]
-        from mlflow.entities import Param  # type: ignore[import-not-found]
-
-        client = MlflowClient()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        experiment = client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else client.create_experiment(name)
-        run_id = _run_id(self._info)
-        runs = client.search_runs([number], f"tags.podracer = '{run_id}'")
-        if runs:
-            self._run = runs[0].info.run_id
-            client.update_run(self._run, status="RUNNING")
-        else:
-            run = client.create_run(
-                number, run_name=self._info.run_dir.name, tags={"podracer": run_id}
-            )
-            self._run = run.info.run_id
-            settings = _settings(self._info).items()
-            params = [Param(key, str(value)[:500]) for key, value in settings]
-            client.log_batch(self._run, params=params)
-        return client
+        library, run_id = importlib.import_module("mlflow"), _run_id(self._info)
+        library.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT))
+        same = f"tags.podracer = '{run_id}'"
+        earlier = library.search_runs(filter_string=same, output_format="list")
+        name, ids = self._info.run_dir.name, [run.info.run_id for run in earlier[:1]]
+        library.start_run(*ids, run_name=name, tags={"podracer": run_id})
+        if not earlier:
+            library.log_params({k: str(x)[:500] for k, x in _settings(self._info).items()})
+        return library
 
 
 def _settings(info: RunInfo) -> dict[str, Any]:
