@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
 from podracer.errors import CheckpointError, PodracerError, StorageError
+from podracer.io import text
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import write_bytes
 from podracer.io.seal import (
@@ -59,18 +60,18 @@ def from_first_process(
     return answer
 
 
-def verify_with_others(path: Path, report: Callable[[str], None]) -> None:
+def verify_with_others(path: Path) -> None:
     """Verify a step on process 0, and have every process verify a share of its bytes."""
     check_files(path)
     _broadcast(_REQUEST + int(path.name))
-    code, name = verify_share(path, report)
+    code, name = verify_share(path)
     if code == StorageError.exit_code:
         raise StorageError(f"{path / name} cannot be read by a process; see its message.")
     if code:
         raise CheckpointError(f"{path}: {name!r} has changed since it was sealed")
 
 
-def verify_share(path: Path, report: Callable[[str], None]) -> tuple[int, str]:
+def verify_share(path: Path) -> tuple[int, str]:
     """Verify every n-th file of a step, by n processes.
 
     Return, in all, the exit code of the worst fault that any of them found, and its file.
@@ -84,7 +85,7 @@ def verify_share(path: Path, report: Callable[[str], None]) -> tuple[int, str]:
     except PodracerError as error:
         code = error.exit_code
         if code == StorageError.exit_code:  # process 0 names what has changed
-            report(str(error))
+            text.print_stderr(str(error))
     faults = multihost_utils.process_allgather(np.array([code, number], np.int32))
     code, number = max(faults.tolist())
     return code, names[number]

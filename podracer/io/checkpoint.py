@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import jax
 import numpy as np
 
 from podracer.errors import CheckpointError, StorageError
+from podracer.io import text
 from podracer.io.agreement import (
     digests_of_arrays,
     from_first_process,
@@ -40,7 +40,6 @@ from podracer.io.steps import (
     FORMAT,
     SAVED,
     Choice,
-    Report,
     best_step,
     identity_of,
     newest_saved,
@@ -52,7 +51,6 @@ from podracer.io.steps import (
     valid_step,
     verified_step,
 )
-from podracer.io.text import print_stderr
 from podracer.types import PyTree
 
 QUARANTINE = "quarantine"
@@ -85,7 +83,6 @@ class Checkpointer:
         run: directory of the run; what is saved belongs to the run of its `config.json`.
         keep: number of sealed steps to keep, besides those that their metadata names best; an older
             one is deleted once a newer one is sealed.
-        report: called with one sentence for each checkpoint that is missing or refused.
         sealed: called on process 0 after each seal, in a thread of the checkpointer.
 
     Raises `ConfigError` if `RUN/checkpoints` is a link or a file.
@@ -96,7 +93,6 @@ class Checkpointer:
         run: Path,
         *,
         keep: int = 3,
-        report: Report = print_stderr,
         sealed: Callable[[], None] = lambda: None,
     ) -> None:
         if keep < 1:
@@ -104,7 +100,7 @@ class Checkpointer:
         self.run = Path(run).absolute()
         self.directory = self.run / CHECKPOINTS
         self._keep = keep
-        self._report, self._sealed = report, sealed
+        self._sealed = sealed
         self._inode: int | None = None  # inode of `directory`, on process 0
         if jax.process_index() == 0:
             self._inode = own_directory(self.directory)
@@ -193,22 +189,16 @@ class Checkpointer:
         aside = self.directory / QUARANTINE
 
         def decide() -> int:
-            is_alone = jax.process_count() == 1
-            verify = verify_seal if is_alone else partial(verify_with_others, report=self._report)
+            verify = verify_seal if jax.process_count() == 1 else verify_with_others
             if step is None:
-                return valid_step(self.run, self._report, aside, verify)
+                return valid_step(self.run, aside, verify)
             return verified_step(self.run, step, verify)
 
         def verify_own(step: int) -> None:
-            verify_share(self.directory / step_name(step), self._report)
+            verify_share(self.directory / step_name(step))
 
         valid = from_first_process(decide, verify_own)
         return _read(self.directory / step_name(valid), target)
-
-    def steps(self) -> list[int]:
-        """Return the sealed steps, oldest first, without verifying their bytes."""
-        paths = step_directories(self.directory)
-        return [int(path.name) for path in paths if is_there(path / MANIFEST)]
 
     def close(self) -> None:
         """Seal the last save and release the threads. Raises `StorageError` if it failed."""
@@ -229,7 +219,7 @@ class Checkpointer:
         except (StorageError, jax.errors.JaxRuntimeError) as late:
             if error is None:
                 raise
-            self._report(str(late))  # the first error is raised
+            text.print_stderr(str(late))  # the first error is raised
 
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""
@@ -288,20 +278,15 @@ def load(
     step: Choice = "newest",
     *,
     excluded: tuple[str, ...] = (),
-    report: Report = print_stderr,
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running.
 
     Arrays whose paths begin with one of `excluded` are not read: `target` has none of them.
     """
-    return read_chosen(
-        Path(run).absolute(), step, report, lambda path: _read(path, target, excluded)
-    )
+    return read_chosen(Path(run).absolute(), step, lambda path: _read(path, target, excluded))
 
 
-def load_part(
-    run: Path, prefix: str, step: Choice = "newest", *, report: Report = print_stderr
-) -> Restored:
+def load_part(run: Path, prefix: str, step: Choice = "newest") -> Restored:
     """Restore the arrays whose paths begin with `prefix`, by the rest of their paths, on the host.
 
     Reads by the checkpoint's own schema, so the classes that made the state need not be known, and
@@ -318,7 +303,7 @@ def load_part(
         state = {name.removeprefix(prefix): array for name, array in arrays.items()}
         return Restored(int(path.name), state, meta["metadata"])
 
-    return read_chosen(Path(run).absolute(), step, report, read)
+    return read_chosen(Path(run).absolute(), step, read)
 
 
 def fingerprint(state: PyTree) -> str:
@@ -330,9 +315,7 @@ def fingerprint(state: PyTree) -> str:
     return _digest(schema(state), lambda path: np.asarray(stored_array(leaves[path])))
 
 
-def stored_fingerprint(
-    run: Path, step: Choice = "newest", *, report: Report = print_stderr
-) -> tuple[int, str]:
+def stored_fingerprint(run: Path, step: Choice = "newest") -> tuple[int, str]:
     """Return the step of a run's checkpoint and the `fingerprint` of its state.
 
     Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if there is no
@@ -344,7 +327,7 @@ def stored_fingerprint(
         arrays = read_arrays(path, stored, dict.fromkeys(stored))
         return int(path.name), _digest(stored, arrays.__getitem__)
 
-    return read_chosen(Path(run).absolute(), step, report, read)
+    return read_chosen(Path(run).absolute(), step, read)
 
 
 def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:

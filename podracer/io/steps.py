@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
+from podracer.io import text
 from podracer.io.models import check_promoted
 from podracer.io.reading import MALFORMED, read_limited
 from podracer.io.run_directory import own_directory, unused
@@ -23,7 +24,6 @@ from podracer.io.seal import (
 )
 
 T = TypeVar("T")
-Report = Callable[[str], None]
 Verify = Callable[[Path], None]
 Choice = Literal["newest", "best"] | int
 """Checkpoint of a run: the newest valid one, that of its best evaluation, or by its updates."""
@@ -34,7 +34,7 @@ _STEP = re.compile(r"[0-9]{12}")
 _RETRIES = 4  # where a run deletes what is read
 
 
-def read_chosen(run: Path, choice: Choice, report: Report, read: Callable[[Path], T]) -> T:
+def read_chosen(run: Path, choice: Choice, read: Callable[[Path], T]) -> T:
     """Return `read(path)` of the step of a choice, which is whole and of this run.
 
     A model of a directory must be what was promoted, see `check_promoted`. A run that goes on may
@@ -44,7 +44,7 @@ def read_chosen(run: Path, choice: Choice, report: Report, read: Callable[[Path]
     directory = run / CHECKPOINTS
 
     def attempt() -> T:
-        return read(directory / step_name(chosen_step(run, choice, report)))
+        return read(directory / step_name(chosen_step(run, choice)))
 
     for _ in range(_RETRIES):
         steps = step_directories(directory)
@@ -56,7 +56,7 @@ def read_chosen(run: Path, choice: Choice, report: Report, read: Callable[[Path]
     return attempt()
 
 
-def chosen_step(run: Path, choice: Choice, report: Report) -> int:
+def chosen_step(run: Path, choice: Choice) -> int:
     """Return the step of a choice, whole and of this run.
 
     Raises `CheckpointError` if there is none: only in the place of a newest one comes another, and
@@ -65,10 +65,10 @@ def chosen_step(run: Path, choice: Choice, report: Report) -> int:
     if choice not in ("newest", "best") and type(choice) is not int:
         raise ConfigError(f"a checkpoint is newest, best or a number of updates, not {choice!r}.")
     if choice == "newest":
-        return valid_step(run, report)
+        return valid_step(run)
     if choice != "best":
         return verified_step(run, choice)
-    newest = valid_step(run, report)
+    newest = valid_step(run)
     step = best_step(read_meta(run / CHECKPOINTS / step_name(newest))["metadata"])
     if step is None:
         raise CheckpointError(
@@ -113,10 +113,8 @@ def verified_step(run: Path, step: int, verify: Verify | None = None) -> int:
     return step
 
 
-def valid_step(
-    run: Path, report: Report, quarantine: Path | None = None, verify: Verify | None = None
-) -> int:
-    """Return the newest step that is whole and belongs to the run; report what is not.
+def valid_step(run: Path, quarantine: Path | None = None, verify: Verify | None = None) -> int:
+    """Return the newest step that is whole and belongs to the run; print what is not.
 
     By default `verify` is `verify_seal`.
     """
@@ -137,10 +135,10 @@ def valid_step(
     outcome = f"step {int(valid.name)} is used instead" if valid else "no other one is valid"
     for path, fault in refused.items():
         moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""
-        report(f"checkpoint skipped: {fault}{moved}; {outcome}.")
+        text.print_stderr(f"checkpoint skipped: {fault}{moved}; {outcome}.")
     newest_path = None if newest is None else directory / step_name(newest)
     if valid and newest_path and newest_path > valid and newest_path not in refused:
-        report(f"checkpoint {newest_path} was saved and is gone; {outcome}.")
+        text.print_stderr(f"checkpoint {newest_path} was saved and is gone; {outcome}.")
     if not valid:
         raise CheckpointError(
             f"{run} has no valid checkpoint"

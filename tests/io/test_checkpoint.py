@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from podracer.errors import CheckpointError, ConfigError, StorageError
-from podracer.io import arrays, checkpoint, seal, steps
+from podracer.io import arrays, checkpoint, seal, steps, text
 from podracer.io import run_directory as rundir
 from podracer.io.arrays import silence_orbax
 from podracer.io.checkpoint import (
@@ -89,8 +90,17 @@ def save(directory: Path, *steps: int, keep: int = 3) -> list[str]:
     return [fingerprint(small(step)) for step in steps]
 
 
-def ignore(_: str) -> None:
-    """Take a report."""
+@pytest.fixture
+def reports() -> Iterator[list[str]]:
+    """Sentences on checkpoints that are missing or refused, which are printed."""
+    texts: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "print_stderr", texts.append)
+        yield texts
+
+
+def sealed_steps(run: Path) -> list[int]:
+    return sorted(int(path.parent.name) for path in run.glob("checkpoints/[0-9]*/manifest.json"))
 
 
 def step_path(directory: Path, step: int) -> Path:
@@ -105,7 +115,7 @@ def test_a_round_trip_keeps_every_byte_the_structure_and_the_shardings(tmp_path:
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(7, state, {"frames": 10**12, "name": "é"})
         restored = checkpointer.restore(rich(4))
-        assert checkpointer.steps() == [7]
+        assert sealed_steps(checkpointer.run) == [7]
     assert (restored.step, restored.metadata) == (7, {"frames": 10**12, "name": "é"})
     assert fingerprint(restored.state) == fingerprint(state) != fingerprint(rich(4))
     assert jax.tree.structure(restored.state) == jax.tree.structure(state)
@@ -133,20 +143,23 @@ def test_a_checkpoint_without_the_error_of_the_totals_is_read_with_zeros(tmp_pat
     assert fingerprint(restored) == fingerprint(expected)
 
 
-def test_a_part_is_read_by_paths_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
+def test_a_part_is_read_by_paths_and_nothing_else_is(
+    tmp_path: Path, monkeypatch, reports: list[str]
+) -> None:
     state = rich(3)
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(7, state, {"note": 1})
     size = sum(np.asarray(x).nbytes for x in leaves_by_path(state.shared["linear"]).values())
     monkeypatch.setattr(arrays, "MEMORY_BYTES", size)
-    part = load_part(tmp_path, ".shared['linear']", report=pytest.fail)
+    part = load_part(tmp_path, ".shared['linear']")
     assert (part.step, part.metadata) == (7, {"note": 1})
     assert part.state.keys() == leaves_by_path(state.shared["linear"]).keys()
     monkeypatch.undo()
-    shared = load_part(tmp_path, ".shared", report=pytest.fail).state
+    shared = load_part(tmp_path, ".shared").state
     assert fingerprint(list(shared.values())) == fingerprint(
         [leaves_by_path(state.shared)[path] for path in shared]
     )
+    assert reports == []
 
 
 def test_shape_dtype_structs_say_where_leaves_go(tmp_path: Path) -> None:
@@ -229,7 +242,7 @@ def damage(path: Path, rng: random.Random) -> str:
 @pytest.mark.figure(3)
 @pytest.mark.parametrize("trials", [30, pytest.param(400, marks=pytest.mark.slow)])
 def test_random_damage_is_always_found_and_the_step_before_restored(
-    trials: int, tmp_path: Path, cases
+    trials: int, tmp_path: Path, cases, reports: list[str]
 ) -> None:
     good, bad = save(tmp_path / "clean", 1, 2)
     rng, handled, like = random.Random(0), Counter(), small()
@@ -237,8 +250,8 @@ def test_random_damage_is_always_found_and_the_step_before_restored(
         directory = tmp_path / "trial"
         shutil.copytree(tmp_path / "clean", directory)
         fault = damage(step_path(directory, 2), rng)
-        reports: list[str] = []
-        with Checkpointer(directory, report=reports.append) as checkpointer:
+        reports.clear()
+        with Checkpointer(directory) as checkpointer:
             restored = checkpointer.restore(like)
         assert (restored.step, fingerprint(restored.state)) == (1, good), (trial, fault)
         assert len(reports) == 1, (trial, fault)
@@ -320,16 +333,17 @@ def reseal(path: Path, change) -> None:
     [value for name, value in sorted(globals().items()) if name.startswith("plant_")],
     ids=lambda plant: plant.__name__,
 )
-def test_hostile_content_is_quarantined_and_never_followed(tmp_path: Path, plant) -> None:
+def test_hostile_content_is_quarantined_and_never_followed(
+    tmp_path: Path, plant, reports: list[str]
+) -> None:
     good, _ = save(tmp_path, 1, 2)
     plant(step_path(tmp_path, 2))
     with pytest.raises(CheckpointError, match="000000000002"):
         load(tmp_path, small(), step=2)
-    reports: list[str] = []
-    with Checkpointer(tmp_path, report=reports.append) as checkpointer:
+    with Checkpointer(tmp_path) as checkpointer:
         restored = checkpointer.restore(small())
         assert (restored.step, fingerprint(restored.state)) == (1, good)
-        assert checkpointer.steps() == [1]
+        assert sealed_steps(checkpointer.run) == [1]
     assert ["quarantine" in report for report in reports] == [True]
     assert os.path.lexists(tmp_path / "checkpoints" / "quarantine" / f"{2:012d}")
 
@@ -342,7 +356,7 @@ def test_an_explicit_step_is_never_replaced_by_another(tmp_path: Path) -> None:
             checkpointer.restore(small(), step=2)
         with pytest.raises(CheckpointError, match="no checkpoint of update 9, but of 1, 2"):
             checkpointer.restore(small(), step=9)
-        assert checkpointer.steps() == [1, 2]
+        assert sealed_steps(checkpointer.run) == [1, 2]
 
 
 def test_nothing_valid_is_an_error_with_its_exit_code(tmp_path: Path, capsys) -> None:
@@ -362,13 +376,13 @@ def test_nothing_valid_is_an_error_with_its_exit_code(tmp_path: Path, capsys) ->
     assert capsys.readouterr().err.count("checkpoint skipped") == 2
 
 
-def test_a_reader_moves_nothing(tmp_path: Path) -> None:
+def test_a_reader_moves_nothing(tmp_path: Path, reports: list[str]) -> None:
     good, _ = save(tmp_path, 1, 2)
     damage(step_path(tmp_path, 2) / "state", random.Random(0))
     (tmp_path / "checkpoints" / "000000000003.draft").mkdir()  # a save in flight
-    before, reports = sorted(tmp_path.rglob("*")), []
-    assert stored_fingerprint(tmp_path, report=reports.append) == (1, good)
-    assert load(tmp_path, small(), report=reports.append).step == 1
+    before = sorted(tmp_path.rglob("*"))
+    assert stored_fingerprint(tmp_path) == (1, good)
+    assert load(tmp_path, small()).step == 1
     assert sorted(tmp_path.rglob("*")) == before
     assert len(reports) == 2
 
@@ -390,18 +404,17 @@ def listing(run: Path) -> list[Path]:
 @pytest.mark.figure(3)
 @pytest.mark.parametrize(("run_id", "experiment"), [("a", "other"), ("b", "e")])
 def test_a_checkpoint_of_another_run_is_refused_wherever_it_is_opened(
-    tmp_path: Path, run_id: str, experiment: str
+    tmp_path: Path, run_id: str, experiment: str, reports: list[str]
 ) -> None:
     run, other = own(tmp_path / "run", "a"), own(tmp_path / "other", run_id, experiment)
     (good,), _ = save(run, 1), save(other, 2)
     shutil.copytree(step_path(other, 2), step_path(run, 2))
-    reports: list[str] = []
-    assert stored_fingerprint(run, report=reports.append) == (1, good)
-    assert load(run, small(), report=reports.append).step == 1
+    assert stored_fingerprint(run) == (1, good)
+    assert load(run, small()).step == 1
     with pytest.raises(CheckpointError, match="belongs to run"):
         load(run, small(), step=2)
     assert step_path(run, 2).exists()
-    with Checkpointer(run, report=reports.append) as checkpointer:
+    with Checkpointer(run) as checkpointer:
         assert fingerprint(checkpointer.restore(small()).state) == good
     assert len(reports) == 3
     assert all("step 1 is used instead" in text and "belongs to" in text for text in reports)
@@ -418,7 +431,7 @@ def test_a_run_keeps_no_checkpoint_without_its_configuration(tmp_path: Path) -> 
         load(run, small())
     (run / "config.json").unlink()
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
-        load(run, small(), report=ignore)
+        load(run, small())
 
 
 def test_retention_deletes_no_checkpoint_of_another_run(tmp_path: Path) -> None:
@@ -428,7 +441,7 @@ def test_retention_deletes_no_checkpoint_of_another_run(tmp_path: Path) -> None:
     shutil.copytree(step_path(other, 1), step_path(run, 1))
     save(run, 3, 4, keep=1)
     with Checkpointer(run) as checkpointer:
-        assert checkpointer.steps() == [1, 4]
+        assert sealed_steps(checkpointer.run) == [1, 4]
 
 
 LOSSES = {
@@ -452,7 +465,7 @@ def test_lost_checkpoints_are_not_taken_for_a_run_that_saved_none(
     LOSSES[loss](tmp_path)
     for _ in range(2):
         refused = pytest.raises(CheckpointError, match="no valid checkpoint, but one was saved")
-        with Checkpointer(tmp_path, report=ignore) as checkpointer, refused:
+        with Checkpointer(tmp_path) as checkpointer, refused:
             assert checkpointer.has_saved()
             checkpointer.restore(small())
     if loss == "all manifests":  # nothing else is deleted
@@ -462,13 +475,12 @@ def test_lost_checkpoints_are_not_taken_for_a_run_that_saved_none(
 
 
 @pytest.mark.parametrize("lost", ["manifest.json", "."])
-def test_a_fall_back_is_said(tmp_path: Path, lost: str) -> None:
+def test_a_fall_back_is_said(tmp_path: Path, lost: str, reports: list[str]) -> None:
     good, _ = save(tmp_path, 1, 2)
     path = step_path(tmp_path, 2) / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    reports: list[str] = []
-    assert stored_fingerprint(tmp_path, report=reports.append) == (1, good)
-    with Checkpointer(tmp_path, report=reports.append) as checkpointer:
+    assert stored_fingerprint(tmp_path) == (1, good)
+    with Checkpointer(tmp_path) as checkpointer:
         assert checkpointer.restore(small()).step == 1
     assert ["step 1 is used instead" in report for report in reports] == [True, True]
     if lost != ".":
@@ -476,14 +488,16 @@ def test_a_fall_back_is_said(tmp_path: Path, lost: str) -> None:
 
 
 @pytest.mark.figure(3)
-def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) -> None:
+def test_an_error_of_reading_is_no_damage(
+    tmp_path: Path, monkeypatch, cases, reports: list[str]
+) -> None:
     """It is tried again, and ends the run (73) with the name of the file; nothing is touched."""
     _, best = save(tmp_path, 1, 2)
     before = listing(tmp_path)
     monkeypatch.setattr(seal, "RETRY_SECONDS", (0.0, 0.0))
     calls = ("open", "stat", "scandir", "listdir")
     codes = (errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE)
-    with Checkpointer(tmp_path, report=pytest.fail) as checkpointer:
+    with Checkpointer(tmp_path) as checkpointer:
         for call, code in cases(list(itertools.product(calls, codes))):
             attempts = []
             real = getattr(os, call)
@@ -504,12 +518,13 @@ def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) ->
             assert len(attempts) == 6
             assert listing(tmp_path) == before
         assert fingerprint(checkpointer.restore(small()).state) == best
+    assert reports == []
 
 
 @pytest.mark.parametrize("moment", ["steps.verify_seal", "checkpoint.read_arrays"])
 @pytest.mark.parametrize("reader", [load, stored_fingerprint])
 def test_a_step_that_its_run_deletes_meanwhile_is_chosen_again(
-    tmp_path: Path, monkeypatch, moment: str, reader
+    tmp_path: Path, monkeypatch, moment: str, reader, reports: list[str]
 ) -> None:
     with Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, small(1), {})
@@ -526,9 +541,10 @@ def test_a_step_that_its_run_deletes_meanwhile_is_chosen_again(
         real = pydoc.locate(target)
         monkeypatch.setattr(target, late)
         arguments = (tmp_path, small()) if reader is load else (tmp_path,)
-        result = reader(*arguments, report=pytest.fail)
+        result = reader(*arguments)
         assert (result.step if reader is load else result[0]) == 3
-        assert checkpointer.steps() == [1, 3]
+        assert sealed_steps(checkpointer.run) == [1, 3]
+    assert reports == []
 
 
 def test_a_step_that_is_deleted_again_and_again_is_given_up(tmp_path: Path, monkeypatch) -> None:
@@ -546,7 +562,9 @@ def test_a_step_that_is_deleted_again_and_again_is_given_up(tmp_path: Path, monk
     assert len(lost) == 5
 
 
-def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_an_error_of_reading_that_passes_costs_nothing(
+    tmp_path: Path, monkeypatch, reports: list[str]
+) -> None:
     _, best = save(tmp_path, 1, 2)
     errors = [OSError(errno.ESTALE, "stale"), OSError(errno.EMFILE, "many"), None, None]
     real = seal.file_digest
@@ -558,7 +576,8 @@ def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(seal, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(seal, "file_digest", flaky)
-    assert stored_fingerprint(tmp_path, report=pytest.fail) == (2, best)
+    assert stored_fingerprint(tmp_path) == (2, best)
+    assert reports == []
 
 
 @pytest.mark.parametrize("target", ["checkpoints", "nowhere"])
@@ -646,7 +665,7 @@ def test_a_state_that_does_not_fit_is_refused_with_the_difference(saved: Path, m
     with Checkpointer(saved) as checkpointer:
         with pytest.raises(CheckpointError, match=message):
             checkpointer.restore(like)
-        assert checkpointer.steps() == [1]  # a misfit is not damage
+        assert sealed_steps(checkpointer.run) == [1]  # a misfit is not damage
 
 
 @pytest.mark.figure(10)
@@ -678,13 +697,12 @@ def forge(path: Path, **changes: object) -> None:
     ],
 )
 def test_a_forged_schema_is_refused_before_anything_is_read(
-    saved: Path, tmp_path: Path, changes: dict, message: str
+    saved: Path, tmp_path: Path, changes: dict, message: str, reports: list[str]
 ) -> None:
     shutil.copytree(saved, tmp_path / "forged")
     forge(step_path(tmp_path / "forged", 1), **changes)
-    reports: list[str] = []
     with pytest.raises(CheckpointError) as refused:
-        stored_fingerprint(tmp_path / "forged", report=reports.append)
+        stored_fingerprint(tmp_path / "forged")
     assert message in f"{refused.value} {reports}"
 
 
@@ -705,13 +723,15 @@ def test_the_best_step_is_kept_as_long_as_a_step_names_it(tmp_path: Path) -> Non
         for (step, best), steps in zip(best_of.items(), kept, strict=True):
             checkpointer.save(step, small(step), {"best": {"updates": best}})
             checkpointer.wait()
-            assert checkpointer.steps() == steps
+            assert sealed_steps(checkpointer.run) == steps
             restored = load(tmp_path, small(), "best")
             assert (restored.step, fingerprint(restored.state)) == (best, fingerprint(small(best)))
 
 
 @pytest.mark.figure(3)
-def test_a_best_step_that_is_lost_is_refused_and_no_other_taken(tmp_path: Path, cases) -> None:
+def test_a_best_step_that_is_lost_is_refused_and_no_other_taken(
+    tmp_path: Path, cases, reports: list[str]
+) -> None:
     run, other = own(tmp_path / "run", "a"), own(tmp_path / "other", "b")
     for directory in (run, other):
         with Checkpointer(directory) as checkpointer:
@@ -733,8 +753,9 @@ def test_a_best_step_that_is_lost_is_refused_and_no_other_taken(tmp_path: Path, 
     for change in cases([lambda: damage(path, random.Random(0)), swap, rename, lose]):
         change()
         with pytest.raises(CheckpointError, match="the best checkpoint is lost: "):
-            load(run, small(), "best", report=pytest.fail)
-        assert load(run, small(), report=pytest.fail).step == 2
+            load(run, small(), "best")
+        assert load(run, small()).step == 2
+    assert reports == []
 
 
 @pytest.mark.parametrize("metadata", [{}, {"best": None}, {"best": []}, {"best": {"updates": "1"}}])
@@ -775,7 +796,7 @@ def test_a_save_hashes_each_byte_once_and_so_does_a_restore(tmp_path: Path, monk
                 name = path.relative_to(draft).as_posix()
                 sizes[name] += (step_path(tmp_path, step) / name).stat().st_size
             assert sizes == files_of(step_path(tmp_path, step))
-            assert checkpointer.steps() == [step]
+            assert sealed_steps(checkpointer.run) == [step]
             hashed.clear()
         checkpointer.restore(small())
         names = [path.relative_to(step_path(tmp_path, 3)).as_posix() for path in hashed]
@@ -803,7 +824,7 @@ def test_files_that_another_process_hashed_are_not_read(tmp_path: Path, monkeypa
 
 
 def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
-    tmp_path: Path, monkeypatch
+    tmp_path: Path, monkeypatch, reports: list[str]
 ) -> None:
     save(tmp_path, 1)
 
@@ -817,9 +838,8 @@ def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
         patch.setattr(checkpoint.shutil, "rmtree", half)
         save(tmp_path, 2, keep=1)
     assert (tmp_path / "checkpoints" / "000000000001.removed").is_dir()
-    reports: list[str] = []
-    with Checkpointer(tmp_path, report=reports.append) as checkpointer:
-        assert checkpointer.steps() == [2]
+    with Checkpointer(tmp_path) as checkpointer:
+        assert sealed_steps(checkpointer.run) == [2]
         assert checkpointer.restore(small()).step == 2
     assert reports == []
 
@@ -843,7 +863,7 @@ def test_leftovers_of_killed_saves_are_swept_and_nothing_else(tmp_path: Path) ->
         assert not any(path.exists() for path in debris)
         assert all(other.is_dir() for other in [*others, elsewhere])
         checkpointer.save(2, small(2), {})
-    assert stored_fingerprint(tmp_path, report=ignore) == (2, fingerprint(small(2)))
+    assert stored_fingerprint(tmp_path) == (2, fingerprint(small(2)))
     assert fingerprint(load(tmp_path, small(), step=1).state) == good
 
 
@@ -924,15 +944,16 @@ def test_a_directory_that_cannot_be_made_fails_the_call_itself(tmp_path: Path) -
             checkpointer.save(2, small(), {})
 
 
-def test_the_first_error_is_the_one_that_leaves_the_context(tmp_path: Path, monkeypatch) -> None:
+def test_the_first_error_is_the_one_that_leaves_the_context(
+    tmp_path: Path, monkeypatch, reports: list[str]
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(checkpoint, "seal", refuse)
-    reports: list[str] = []
 
     def run() -> None:
-        with Checkpointer(tmp_path, report=reports.append) as checkpointer:
+        with Checkpointer(tmp_path) as checkpointer:
             checkpointer.save(1, small(), {})
             raise KeyError("the cause")
 
@@ -951,7 +972,7 @@ def test_misuse_is_refused_at_the_call(tmp_path: Path) -> None:
             checkpointer.save(1, small(), {"not json": object()})
         with pytest.raises(CheckpointError, match=r"\['x'\] is of type float"):
             checkpointer.save(1, {"x": 1.0}, {})
-        assert checkpointer.steps() == []
+        assert sealed_steps(checkpointer.run) == []
     assert schema({"x": jnp.ones(2)}) == {"['x']": [[2], "float32", None]}
 
 
@@ -1005,7 +1026,7 @@ def values(tree):
     arrays = tree | {"keys": jax.random.key_data(tree["keys"])}
     return [s.data.tolist() for _, a in sorted(arrays.items()) for s in a.addressable_shards]
 
-with Checkpointer(Path(sys.argv[1]), keep=2, report=lambda text: None) as checkpointer:
+with Checkpointer(Path(sys.argv[1]), keep=2) as checkpointer:
     for step in (1, 2, 3, 3):
         checkpointer.save(step, state(step), {"step": step})
     checkpointer.wait()

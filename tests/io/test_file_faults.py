@@ -27,7 +27,7 @@ from podracer.config.serialization import read_config, read_experiment, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.errors import PodracerError
-from podracer.io import seal
+from podracer.io import seal, text
 from podracer.io.checkpoint import Checkpointer, fingerprint, load, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
 from podracer.networks import MLP, TorsoNetwork
@@ -73,7 +73,7 @@ def train_and_stop(name: str, run: Path) -> Truth:
     podracer.train(experiment, run_dir=run, callbacks=[lambda at: at.metrics["updates"] >= 20])
     steps, best_steps, like = {}, {}, make_driver(experiment).abstract_state
     with Checkpointer(run) as checkpointer:
-        for step in checkpointer.steps():
+        for step in sorted(map(int, os.listdir(checkpointer.directory))):
             restored = checkpointer.restore(like, step)
             steps[step] = fingerprint(restored.state)
             best_steps[step] = restored.metadata["best"]["updates"]
@@ -207,14 +207,14 @@ def read(run: Path, truths: dict[str, Truth], log: list[str]) -> tuple[Truth, in
     try:
         experiment = to_json(read_experiment(run))
         truth = truths[read_config(run / "config.json")["run"]["id"]]
-        step, digest = stored_fingerprint(run, report=log.append)
+        step, digest = stored_fingerprint(run)
     except PodracerError as error:
         log.append(str(error))
         return None
     assert experiment == truth.experiment
     assert truth.steps[step] == digest
     with contextlib.suppress(PodracerError):
-        best = load(run, truth.like, "best", report=log.append)
+        best = load(run, truth.like, "best")
         assert best.step == truth.best[step]
         assert truth.steps[best.step] == fingerprint(best.state)
     return truth, step
@@ -231,7 +231,7 @@ def resume(
             podracer.train(experiment, run_dir=run, resume=True)
             assert stored_fingerprint(run)[1] == truth.end
             return True
-        with Checkpointer(run, report=log.append) as checkpointer:
+        with Checkpointer(run) as checkpointer:
             assert checkpointer.has_saved() or shows_saves(run / "metrics.jsonl")
             restored = checkpointer.restore(truth.like)
         assert truth.steps[restored.step] == fingerprint(restored.state)
@@ -262,6 +262,8 @@ def test_whatever_happens_to_its_files_a_run_is_right_or_refused(
 ) -> None:
     """Operations on files of random runs: nothing wrong is taken, and every fall-back is said."""
     monkeypatch.setattr(seal, "RETRY_SECONDS", ())
+    log: list[str] = []
+    monkeypatch.setattr(text, "print_stderr", log.append)
     runs = [tmp_path / name for name in names]
     truths = {}
     for run in runs:
@@ -280,7 +282,7 @@ def test_whatever_happens_to_its_files_a_run_is_right_or_refused(
             kinds = [rng.choice(Faults.KINDS) for _ in range(rng.choice([1, 1, 2]))]
             note = [f"trial {trial}", source.name, *(faults.apply(kind) for kind in kinds)]
             caplog.clear()
-            log: list[str] = []
+            log.clear()
             to_the_end = trial % 50 == 49 and "chmod" not in kinds
             before = stored_files(run)
             user = ordinary_user(Path(folder)) if "chmod" in kinds else contextlib.nullcontext()

@@ -78,15 +78,17 @@ def prepare(run: str) -> dict:
 
 def check(run: str) -> dict:
     """Restore the newest step and its best, and save one more; return what was found and said."""
+    from podracer.io import text
     from podracer.io.checkpoint import Checkpointer, fingerprint, load
 
     reports: list[str] = []
-    with Checkpointer(Path(run), keep=2, report=reports.append) as checkpointer:
+    text.print_stderr = reports.append
+    with Checkpointer(Path(run), keep=2) as checkpointer:
         restored = checkpointer.restore(state(0))
         is_right = fingerprint(restored.state) == fingerprint(state(restored.step))
         checkpointer.save(4, state(4), restored.metadata)
     for choice, step in (("newest", 4), ("best", restored.metadata["best"]["updates"])):
-        after = load(Path(run), state(0), choice, report=reports.append)
+        after = load(Path(run), state(0), choice)
         is_right = is_right and fingerprint(after.state) == fingerprint(state(step))
     left = sorted(path.name for path in (Path(run) / "checkpoints").iterdir())
     return {"step": restored.step, "right": is_right, "said": reports, "left": left}

@@ -17,10 +17,10 @@ from podracer.errors import ConfigError, StorageError
 from podracer.io.directories import LOG
 from podracer.io.run_directory import RunLock, write_bytes
 from podracer.io.seal import CONFIG, is_there
-from podracer.io.steps import Choice, Report
+from podracer.io.steps import Choice
 from podracer.io.text import print_stderr
 from podracer_cloud import store as stores
-from podracer_cloud.contents import Contents
+from podracer_cloud.contents import Contents, Report
 from podracer_cloud.lease import Lease
 from podracer_cloud.mirror import MIRROR, Copy, identify, recorded_address
 from podracer_cloud.runs import RunCopy

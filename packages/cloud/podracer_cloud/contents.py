@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -34,10 +34,10 @@ from podracer.io.seal import (
     read_sealed_json,
     verify_seal,
 )
-from podracer.io.steps import Report
 from podracer_cloud import store as stores
 from podracer_cloud.lease import Lease
 
+Report = Callable[[str], None]
 BLOCK_BYTES = 2**20  # size of a part of a log: stores cannot append
 _CHUNK = 2**23  # bytes of a request, which has a time limit
 _INDEX, _FILES, _BLOCKS = "index", "files", "log"

@@ -20,7 +20,6 @@ from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, encode_sealed, is_th
 from podracer.io.steps import (
     SAVED,
     Choice,
-    Report,
     best_step,
     newest_saved,
     read_meta,
@@ -29,7 +28,7 @@ from podracer.io.steps import (
 )
 from podracer.io.text import mode_of
 from podracer_cloud import store as stores
-from podracer_cloud.contents import Contents
+from podracer_cloud.contents import Contents, Report
 
 _STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})")
 _ROUND = re.compile(r"(.+)/(pods/p[0-9]+r[0-9]+)")

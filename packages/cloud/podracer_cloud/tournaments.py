@@ -18,11 +18,11 @@ from podracer.errors import CheckpointError
 from podracer.io.directories import LOG
 from podracer.io.run_directory import own_directory, write_bytes
 from podracer.io.seal import CONFIG, MANIFEST, is_there
-from podracer.io.steps import SAVED, Report
+from podracer.io.steps import SAVED
 from podracer.io.text import mode_of
 from podracer.tournament.events import kept_entries, state_after
 from podracer.tournament.leaderboard import read_log
-from podracer_cloud.contents import BLOCK_BYTES, Contents, log_size
+from podracer_cloud.contents import BLOCK_BYTES, Contents, Report, log_size
 from podracer_cloud.runs import fetch_files, put_records
 
 if TYPE_CHECKING:

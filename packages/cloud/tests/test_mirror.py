@@ -432,7 +432,7 @@ def test_damage_in_the_store_is_found(num_trials, run, address, tmp_path, cases)
         other = tmp_path / str(trial)
         restore(address, other, report=ignore)
         assert not (other / "checkpoints" / newest.name).exists()
-        assert stored_fingerprint(other, report=ignore) == (1, digest)
+        assert stored_fingerprint(other) == (1, digest)
         path.write_bytes(content)
         shutil.rmtree(other)
 
