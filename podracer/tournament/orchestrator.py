@@ -308,7 +308,7 @@ class Orchestrator:
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Return the decision of a round; None if it has to wait."""
         rng = selection.generator(self.tournament.seed, pod, round)
-        view = selection.selection_view(self.state, pod, round)
+        view = selection.SelectionView(self.state, pod, round)
         start = selection.choose(self.tournament.selection, view, rng)
         if start is None:
             return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.fields import bounded, check_ranges
-from podracer.tournament.events import Board, Entry, PodState, TournamentState, rank
+from podracer.tournament.events import Entry, PodState, TournamentState, rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,36 +42,15 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class SelectionView:
-    """Input of a selection rule, without times, determined by the log alone."""
+    """Input of a selection rule, determined by the log alone: a pod about to start a round."""
 
+    state: TournamentState
     pod: int
-    round: int  # the one that the pod is about to start
-    board: Board
-    population: tuple[Entry, ...]  # the newest entries of the pods that take part, best first
-    pods: Mapping[int, PodState]  # all pods
+    round: int
 
     @property
     def own_entry(self) -> Entry | None:
-        return self.pods[self.pod].newest if self.pod in self.pods else None
-
-    @property
-    def newest(self) -> Mapping[int, Entry]:
-        """Newest entries, by each pod that takes part and has submitted."""
-        return {n: pod.newest for n, pod in self._members() if pod.newest is not None}
-
-    @property
-    def rounds(self) -> Mapping[int, int]:
-        """Rounds, by each pod that takes part and is not absent."""
-        return {n: pod.round for n, pod in self._members() if not pod.absent}
-
-    def _members(self) -> Iterator[tuple[int, PodState]]:
-        """Yield the pods that take part, which are the live ones."""
-        return ((n, pod) for n, pod in self.pods.items() if pod.is_live)
-
-
-def selection_view(state: TournamentState, pod: int, round: int) -> SelectionView:
-    """Return the view of a pod that is about to start a round."""
-    return SelectionView(pod, round, state.board, state.population, state.pods)
+        return self.state.pods.get(self.pod, PodState()).newest
 
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:
@@ -165,7 +144,7 @@ def choose(rule: SelectionRule, view: SelectionView, rng: np.random.Generator) -
                 return start
             # First rounds draw their hyperparameters from the bounds.
             return Start(start.parents, perturb(start.hyperparameters, rule, rng))
-    if isinstance(rule, Independent) or not view.board:
+    if isinstance(rule, Independent) or not view.state.board:
         return _continue(view.own_entry)
     return _continue(_drawn(rule, view, rng))
 
@@ -178,16 +157,17 @@ def _drawn(
     rule: Uniform | Softmax | KTournament, view: SelectionView, rng: np.random.Generator
 ) -> Entry:
     """Return an entry drawn from the leaderboard, or the pod's newest if the rule prefers it."""
-    count = len(view.board)
+    board = view.state.board
+    count = len(board)
     match rule:
         case Uniform():
-            return view.board[rng.integers(count)]
+            return board[rng.integers(count)]
         case Softmax():
-            chances = softmax(view.board.scores, rule.temperature)
-            candidate = view.board[rng.choice(count, p=chances)]
+            chances = softmax(board.scores, rule.temperature)
+            candidate = board[rng.choice(count, p=chances)]
         case KTournament():
             number = rng.choice(count, size=min(rule.k, count), replace=False).min()
-            candidate = view.board[number]
+            candidate = board[number]
     newest = view.own_entry
     return candidate if newest is None or candidate.score > newest.score else newest
 
@@ -204,7 +184,7 @@ def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> np.ndar
 
 def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
     """Return the entry that a pod at the bottom copies; None for any other pod."""
-    population, own_entry = view.population, view.own_entry
+    population, own_entry = view.state.population, view.own_entry
     count = num_replaced(len(population), fraction)
     if own_entry is None or not count:
         return None
@@ -222,7 +202,9 @@ def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
     is no parent.
     """
     previous_round = view.round - 1
-    rounds, newest = view.rounds, view.newest
+    live = {number: pod for number, pod in view.state.pods.items() if pod.is_live}
+    rounds = {number: pod.round for number, pod in live.items() if not pod.absent}
+    newest = {number: pod.newest for number, pod in live.items() if pod.newest is not None}
     other_rounds = {pod: round for pod, round in rounds.items() if pod != view.pod}
     if previous_round >= 0 and previous_round in other_rounds.values():
         return None

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from podracer.tournament.events import Board, Entry, PodState, ranking
+from podracer.tournament.events import (
+    Board,
+    Entry,
+    Header,
+    PodState,
+    TournamentState,
+    ranking,
+)
 from podracer.tournament.selection import SelectionView
 
 
@@ -33,4 +40,5 @@ def stand(
         for number in sorted({*entries, *rounds})
     }
     listed = ranking(newest) if board is None else Board(board)
-    return SelectionView(pod, round, listed, ranking(newest), pods)
+    header = Header({}, seed=0, pods=1, size=9, evaluation="e", episodes=1)
+    return SelectionView(TournamentState(header, listed, pods, ranking(newest)), pod, round)

@@ -560,7 +560,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         sweep = n
         while type(events[sweep - 1]).__name__ == "Started":
             sweep -= 1  # one sweep decides for all that wait before it starts any
-        view = selection.selection_view(state_after(events[:sweep]), event.pod, event.round)
+        view = selection.SelectionView(state_after(events[:sweep]), event.pod, event.round)
         rng = selection.generator(tournament.seed, event.pod, event.round)
         start = selection.choose(rule, view, rng)
         assert start is not None

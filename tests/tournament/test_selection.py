@@ -44,7 +44,6 @@ from podracer.tournament.selection import (
     choose,
     generator,
     perturb,
-    selection_view,
     softmax,
 )
 
@@ -342,9 +341,7 @@ def test_settings_that_cannot_be_meant_are_refused(make: Any, message: str) -> N
         make()
 
 
-def test_a_standing_leaves_out_the_quarantined_and_waits_for_no_absent(
-    tmp_path: Path,
-) -> None:
+def test_a_generation_leaves_out_the_quarantined_and_waits_for_no_absent(tmp_path: Path) -> None:
     with Leaderboard(tmp_path, Header({}, 0, 5, 9, "e", 1)) as board:
         for pod in range(4):
             begin(board, pod, Start())
@@ -355,13 +352,12 @@ def test_a_standing_leaves_out_the_quarantined_and_waits_for_no_absent(
         board.record(Absent(1, 1))
         board.record(Stopped(2, "quarantined", "failures"))
         board.record(Stopped(3, "quarantined", "failures"))
-        pods = board.state.pods
-        found = selection_view(board.state, 0, 1)
-        assert found.board == board.state.board
-        assert len(found.board) == 4
-        assert found.newest == {0: pods[0].newest, 1: pods[1].newest}
-        assert found.rounds == {0: 1, 4: 0}
-        assert found.own_entry == pods[0].newest
+        rule, rng = Generational(group_size=1, parents=1), generator(0, 0, 1)
+        assert choose(rule, SelectionView(board.state, 0, 1), rng) is None  # pod 4 has not ended
+        board.record(Absent(4, 0))
+        start = choose(rule, SelectionView(board.state, 0, 1), rng)
+        assert start is not None
+        assert start.parents == ("p1r0",)
 
 
 # --- whole tournaments (T10) ----------------------------------------------------------------------
@@ -401,7 +397,7 @@ def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Genera
 
 def choose_after(rule: SelectionRule, state: Any, pod: int) -> Start | None:
     round = state.pods[pod].round
-    return choose(rule, selection_view(state, pod, round), generator(state.header.seed, pod, round))
+    return choose(rule, SelectionView(state, pod, round), generator(state.header.seed, pod, round))
 
 
 def begin(board: Leaderboard, pod: int, start: Start) -> None:
