@@ -189,11 +189,6 @@ class Sinks:
         self._workers = [_Worker(sink, queue_size, close_seconds) for sink in sinks[1:]]
         self._closed = False
 
-    @property
-    def dropped(self) -> int:
-        """Number of records that never reached a background sink because it was too slow."""
-        return sum(worker.dropped for worker in self._workers)
-
     def write(self, record: Record) -> None:
         """Pass a record to every sink; never raise an error of a sink, never wait for one."""
         if self._record is not None:

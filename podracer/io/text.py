@@ -72,11 +72,7 @@ def redact(value: Any, *, stable: bool = False) -> Any:
     plain words of less than 8 letters, and what has less than 4 characters. Longer words are left
     out as a whole.
     """
-    secrets: set[str] = set()
-    rules = _rules(secrets)
-    if not stable:
-        rules = [*_rules_of_values(), *rules]
-    return _without(value, rules, secrets)
+    return _without(value, [] if stable else [*_known_values()], set())
 
 
 def remember_secrets(settings: Any) -> None:
@@ -153,21 +149,23 @@ def print_stderr(message: str, prefix: str = "podracer: ") -> None:
         print(f"{prefix}{printable(redact(message))}", file=sys.stderr, flush=True)
 
 
-Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]  # and what comes in its place
+def _without(value: Any, patterns: Sequence[re.Pattern[str]], secrets: set[str]) -> Any:
+    """Return text or JSON without known values, and without those that are named like a secret.
 
-
-def _without(value: Any, rules: Sequence[Rule], secrets: set[str]) -> Any:
-    """Return text or JSON with the rules applied; add values that are named secret to `secrets`."""
+    The latter are added to `secrets`.
+    """
     if isinstance(value, Mapping):
-        return dict(_without([str(key), item], rules, secrets) for key, item in value.items())
+        return dict(_without([str(key), item], patterns, secrets) for key, item in value.items())
     if isinstance(value, list | tuple):
         if _is_named_secret(value):
             secrets.add(str(value[1]))
-            return [_without(value[0], rules, secrets), REDACTED]
-        return [_without(item, rules, secrets) for item in value]
+            return [_without(value[0], patterns, secrets), REDACTED]
+        return [_without(item, patterns, secrets) for item in value]
     if isinstance(value, str):
-        for pattern, replacement in rules:
-            value = pattern.sub(replacement, value)
+        for pattern in patterns:
+            value = pattern.sub(REDACTED, value)
+        for form in _FORMS:
+            value = form.sub(partial(_cut, secrets), value)
     return value
 
 
@@ -175,11 +173,6 @@ def _is_named_secret(pair: Sequence[Any]) -> bool:
     """Return whether a sequence is the name of a secret and its value."""
     is_named = len(pair) == 2 and isinstance(pair[0], str) and _NAME.search(pair[0]) is not None
     return is_named and not (pair[1] is None or isinstance(pair[1], bool) or pair[1] == REDACTED)
-
-
-def _rules(secrets: set[str]) -> list[Rule]:
-    """Return rules that replace what is named like a secret, and add it to a set."""
-    return [(form, partial(_cut, secrets)) for form in _FORMS]
 
 
 def _cut(secrets: set[str], match: re.Match[str]) -> str:
@@ -195,18 +188,18 @@ def _cut(secrets: set[str], match: re.Match[str]) -> str:
 def _secrets_in(value: Any) -> set[str]:
     """Return what `redact` takes out of settings."""
     secrets: set[str] = set()
-    _without(value, _rules(secrets), secrets)
+    _without(value, (), secrets)
     return secrets
 
 
-def _rules_of_values() -> Iterator[Rule]:
-    """Yield the rules for known values, the longest first: none survives in part in another."""
+def _known_values() -> Iterator[re.Pattern[str]]:
+    """Yield patterns of known values, the longest first: none survives in part in another."""
     values = SECRETS_OF_SETTINGS.union(_values_of_variables())
     for value in sorted(values, key=len, reverse=True):
         pattern = re.escape(value)
         if _WORD_OF_TEXT.fullmatch(value):  # not within another word, but after an escape, `\n`
             pattern = rf"(?:(?<![A-Za-z])|(?<=\\[nrt])){pattern}(?![A-Za-z])"
-        yield re.compile(pattern), REDACTED
+        yield re.compile(pattern)
 
 
 def _values_of_variables() -> Iterator[str]:

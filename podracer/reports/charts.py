@@ -30,7 +30,6 @@ _CURVES = 64  # runs shown in a block at most
 _RAW = 8  # groups at most whose unsmoothed values are shown, too
 _SETTINGS = 10  # under the pointer at most
 _GRID = 200  # points at which the seeds of a group are compared
-_NONE = np.zeros(0)
 
 Groups = dict[str, list[RunRecords]]  # label to its runs
 Curve = tuple[np.ndarray, np.ndarray]  # positions and values of a metric
@@ -186,14 +185,7 @@ def _numbers(values: np.ndarray) -> list[Any]:
 # --- learning curves ------------------------------------------------------------------------------
 
 
-def curves(
-    name: str,
-    groups: Groups,
-    panels: Sequence[Panel],
-    axes: Sequence[str] = AXES,
-    *,
-    num_blocks: int = 1,
-) -> str:
+def curves(name: str, groups: Groups, panels: Sequence[Panel], *, num_blocks: int = 1) -> str:
     """Draw panels of metrics that were logged, with a curve for each run.
 
     Groups of several seeds also have their score, with its interval where seeds are enough.
@@ -205,7 +197,7 @@ def curves(
     colors = dict(zip(members, itertools.cycle(COLORS), strict=False))
     shown = {label: runs[: max(1, limit // len(members))] for label, runs in members.items()}
     num_drawn, num_runs = (sum(map(len, x.values())) for x in (shown, counted))
-    size = num_blocks * num_drawn * (sum(len(x.parts) or 1 for x in panels) + len(axes))
+    size = num_blocks * num_drawn * (sum(len(x.parts) or 1 for x in panels) + len(AXES))
     points = max(30, min(_POINTS, _ALL_POINTS // max(size, 1)))
     texts = {}
     for label, settings in differing_settings(members).items():
@@ -219,19 +211,19 @@ def curves(
                 part_color = part_color if len(colors) == 1 else color
                 text = "\n".join(filter(None, [key.removeprefix(panel.key), texts[label]]))
                 group = label, part_color, text, False
-                traces += _runs(group, shown[label], Panel(panel.title, key), axes, points)
+                traces += _runs(group, shown[label], Panel(panel.title, key), points)
             if not panel.parts:
                 group = label, color, texts[label], len(shown) <= _RAW
-                traces += _runs(group, shown[label], panel, axes, points)
-                traces += _score(label, color, members[label], panel, axes)
+                traces += _runs(group, shown[label], panel, points)
+                traces += _score(label, color, members[label], panel)
     drawn_panels = {title: traces for title, traces in traces_by_title.items() if traces}
     legend = [LegendEntry(label, colors[label]) for label in shown] if len(shown) > 1 else []
-    block = charts(name, [_grid(drawn_panels, axes)] if drawn_panels else [], legend, width=600)
+    block = charts(name, [_grid(drawn_panels)] if drawn_panels else [], legend, width=600)
     left_out = f"<small>{num_drawn} of {num_runs} runs are shown.</small>"
     return block + (left_out if block and num_drawn < num_runs else "")
 
 
-def _grid(panels: Mapping[str, Sequence[Trace]], axes: Sequence[str]) -> Figure:
+def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
     """Return panels beside each other as one figure, with buttons for the x axis and for scales."""
     data, titles, layout = [], [], _layout()
     numbers = [str(i) if i > 1 else "" for i in range(1, len(panels) + 1)]
@@ -253,11 +245,11 @@ def _grid(panels: Mapping[str, Sequence[Trace]], axes: Sequence[str]) -> Figure:
                 "font": {"size": 13, "color": TEXT},
             }
         )
-    curves = [trace.pop("curves") for trace in data]
-    used = [axis for axis in axes if any(axis in x for x in curves)]
+    curves, empty = [trace.pop("curves") for trace in data], (np.zeros(0), np.zeros(0))
+    used = [axis for axis in AXES if any(axis in x for x in curves)]
     buttons = []
     for axis in used:
-        x, y = zip(*(curve.get(axis, (_NONE, _NONE)) for curve in curves), strict=True)
+        x, y = zip(*(curve.get(axis, empty) for curve in curves), strict=True)
         names = {f"xaxis{number}.title.text": axis for number in numbers}
         buttons.append({"label": axis, "method": "update", "args": [{"x": x, "y": y}, names]})
     for trace, x, y in zip(data, *buttons[0]["args"][0].values(), strict=True):
@@ -317,11 +309,7 @@ def settings_text(settings: Mapping[str, str], digits: int = 0) -> list[str]:
 
 
 def _runs(
-    group: tuple[str, str, str, bool],
-    runs: Sequence[RunRecords],
-    panel: Panel,
-    axes: Sequence[str],
-    points: int,
+    group: tuple[str, str, str, bool], runs: Sequence[RunRecords], panel: Panel, points: int
 ) -> Iterator[Trace]:
     """Yield the traces of a group's runs: curves, thin where there are several, and dots.
 
@@ -334,7 +322,7 @@ def _runs(
         return {**trace([], [], label, text=description, **style), "curves": curves_by_axis}
 
     for run in runs:
-        curve = _curves_of(run, panel.key, axes, points, panel.unit)
+        curve = _curves_of(run, panel.key, points, panel.unit)
         if not curve:
             continue
         is_dot = all(len(x) == 1 for x, _ in curve.values())
@@ -347,38 +335,32 @@ def _runs(
         smooth = {axis: (x, running_mean(y)) for axis, (x, y) in curve.items()}
         yield drawn(run, smooth, **line, opacity=opacity, **style)
     for run in runs if panel.points else ():
-        if dots := _curves_of(run, panel.points, axes, points):
+        if dots := _curves_of(run, panel.points, points):
             mode = "lines+markers" if len(runs) > 1 else "markers"
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
             line = {"color": color, "width": 0.6, "dash": "dot"}
             yield drawn(run, dots, mode=mode, line=line, marker=marker)
 
 
-def _curves_of(
-    run: RunRecords, key: str, axes: Sequence[str], points: int, unit: float = 1.0
-) -> dict[str, Curve]:
-    series = {axis: run.series(key, axis) for axis in axes}
-    return {axis: _thinned(x, y / unit, points) for axis, (x, y) in series.items() if len(x)}
+def _curves_of(run: RunRecords, key: str, points: int, unit: float = 1.0) -> dict[str, Curve]:
+    """Return curves of few points by axis, each the mean of as many records up to its position."""
+    curves = {}
+    for axis in AXES:
+        x, y = run.series(key, axis)
+        if count := len(x):
+            begins = np.arange(0, count, -(-count // points))
+            counts = np.diff(np.append(begins, count))
+            curves[axis] = x[begins + counts - 1], np.add.reduceat(y / unit, begins) / counts
+    return curves
 
 
-def _thinned(x: np.ndarray, y: np.ndarray, points: int) -> Curve:
-    """Return a curve with few points, each the mean of as many records up to its position."""
-    size = -(-len(x) // points)
-    begins = np.arange(0, len(x), size)
-    counts = np.diff(np.append(begins, len(x)))
-    ends = begins + counts - 1
-    return x[ends], np.add.reduceat(y, begins) / counts
-
-
-def _score(
-    label: str, color: str, members: Sequence[RunRecords], panel: Panel, axes: Sequence[str]
-) -> Iterator[Trace]:
+def _score(label: str, color: str, members: Sequence[RunRecords], panel: Panel) -> Iterator[Trace]:
     """Yield the score over seeds, dashed where a run has ended: its last value counts on.
 
     A learner that met a fault has no part in it.
     """
     parts: dict[str, dict[str, Curve]] = {"low": {}, "high": {}, "score": {}, "ended": {}}
-    for axis in axes if len(members) > 1 else ():
+    for axis in AXES if len(members) > 1 else ():
         series = [run.series(panel.key, axis) for run in members if not run.has_diverged]
         smoothed = [(x, running_mean(y / panel.unit)) for x, y in series if len(x)]
         start = max((x[0] for x, _ in smoothed), default=0.0)

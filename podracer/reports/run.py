@@ -101,15 +101,15 @@ def group_runs(runs: Sequence[RunRecords]) -> charts.Groups:
         key = json.dumps([run.configuration, alone], sort_keys=True)
         of_recipe.setdefault(run.recipe, {}).setdefault(key, []).append(run)
     groups: charts.Groups = {}
-    for digits in (6, 0):  # all of them where labels would be the same
-        groups = {}
-        for recipe, peers in of_recipe.items():
-            for key, settings in charts.differing_settings(peers).items():
-                parts = [recipe, *charts.settings_text(settings, digits), seeds.counted(peers[key])]
-                several = len(peers[key]) > 1
-                groups[", ".join(parts) if several else peers[key][0].name] = peers[key]
-        if len(groups) == sum(map(len, of_recipe.values())):
-            break
+    for recipe, peers in of_recipe.items():
+        for key, settings in charts.differing_settings(peers).items():
+            label = peers[key][0].name
+            for digits in (6, 0) if len(peers[key]) > 1 else ():  # all where labels are the same
+                texts = charts.settings_text(settings, digits)
+                label = ", ".join([recipe, *texts, seeds.counted(peers[key])])
+                if label not in groups:
+                    break
+            groups[label] = peers[key]
     return groups
 
 

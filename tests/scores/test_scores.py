@@ -446,7 +446,7 @@ def test_a_mean_over_seeds_leaves_out_those_that_diverged():
     records = [{"updates": 1, "episode_return": 99.0}, {"updates": 2, "episodes": None}]
     fault = RunRecords("c", config, records, {})
     panel = charts.Panel("Return", "episode_return")
-    block = charts.curves("all", {"all": [sound, other, fault]}, [panel], axes=("updates",))
+    block = charts.curves("all", {"all": [sound, other, fault]}, [panel])
     traces = figures(block)["Return"]["data"]
     assert [x["meta"] for x in traces if "name" not in x] == ["a", "b", "c"]
     (mean,) = [x["curves"]["updates"][1] for x in traces if x.get("name") == "score"]
