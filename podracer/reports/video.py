@@ -44,7 +44,7 @@ def write_video(frames: np.ndarray, path: Path, fps: int) -> None:
 
 def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:
     stride = -(-fps // _GIF_MAX_FPS)
-    images = _paletted(frames[::stride])
+    images = [Image.fromarray(frame) for frame in frames[::stride]]
     # GIF time goes by hundredths of a second: rounding the ends keeps the total right.
     ends = [round(100 * i * stride / fps) * 10 for i in range(len(images) + 1)]
     images[0].save(
@@ -55,17 +55,6 @@ def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:
         loop=0,
         optimize=True,
     )
-
-
-def _paletted(frames: np.ndarray) -> list[Image.Image]:
-    """Convert frames to one common palette, exactly where 256 colors are enough."""
-    count, height, width, _ = frames.shape
-    film = Image.fromarray(frames.reshape(count * height, width, 3))
-    palette = None
-    if film.getcolors(256) is None:  # where a sample of frames is enough
-        palette = Image.fromarray(np.concatenate(frames[:: -(-count // 16)])).quantize(256)
-    film = film.quantize(256, palette=palette, dither=Image.Dither.NONE)
-    return [film.crop((0, i * height, width, (i + 1) * height)) for i in range(count)]
 
 
 def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
