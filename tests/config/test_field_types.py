@@ -15,7 +15,6 @@ from podracer.agents.common.optimizers import Optimizer
 from podracer.config.field_types import check_types
 from podracer.config.serialization import to_json
 from podracer.fields import check_ranges
-from podracer.io.models import current_model
 
 CATCH = recipes.find("catch_a2c")
 NUMBER_OR_SCHEDULE = "it must be a number or podracer.Linear(1e-3, 0.0)."
@@ -142,8 +141,6 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
             command("~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.train("catch_a2c", begin=podracer.Weights("~/none"))
-    with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
-        current_model("~/none")
 
 
 def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):

@@ -21,7 +21,6 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io import run_directory as rundir
-from podracer.io.models import current_model
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
@@ -68,7 +67,6 @@ FUNCTIONS: dict[str, Callable] = {
     "events": read_events,
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
-    "current_model": current_model,
 }
 
 

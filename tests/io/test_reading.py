@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -18,7 +17,7 @@ from podracer.errors import CheckpointError, PodracerError
 from podracer.io import reading
 from podracer.io.directories import holds_begun_tournament
 from podracer.io.jsonl import read_records
-from podracer.io.models import current_model
+from podracer.io.models import check_promoted
 from podracer.io.reading import read_limited, read_lines
 from podracer.io.run_directory import write_bytes
 from podracer.io.seal import read_sealed_json, seal_json
@@ -37,7 +36,7 @@ READERS = {
     "pods.jsonl": read_records,
     "leaderboard.jsonl": read_log,
     "rule.npz": read_rule,
-    "record.jsonl": lambda path: current_model(path.parent),
+    "record.jsonl": lambda path: check_promoted(path.parent / "000001"),
 }
 KINDS = {
     "pipe": os.mkfifo,
@@ -95,15 +94,11 @@ def test_a_newest_step_that_is_none_is_refused(step, tmp_path):
 
 
 @pytest.mark.figure(16)
-@pytest.mark.parametrize("actions", [["rollback"], ["refuse", "rollback"], ["promote", "rollback"]])
-def test_a_record_that_goes_back_to_no_model_is_refused(actions, tmp_path):
-    lines = [
-        json.dumps({"action": action, "model": "000001", "files": {}, "window": []}) + "\n"
-        for action in actions
-    ]
-    (tmp_path / "record.jsonl").write_text("".join(lines))
-    with pytest.raises(CheckpointError, match="a rollback without a model to go back to"):
-        current_model(tmp_path)
+@pytest.mark.parametrize("line", ["{}", "[1]", "3", '{"model": "000001"}'])
+def test_a_record_of_models_that_is_none_is_refused(line, tmp_path):
+    (tmp_path / "record.jsonl").write_text(f"{line}\n")
+    with pytest.raises(CheckpointError, match="is not a record of models"):
+        check_promoted(tmp_path / "000001")
 
 
 def test_what_a_killed_process_left_of_a_file_goes_with_its_next_write(tmp_path):

@@ -24,7 +24,6 @@ import podracer
 from podracer.cli.main import main
 from podracer.drivers.population import Pod
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io.models import Decision
 from podracer.io.seal import seal
 from podracer.policy import Policy
 from podracer.run.loading import reopen
@@ -155,7 +154,7 @@ def models_of(directory, name):
     """Make a directory of models, or promote one more in it, without its checkpoint."""
     (directory / name).mkdir(parents=True)
     (directory / name / "config.json").touch()
-    record(directory, Decision("promote", name, {"config.json": "0"}))
+    record(directory, name, {"config.json": "0"})
     return directory
 
 

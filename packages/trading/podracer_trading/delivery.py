@@ -29,17 +29,7 @@ from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
-from podracer.io.models import (
-    RECORD,
-    RUN_FILES,
-    Decision,
-    active_promotions,
-    current_model,
-    current_promotion,
-    digests,
-    read_record,
-    verify,
-)
+from podracer.io.models import RECORD, RUN_FILES, check_promoted, digests
 from podracer.io.paths import user_path
 from podracer.io.reading import naming, read_limited
 from podracer.io.run_directory import RunLock, fsync_directory, write_bytes
@@ -48,6 +38,13 @@ from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.run.loading import load_run
 from podracer_trading.backtest import date_range, load_trading, simulate
 from podracer_trading.environment import Trading
+from podracer_trading.models import (
+    Decision,
+    active_promotions,
+    current_model,
+    current_promotion,
+    read_record,
+)
 
 __all__ = ["Decision", "current_model", "promote", "rollback"]
 
@@ -88,7 +85,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
         promotions = active_promotions(decisions)
         if promotions:
             current = promotions[-1]
-            verify(models, current)
+            check_promoted(models / current.model)
             _check_comparable(models / current.model, run)
             previous = load_run(models / current.model, environment=auto_reset(env))
             details["previous_score"] = validation_return(
@@ -114,7 +111,7 @@ def rollback(models: str | Path) -> Decision:
         if len(promotions) < 2:
             raise ConfigError(f"{models} has no model before {promotions[-1].model} to go back to.")
         previous = promotions[-2]
-        verify(models, previous)
+        check_promoted(models / previous.model)
         return _record(models, Decision("rollback", previous.model, previous.files))
 
 

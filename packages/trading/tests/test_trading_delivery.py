@@ -330,6 +330,25 @@ def test_a_record_that_cannot_be_is_refused(line: str, tmp_path: Path) -> None:
         current_model(tmp_path)
 
 
+@pytest.mark.parametrize("actions", [["rollback"], ["refuse", "rollback"], ["promote", "rollback"]])
+def test_a_record_that_goes_back_to_no_model_is_refused(actions: list[str], tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"action": action, "model": "000001", "files": {}, "window": []}) + "\n"
+        for action in actions
+    ]
+    (tmp_path / "record.jsonl").write_text("".join(lines))
+    with pytest.raises(CheckpointError, match="a rollback without a model to go back to"):
+        current_model(tmp_path)
+
+
+def test_a_path_of_models_is_one_of_this_machine(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/none has no model yet"):
+        current_model("~/none")
+    with pytest.raises(ConfigError, match="is an address"):
+        current_model("s3://bucket/models")
+
+
 @pytest.mark.slow
 def test_models_of_one_directory_trade_under_the_same_terms(
     pair: tuple[Path, Path], tmp_path: Path

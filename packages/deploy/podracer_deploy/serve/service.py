@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from podracer.config.experiment import Experiment
-from podracer.errors import ConfigError, PodracerError, StorageError
-from podracer.io.models import RECORD, current_promotion
+from podracer.errors import CheckpointError, ConfigError, PodracerError, StorageError
+from podracer.io.models import MODEL, RECORD
 from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
 from podracer.run.loading import load_run
@@ -33,6 +33,7 @@ MAX_SESSIONS = 10_000
 MAX_SESSION_ROWS = 100_000  # in all sessions together: each has a memory
 MAX_ROWS = 4096
 MAX_BYTES = 8 * 2**20  # size of a request, which is parsed as one piece
+_CURRENT = "current"  # file that names the current one of a directory of models
 KEYS = ("observation", "session", "reset", "reward")
 
 logger = logging.getLogger("podracer")
@@ -272,9 +273,11 @@ class Service:
 
     def _current(self) -> tuple[Path, Any]:
         """Return the directory of the current model, and what no other model equals."""
-        decision = current_promotion(self._directory)
-        path = self._directory / decision.model
-        return path, (decision.model, decision.files, _marks_of(path))
+        name = (self._directory / _CURRENT).read_text().strip()
+        if not MODEL.fullmatch(name):
+            raise CheckpointError(f"{self._directory / _CURRENT} names no model, but {name[:80]!r}")
+        path = self._directory / name
+        return path, (name, _marks_of(path))
 
 
 def _marks_of(model: Path) -> list[tuple[object, ...]]:
