@@ -21,7 +21,6 @@ from podracer.cli.recipe_flags import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
-from podracer.devices.startup import Hosts
 from podracer.schedules import over_run
 
 # Fields added after the first measurements, which stay valid where these have no effect.
@@ -527,10 +526,7 @@ def experiment_of(command: str) -> Experiment:
     """Return the experiment that a cell's command names."""
     recipe, *flags = shlex.split(command)
     experiment, flags = find_recipe(recipe, flags)
-    parsed = parse_experiment(
-        f"train {recipe}", flags, experiment, TrainOptions(), {"hosts": Hosts()}
-    )
-    return parsed[1]
+    return parse_experiment(f"train {recipe}", flags, experiment, TrainOptions())[1]
 
 
 def evaluation_of(experiment: Experiment) -> dict[str, Any]:

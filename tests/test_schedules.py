@@ -19,7 +19,7 @@ from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.cli.recipe_flags import parse_experiment
-from podracer.cli.values import format_value, read_value
+from podracer.cli.values import format_value, kind_of
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
@@ -97,7 +97,7 @@ def test_the_counter_of_frames_does_not_wrap():
 
 def test_texts_of_schedules():
     def read(text):
-        return read_value(Schedule, [text], "--rate")
+        return kind_of(Schedule).read([text], "--rate")
 
     assert read("6e-4:0:50e6") == DECAY
     assert read(format_value(DECAY)) == DECAY
@@ -115,7 +115,7 @@ class Options:
 
 
 def parsed(*flags: str) -> Experiment:
-    _, experiment, _ = parse_experiment("train", flags, recipes.find("catch_a2c"), Options())
+    _, experiment = parse_experiment("train", flags, recipes.find("catch_a2c"), Options())
     return experiment
 
 
@@ -192,7 +192,7 @@ def test_an_optimizer_of_ones_own(tmp_path, recwarn):
     experiment = Experiment(
         environment="catch", agent=agent, driver=AnakinConfig(16, 8, 2), frames=512, evaluations=0
     )
-    _, changed, _ = parse_experiment("train", ("--decay", "0.5"), experiment, Options())
+    _, changed = parse_experiment("train", ("--decay", "0.5"), experiment, Options())
     assert changed.agent.optimizer == Lion(0.5)
     assert not recwarn.list
     state = podracer.train(experiment, run_dir=tmp_path / "run").state.shared

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from podracer.cli.help import page
-from podracer.cli.settings import Explain, Flag, Table, split_flags
+from podracer.cli.settings import Flag, Table, split_flags
 from podracer.cli.values import Limits as Limits
-from podracer.cli.values import Mark, item_of
+from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of, local_run
 
@@ -31,53 +31,47 @@ Trackers = Annotated[
 
 
 def read_parts(
-    parts: Mapping[str, Any],
+    parts: Sequence[Any],
     command: str,
     arguments: Sequence[str],
     description: str = "",
-    explain: Explain | None = None,
-) -> dict[str, Any]:
+    explain: Callable[[str], str] = lambda name: "",
+) -> Sequence[Any]:
     """Return configurations with the values of flags; `--help` prints their page and exits with 0.
 
     Flags that choose a part are read first. Raises `ConfigError` for what does not fit.
     """
     first, flags = split_flags(arguments)
     pages = [flag for flag in flags if flag.spelling in ("--help", "-h")]
-    flags = [flag for flag in reversed(dict.fromkeys(reversed(flags))) if flag not in pages]
+    flags = [flag for flag in flags if flag not in pages]
     table = Table(parts, command, explain)
-    choosers: list[Flag] = []
-    while choice := table.choice([flag for flag in flags if flag not in choosers]):
-        setting = table.find(choice)
-        part = setting.choose(choice.split(setting)[0][0], choice.spelling)
-        table = table.with_values({setting.path: part})
-        choosers.append(choice)
+    values: dict[str, Any] = {}
+    strays: list[tuple[str, Flag | None]] = [(word, None) for word in first]
+    while choice := table.choice(flags):
+        flags.remove(choice)
+        setting, value, extra_words = table.read(choice)
+        table = table.with_values({setting.path: value})
+        strays += extra_words
     if pages:
         print(page(table, description, pages[0].words))
         sys.exit(0)
-    words_of: dict[str, list[str]] = {}
-    strays: list[tuple[str, Flag | None]] = [(word, None) for word in first]
-    for flag in flags:
-        setting = table.find(flag)
-        words, stray = flag.split(setting)
-        strays += [(word, flag) for word in stray]
-        if setting.hint is bool and not words:
-            words = ("true" if table.paths(flag.name) else "false",)
-        earlier = words_of.get(setting.path, []) if item_of(setting.hint) is str else []
-        words_of[setting.path] = [*earlier, *words]  # the last flag counts; texts are collected
-    positional = [x for x in table.settings.values() if x.is_positional]
-    for setting in (x for x in positional if x.path not in words_of):
-        count = len(strays) if item_of(setting.hint) else min(len(strays), 1)
-        if count:
-            words_of[setting.path] = [word for word, _ in strays[:count]]
-            del strays[:count]
-        elif setting.value is dataclasses.MISSING:
-            word = setting.word
-            raise ConfigError(f"{command} needs {word}: write podracer {command} {word}.")
+    for flag in flags:  # the last of equal ones counts; texts are collected
+        setting, value, extra_words = table.read(flag)
+        is_collected = setting.kind.is_tuple and setting.kind.names == ("str",)
+        values[setting.path] = values.get(setting.path, ()) + value if is_collected else value
+        strays += extra_words
+    for setting in table.settings.values():
+        if setting.is_positional and setting.path not in values:
+            count = len(strays) if setting.kind.is_tuple else 1
+            if words := [word for word, _ in strays[:count]]:
+                values[setting.path] = setting.read(words)
+            elif setting.value is dataclasses.MISSING:
+                word = setting.word
+                raise ConfigError(f"{command} needs {word}: write podracer {command} {word}.")
+            strays = strays[count:]
     for word, flag in strays:
         table.refuse(word, flag)
-    settings = (table.settings[path] for path in words_of)
-    values = {x.path: x.read(words_of[x.path]) for x in settings if not (x.is_part or x.choices)}
-    return dict(table.with_values(values).parts)
+    return table.with_values(values).parts
 
 
 def parse(kind: Any, command: str, arguments: Sequence[str], description: str = "") -> Any:
@@ -86,14 +80,14 @@ def parse(kind: Any, command: str, arguments: Sequence[str], description: str = 
     Runs at addresses are copied. The rest is as in `read_parts`.
     """
     text = description or kind.__doc__ or ""
-    options = read_parts({"": blank(kind)}, command, arguments, text)[""]
+    (options,) = read_parts([blank(kind)], command, arguments, text)
     choice, changed = getattr(options, "checkpoint", None), {}
     for name, value in vars(options).items():
         paths = value if isinstance(value, tuple) else (value,)
         if any(isinstance(path, Path) and address_of(path) for path in paths):
             copies = tuple(local_run(path, choice) for path in paths)
             changed[name] = copies if isinstance(value, tuple) else copies[0]
-    return dataclasses.replace(options, **changed) if changed else options
+    return dataclasses.replace(options, **changed)
 
 
 def blank(kind: Any) -> Any:
@@ -111,8 +105,8 @@ def take_flags(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], l
     values = {}
     for flag in flags:
         if flag.name in names:
-            (values[flag.name],), strays = flag.split()
-            remaining += strays
+            (values[flag.name],), extra_words = flag.split()
+            remaining += extra_words
         elif flag.is_joined:
             remaining += [f"{flag.spelling}={flag.words[0]}", *flag.words[1:]]
         else:

@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import Sequence
 
 from podracer.cli.settings import ALIASES, Setting, Table
-from podracer.cli.values import choices_of, format_value, item_of
+from podracer.cli.values import format_value
 
 # The settings of a run in the order of the page: what matters first comes first.
 _ORDER = (
-    "frames", "seed", "run_dir", "driver", "devices", "environment", "evaluations",
+    "frames", "seed", "run_dir", "environment", "agent", "driver", "devices", "size", "evaluations",
     "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
-    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds", "size",
+    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds",
 )  # fmt: skip
 _LONG = 40  # settings, above which each has one line
 _COLUMN = 34  # where texts begin, further right on a long page
@@ -59,7 +59,7 @@ def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
 def _name(setting: Setting) -> str:
     """Return the name as it is written: a flag, or the word in the place of one."""
     if setting.is_positional:
-        return f"{setting.word} ..." if item_of(setting.hint) else setting.word
+        return f"{setting.word} ..." if setting.kind.is_tuple else setting.word
     names = [setting.flag, *(f"--{x}" for x, path in ALIASES.items() if path == setting.path)]
     return f"--[no-]{setting.flag[2:]}" if setting.hint is bool else ", ".join(names)
 
@@ -72,7 +72,7 @@ def _lines(setting: Setting, width: int, is_short: bool) -> list[str]:
     if setting.value is dataclasses.MISSING:
         value = ""
     left = f"  {_name(setting)} {value}".rstrip()
-    choices = "|".join(setting.choices or choices_of(item_of(setting.hint) or setting.hint))
+    choices = "" if setting.kind.names else "|".join(setting.kind.words)
     if is_short:
         text = f"[{choices}] {setting.text}" if choices and len(choices) < _COLUMN else setting.text
         left = f"{left:{_COLUMN + 8}}  "

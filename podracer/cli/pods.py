@@ -58,7 +58,7 @@ def sweep(arguments: Sequence[str]) -> int:
     recipe, flags = leading_name(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
     experiment = dataclasses.replace(experiment, target_return=None)  # it is for one learner alone
-    options, experiment, _ = parse_experiment(
+    options, experiment = parse_experiment(
         f"sweep {recipe}",
         flags,
         experiment,
@@ -123,12 +123,9 @@ class TournamentOptions:
 
 def tournament(arguments: Sequence[str]) -> int:
     """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
-    parts = {
-        "options": TournamentOptions(),
-        "tournament": Tournament((), rounds=4, round_frames=32_768),
-    }
+    parts = (TournamentOptions(), Tournament((), rounds=4, round_frames=32_768))
     description = "Train pods that submit to a leaderboard and restart from it."
-    options, settings = read_parts(parts, "tournament", arguments, description).values()
+    options, settings = read_parts(parts, "tournament", arguments, description)
     names = options.recipes or ("cartpole_ppo",)
     experiments = tuple(find_recipe(name, ())[0] for name in names)
     settings = dataclasses.replace(settings, experiments=experiments)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast, get_args
 
 from podracer import recipes
 from podracer.cli.arguments import leading_name, read_parts, take_flags
-from podracer.cli.values import read_value
+from podracer.cli.values import kind_of
 from podracer.config.experiment import Experiment
 from podracer.envs.catalog import imported_module
 from podracer.recipes import Size
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,8 @@ def recipe_options(
     kinds = {x: kind for x, kind in recipes.options_of(name).items() if x not in reserved}
     texts, remaining = take_flags(flags, *kinds)
     flag_of = {x: f"--{x.replace('_', '-')}" for x in texts}
-    return {x: read_value(kinds[x], [text], flag_of[x]) for x, text in texts.items()}, remaining
+    values = {x: kind_of(kinds[x]).read([text], flag_of[x]) for x, text in texts.items()}
+    return values, remaining
 
 
 def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
@@ -93,20 +96,15 @@ def parse_experiment(
     command: str,
     arguments: Sequence[str],
     experiment: Experiment,
-    options: Any,
-    extra: Mapping[str, Any] | None = None,
+    options: T,
     description: str = "",
-) -> tuple[Any, Experiment, dict[str, Any]]:
-    """Parse the flags of a command that trains: its own `options` and those of an experiment.
-
-    Returns `options`, `experiment` and the values of `extra` with the values of the flags.
-    """
+) -> tuple[T, Experiment]:
+    """Return a command's own `options` and an experiment with the values of flags."""
 
     def explain(name: str) -> str:
         is_recipe = name in recipes.RECIPES
         return f"{name!r} is a recipe: write its name before the flags." if is_recipe else ""
 
-    parts = {"options": options, "experiment": experiment, **(extra or {}), "size": _Sizes()}
-    parts = read_parts(parts, command, arguments, description, explain)
-    parts.pop("size")  # `find_recipe` has read it
-    return parts.pop("options"), parts.pop("experiment"), parts
+    parts = (experiment, options, _Sizes())  # `find_recipe` has read the size
+    experiment, options, _ = read_parts(parts, command, arguments, description, explain)
+    return options, experiment

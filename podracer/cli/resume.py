@@ -59,10 +59,10 @@ def free_settings() -> Any:
 
 def resume(arguments: Sequence[str]) -> int:
     """Run `podracer resume`: continue a run, a sweep or a tournament."""
-    parts = {"options": blank(ResumeOptions), "settings": free_settings(), "hosts": Hosts()}
+    parts = (blank(ResumeOptions), free_settings(), Hosts())
     description = inspect.cleandoc(ResumeOptions.__doc__ or "")
     parts = read_parts(parts, "resume", arguments, description, _refuse_other_settings)
-    options, hosts = parts["options"], parts["hosts"]
+    options, settings, hosts = parts
     address = address_of(options.run)
     if address is None and options.run_dir is not None:
         raise ConfigError("--run-dir is for a run at an address: leave it out for a directory.")
@@ -71,7 +71,7 @@ def resume(arguments: Sequence[str]) -> int:
             raise ConfigError(f"{address} needs a directory to go on in: add --run-dir DIR.")
         directory = run_directory(options.run_dir.parent, options.run_dir.name)
         options = dataclasses.replace(options, run=local_run(address, directory=directory))
-    changes = {name: x for name, x in vars(parts["settings"]).items() if x != _NOT_GIVEN}
+    changes = {name: x for name, x in vars(settings).items() if x != _NOT_GIVEN}
     if is_tournament(options.run):
         flags_of_runs = {"track": options.track, "environment": options.environment}
         flags_of_runs |= {name: x for name, x in vars(hosts).items() if x != getattr(Hosts, name)}

@@ -15,12 +15,11 @@ import inspect
 import itertools
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from podracer.cli.values import Limits, Mark, classes_of, item_of, options_of, read_value
+from podracer.cli.values import Kind, Limits, Mark, kind_of
 from podracer.errors import ConfigError
 from podracer.names import NO_FLAG, OTHER_NAMES, nearest
 
@@ -35,7 +34,50 @@ _OF_OTHERS = {  # flags of other libraries that are no setting here
     "tensorboard": "every run writes its curves for TensorBoard into its directory.",
 }
 
-Explain = Callable[[str], str]  # returns a sentence about an unknown name, or ""
+
+class Flag(NamedTuple):
+    """A flag as it was written: `--name word word`, or `--name=word`."""
+
+    spelling: str  # with the hyphens
+    words: tuple[str, ...]  # those behind it, up to the next flag
+    is_joined: bool
+
+    @property
+    def name(self) -> str:
+        """Name in the spelling of Python."""
+        name = self.spelling.lstrip("-").replace("-", "_")
+        return ALIASES.get(name, name)
+
+    def split(self, hint: Any = str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the words that give a value of a type, and those that belong to no flag.
+
+        Raises `ConfigError` where there is no value; several numbers may be none.
+        """
+        is_many = kind_of(hint).is_tuple
+        count = len(self.words) if is_many else int(hint is not bool)
+        count = 1 if self.is_joined else count
+        words = tuple(filter(None, self.words[:count])) if is_many else self.words[:count]
+        may_be_none = hint is bool or (is_many and kind_of(hint).names != ("str",))
+        if not words and not may_be_none:
+            raise ConfigError(
+                f"{self.spelling} needs a value: write it behind the flag, or leave it out."
+            )
+        return words, self.words[count:]
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[Flag]]:
+    """Return the words before the first flag, and the flags with the words behind them."""
+    first: list[str] = []
+    flags: list[Flag] = []
+    for word in arguments:
+        if re.match(r"--?[a-zA-Z]", word):
+            spelling, equals, text = word.partition("=")
+            flags.append(Flag(spelling, (text,) if equals else (), bool(equals)))
+        elif flags:
+            flags[-1] = flags[-1]._replace(words=(*flags[-1].words, word))
+        else:
+            first.append(word)
+    return first, flags
 
 
 class Setting(NamedTuple):
@@ -59,9 +101,29 @@ class Setting(NamedTuple):
         return texts[0] if texts else _field_texts(self.owner).get(self.path.split(".")[-1], "")
 
     @property
+    def kind(self) -> Kind:
+        """Type as a reader of texts meets it."""
+        if self.path == "agent":
+            from podracer.agents import with_packages
+
+            return Kind(with_packages(), ())
+        return kind_of(self.hint)
+
+    @property
     def is_part(self) -> bool:
         """Whether the value has settings of its own; a schedule is one value."""
-        return dataclasses.is_dataclass(self.value) and classes_of(self.hint) is not None
+        return dataclasses.is_dataclass(self.value) and not kind_of(self.hint).reads_texts
+
+    @property
+    def choices(self) -> dict[str, type]:
+        """Classes that the part may have, by name; {} where there is one alone."""
+        kinds = {x: kind for x, kind in self.kind.words.items() if isinstance(kind, type)}
+        return {} if self.hint in kinds.values() else kinds
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether its value decides which other settings there are."""
+        return self.is_part or bool(self.choices)
 
     @property
     def is_positional(self) -> bool:
@@ -71,39 +133,22 @@ class Setting(NamedTuple):
     @property
     def word(self) -> str:
         """Name in usages and sentences of a setting without a flag."""
-        return self.path.removesuffix("s" if item_of(self.hint) else "").upper()
+        return self.path.removesuffix("s" if self.kind.is_tuple else "").upper()
 
-    @property
-    def choices(self) -> dict[str, type]:
-        """Classes that the part may have, by name."""
-        kinds = classes_of(self.hint) or ()
-        kinds = () if kinds == (self.hint,) else kinds
-        if self.path == "agent":
-            from podracer.agents import with_packages
+    def read(self, words: Sequence[str], spelling: str = "") -> Any:
+        """Return the value that words give, within the limits of a marker.
 
-            kinds = tuple(with_packages().values())
-        return {kind.__name__.removesuffix("Config"): kind for kind in kinds}
-
-    def choose(self, text: str, flag: str) -> Any:
-        """Return a part of the class that a text names, as it is if it has that class."""
-        if text == "None" and types.NoneType in options_of(self.hint):
-            return None
-        names = [x.name for x in dataclasses.fields(self.value)] if self.is_part else []
-        if not self.choices:
-            example = f"{self.flag}.{names[0].replace('_', '-')}"
-            raise ConfigError(f"{flag} has settings of its own, such as {example}.")
-        kinds = {name.lower(): kind for name, kind in self.choices.items()}
-        kind = kinds.get(text.lower().replace("-", ""))
-        if kind is None:
-            raise ConfigError(f"{flag} cannot be {text!r}: {nearest(text, self.choices)}")
-        if type(self.value) is kind:
-            return self.value
-        names = [x.name for x in dataclasses.fields(kind) if x.name in _KEPT and x.name in names]
-        return kind(**{name: getattr(self.value, name) for name in names})
-
-    def read(self, words: Sequence[str]) -> Any:
-        """Return the value that words give, within the limits of a marker."""
-        value = read_value(self.hint, words, self.flag, is_run=Mark.RUN in self.marks)
+        A part stays as it is if it has the class that they name, or keeps what both have.
+        """
+        if self.is_part and not self.choices:
+            example = f"{self.flag}.{dataclasses.fields(self.value)[0].name.replace('_', '-')}"
+            raise ConfigError(f"{spelling} has settings of its own, such as {example}.")
+        flag = spelling if self.choices else self.flag
+        value = self.kind.read(words, flag, is_run=Mark.RUN in self.marks)
+        if isinstance(value, type):
+            names = {x.name for x in dataclasses.fields(value)}.intersection(_KEPT)
+            common = {x: getattr(self.value, x) for x in names if hasattr(self.value, x)}
+            return self.value if type(self.value) is value else value(**common)
         for limits in (mark for mark in self.marks if isinstance(mark, Limits)):
             limits.check(self.flag, value)
         return value
@@ -126,20 +171,16 @@ _hints = functools.cache(functools.partial(typing.get_type_hints, include_extras
 
 
 @functools.cache
-def _field_texts(kind: type) -> dict[str, str]:
+def _field_texts(owner: type) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, by the field's name."""
     texts = {}
-    for base in reversed(kind.__mro__):
-        body: list[ast.stmt] = []
-        with contextlib.suppress(OSError, TypeError, SyntaxError):  # a class without a file
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            body = definition.body if isinstance(definition, ast.ClassDef) else []
-        for field, text in itertools.pairwise(body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                    value=ast.Constant(value=str(x))
-                ):
-                    texts[name] = " ".join(x.split())
+    for base in reversed(owner.__mro__):
+        with contextlib.suppress(OSError, TypeError):  # a class without a file
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for field, text in itertools.pairwise(ast.iter_child_nodes(tree)):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    name, text = ast.unparse(field.target), ast.literal_eval(text.value)
+                    texts[name] = " ".join(text.split())
     return texts
 
 
@@ -155,59 +196,22 @@ def with_values(part: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     return dataclasses.replace(part, **changes) if changes else part
 
 
-class Flag(NamedTuple):
-    """A flag as it was written: `--name word word`, or `--name=word`."""
-
-    spelling: str  # with the hyphens
-    words: tuple[str, ...]  # those behind it, up to the next flag
-    is_joined: bool
-
-    @property
-    def name(self) -> str:
-        """Name in the spelling of Python."""
-        name = self.spelling.lstrip("-").replace("-", "_")
-        return ALIASES.get(name, name)
-
-    def split(self, setting: Setting | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the words of the value, and those that belong to no flag.
-
-        Raises `ConfigError` where there is no value; several numbers may be none.
-        """
-        hint = setting.hint if setting else None
-        item = item_of(hint)
-        is_empty = not self.words or (item is str and not all(self.words))
-        if is_empty and hint is not bool and item in (None, str):
-            raise ConfigError(
-                f"{self.spelling} needs a value: write it behind the flag, or leave it out."
-            )
-        count = len(self.words) if item else int(hint is not bool)
-        count = 1 if self.is_joined else count
-        return self.words[:count], self.words[count:]
-
-
-def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[Flag]]:
-    """Return the words before the first flag, and the flags with the words behind them."""
-    first: list[str] = []
-    flags: list[Flag] = []
-    for word in arguments:
-        if re.match(r"--?[a-zA-Z]", word):
-            spelling, equals, text = word.partition("=")
-            flags.append(Flag(spelling, (text,) if equals else (), bool(equals)))
-        elif flags:
-            flags[-1] = flags[-1]._replace(words=(*flags[-1].words, word))
-        else:
-            first.append(word)
-    return first, flags
-
-
 class Table:
-    """The settings of a command by path, and sentences about what it does not have."""
+    """The settings of a command's configurations, by path.
 
-    def __init__(self, parts: Mapping[str, Any], command: str = "", explain: Explain | None = None):
+    `explain` returns a sentence about an unknown name, or "".
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        command: str = "",
+        explain: Callable[[str], str] = lambda name: "",
+    ):
         self.parts = parts
-        self.settings = {x.path: x for part in parts.values() for x in settings_of(part)}
+        self.settings = {x.path: x for part in parts for x in settings_of(part)}
         self.command = command
-        self.explain = explain or (lambda name: "")
+        self.explain = explain
 
     def paths(self, name: str) -> list[str]:
         """Return the shallowest paths that a name is or ends, in the spelling of Python."""
@@ -227,23 +231,26 @@ class Table:
 
     def choice(self, flags: Sequence[Flag]) -> Flag | None:
         """Return the flag that chooses a part, of several the one of least depth."""
-        depths = {}
-        for flag in flags:
-            paths = self.paths(flag.name)
-            setting = self.settings[paths[0]] if len(paths) == 1 else None
-            if setting is not None and (setting.is_part or setting.choices):
-                depths[flag] = setting.path.count(".")
-        return min(depths, key=depths.__getitem__, default=None)
+        settings = [(flag, self.settings[x]) for flag in flags for x in self.paths(flag.name)[:1]]
+        choices = [(x.path.count("."), flag) for flag, x in settings if x.is_choice]
+        return min(choices, key=lambda choice: choice[0])[1] if choices else None
+
+    def read(self, flag: Flag) -> tuple[Setting, Any, list[tuple[str, Flag | None]]]:
+        """Return the setting that a flag names, its value, and the words that are left over."""
+        setting = self.find(flag)
+        words, extra_words = flag.split(setting.hint)
+        if setting.hint is bool and not words:
+            words = ("true" if self.paths(flag.name) else "false",)
+        return setting, setting.read(words, flag.spelling), [(word, flag) for word in extra_words]
 
     def with_values(self, values: Mapping[str, Any]) -> Table:
         """Return the table of the same configurations with other values, by path."""
-        parts = {title: with_values(part, values) for title, part in self.parts.items()}
+        parts = [with_values(part, values) for part in self.parts]
         return Table(parts, self.command, self.explain)
 
     def _unknown(self, flag: Flag) -> str:
         """Return the sentence about an unknown flag: its name here, or whose it is."""
         problem, last = f"There is no flag {flag.spelling} here:", flag.name.split(".")[-1]
-        own_name = last.removeprefix("no_")
         for path, setting in self.settings.items():  # by another beginning, or with hyphens
             if path.endswith(f".{last}") or path.replace(".", "_").endswith(f"_{flag.name}"):
                 return f"{problem} did you mean {setting.flag}?"
@@ -252,11 +259,12 @@ class Table:
                 return f"{problem} did you mean --{name.replace('_', '-')}?"
         if sentence := self.explain(flag.name):
             return sentence
+        end = f".{last.removeprefix('no_')}"
         owners = [
             f"{setting.flag} {choice}"
             for setting in self.settings.values()
             for choice, kind in setting.choices.items()
-            if any(x.path.endswith(f".{own_name}") for x in settings_of(kind(), "."))
+            if any(x.path.endswith(end) for x in settings_of(kind(), "."))
         ]
         if owners:
             return f"{self.command} has no flag {flag.spelling}: it belongs to {', '.join(owners)}."
@@ -264,8 +272,7 @@ class Table:
             return f"{problem} {_OF_OTHERS[last]}"
         names = [x.flag.removeprefix("--") for x in self.settings.values()]
         names = names if "." in flag.name else [name.split(".")[-1] for name in names]
-        page = f"`podracer {self.command} --help` lists what there is."
-        hint = nearest(flag.name.removeprefix("no_").replace("_", "-"), names, page)
+        hint = nearest(flag.name.removeprefix("no_").replace("_", "-"), names, self._advice)
         return f"{problem} {hint.replace('mean ', 'mean --').replace(' or ', ' or --')}"
 
     def refuse(self, word: str, flag: Flag | None) -> None:
@@ -273,7 +280,7 @@ class Table:
         if sentence := self.explain(word):
             raise ConfigError(sentence)
         name, equals, text = word.partition("=")
-        advice = f"`podracer {self.command} --help` lists what there is."
+        advice = self._advice
         if equals and re.fullmatch(r"[a-z_.]+", name):  # the spelling of version 0.1
             old = Flag(f"--{name.replace('_', '-')}", (text,), True)
             advice = f"write {self.find(old).flag} {text}."
@@ -283,3 +290,7 @@ class Table:
             several = "several are for a sweep, --vary NAME=VALUE,VALUE."
             advice = f"{flag.spelling} takes one value; {several}"
         raise ConfigError(f"{word!r} is none of the arguments of {self.command}: {advice}")
+
+    @property
+    def _advice(self) -> str:
+        return f"`podracer {self.command} --help` lists what there is."

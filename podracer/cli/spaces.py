@@ -18,7 +18,7 @@ def read_spaces(variations: Sequence[str], agent: Any = None) -> dict[str, Space
     A name is a path in the `agent`, or the end of one. Raises `ConfigError` for what cannot be
     read.
     """
-    table = Table({} if agent is None else {"agent": agent}, "")
+    table = Table(() if agent is None else (agent,))
     spaces: dict[str, Space] = {}
     for text in variations:
         name = text.partition("=")[0].replace("-", "_").removeprefix("agent.")

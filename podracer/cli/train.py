@@ -27,11 +27,13 @@ class TrainOptions(NewRunOptions):
     checkpoint: AtCheckpoint = "newest"
     """Checkpoint of --weights to take: the newest, that of the best evaluation, or by its number
     of updates."""
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
+    """Processes that share the run."""
 
 
 def train(arguments: Sequence[str]) -> int:
     """Run `podracer train`: train an agent."""
-    recipe, options, experiment, hosts = _parse(arguments)
+    recipe, options, experiment = _parse(arguments)
 
     def for_platform(platform: str) -> Experiment:
         sized = with_size_for(platform, arguments, experiment)
@@ -40,7 +42,7 @@ def train(arguments: Sequence[str]) -> int:
     return run(
         experiment,
         options.run_dir,
-        hosts,
+        options.hosts,
         weights=options.weights,
         checkpoint=options.checkpoint,
         recipe=own_recipe(recipe, arguments),
@@ -50,18 +52,11 @@ def train(arguments: Sequence[str]) -> int:
     )
 
 
-def _parse(arguments: Sequence[str]) -> tuple[str, TrainOptions, Experiment, Hosts]:
-    """Return the recipe's name, and the options, the experiment and the hosts of the flags."""
+def _parse(arguments: Sequence[str]) -> tuple[str, TrainOptions, Experiment]:
+    """Return the recipe's name, and the options and the experiment of the flags."""
     recipe, experiment, flags = find_experiment(arguments)
     description = "Train an agent. `podracer list recipes` names the recipes."
     if names := [f"--{name.replace('_', '-')}" for name in options_of(recipe)]:
         description += f" Flags of {recipe} itself: {', '.join(names)}."
-    options, experiment, extra = parse_experiment(
-        f"train {recipe}",
-        flags,
-        experiment,
-        TrainOptions(),
-        {"hosts": Hosts()},
-        description,
-    )
-    return recipe, options, experiment, extra["hosts"]
+    title = f"train {recipe}"
+    return recipe, *parse_experiment(title, flags, experiment, TrainOptions(), description)

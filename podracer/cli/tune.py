@@ -42,7 +42,7 @@ def tune(arguments: Sequence[str]) -> int:
         parse(TuneOptions, "tune RECIPE", flags, description=description)
         raise ConfigError("tune needs a recipe: podracer tune RECIPE.")
     experiment, flags_of_settings = find_recipe(recipe, flags)
-    options, experiment, _ = parse_experiment(
+    options, experiment = parse_experiment(
         f"tune {recipe}",
         flags_of_settings,
         experiment.with_arch("sebulba"),

@@ -714,7 +714,7 @@ def test_values_are_refused_before_a_checkpoint_is_read(command, message, run, r
 def test_several_numbers_may_be_separated_by_commas(text, sizes):
     experiment = recipes.find("cartpole_ppo")
     flags = ["--hidden", *shlex.split(text)]
-    _, changed, _ = parse_experiment("train", flags, experiment, TrainOptions())
+    _, changed = parse_experiment("train", flags, experiment, TrainOptions())
     assert changed.agent.network.torso.hidden == sizes
 
 
@@ -1158,6 +1158,6 @@ def test_of_a_flag_given_twice_the_last_value_counts():
         "--seed 1 --agent.discount 0.5 --discount 0.9 --seed 2 --torso CNN --torso MLP --torso CNN"
     )
     _, experiment, rest = find_experiment(["catch_a2c", *flags.split()])
-    _, experiment, _ = parse_experiment("train", rest, experiment, TrainOptions())
+    _, experiment = parse_experiment("train", rest, experiment, TrainOptions())
     assert (experiment.seed, experiment.agent.discount) == (2, 0.9)
     assert type(experiment.agent.network.torso).__name__ == "CNN"

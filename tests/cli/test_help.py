@@ -84,8 +84,8 @@ def test_groups_are_named_and_the_run_comes_first(monkeypatch):
     text, _ = help_page(["train", "cartpole_dqn", "--help"], monkeypatch)
     titles = re.findall(r"^([a-z_.]+): \w+\.", text, re.M)
     parts = ["", ".network", ".network.torso", ".optimizer", ".replay"]
-    assert sorted(titles[:-1]) == sorted(f"agent{part}" for part in parts)
-    assert titles[-1] == "driver"
+    assert sorted(titles[:-2]) == sorted(f"agent{part}" for part in parts)
+    assert titles[-2:] == ["driver", "hosts"]
     order = [text.index(f"--{name} ") for name in ("frames", "seed", "run-dir", "arch")]
     assert order == sorted(order)
     assert order[-1] < text.index("\nagent: DQN.")

@@ -148,7 +148,7 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
 
 @pytest.mark.slow
 def test_every_recipe_with_a_torso_takes_every_kind():
-    tables = {name: Table({"": recipes.find(name)}) for name in recipes.RECIPES}
+    tables = {name: Table([recipes.find(name)]) for name in recipes.RECIPES}
     found = {name: table.paths("network.torso") for name, table in tables.items()}
     paths = {name: path for name, ends in found.items() for path in ends}
     assert len(paths) > 30
@@ -156,8 +156,7 @@ def test_every_recipe_with_a_torso_takes_every_kind():
         experiment = recipes.find(name)
         for kind in ("mlp", "cnn", "resnet"):
             old, new = (
-                Table({"": x}, "").settings[path].value
-                for x in (experiment, with_torso(experiment, kind))
+                Table([x]).settings[path].value for x in (experiment, with_torso(experiment, kind))
             )
             assert type(new).__name__.lower() == kind
             assert new.layer_norm == old.layer_norm

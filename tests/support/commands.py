@@ -48,7 +48,7 @@ def flags(*parts: Any) -> set[str]:
     """Return the flags of configurations, all the ends of their paths that name one setting."""
     found = set()
     for part in parts:
-        table = Table({"": part}, "")
+        table = Table([part])
         ends = {
             path.split(".", count)[-1]
             for path in table.settings

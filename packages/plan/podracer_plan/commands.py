@@ -127,7 +127,7 @@ def _parse_flags(
     command: str, arguments: Sequence[str], defaults: Options, summary: str
 ) -> tuple[Experiment, list[str], Options]:
     recipe, experiment, flags = find_experiment(arguments)
-    options, experiment, _ = parse_experiment(
+    options, experiment = parse_experiment(
         f"{command} {recipe}",
         flags,
         experiment,
