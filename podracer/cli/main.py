@@ -112,9 +112,9 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in ("-V", "--version"):
         print(version())
         return 0
-    if name in (of_packages := installed("commands")):
-        return of_packages[name].load()(arguments) or 0
     if name not in COMMANDS:
+        if name in (of_packages := installed("commands")):
+            return of_packages[name].load()(arguments) or 0
         hint = LEFT.get(name) or nearest(name, [*COMMANDS, *of_packages])
         error = package_of(name) or f"There is no command {name!r}: {hint}"
         print(f"podracer: {error}", file=sys.stderr)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from podracer.io.addresses import in_addresses
-
 # Fields of no part that errors and warnings name; those of a part are `agent.discount`.
 FIELD_NAMES = (
     "attach", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
@@ -32,6 +30,8 @@ def in_flags(sentence: str) -> str:
 
     Addresses stand in the places of the copies of runs.
     """
+    from podracer.io.addresses import in_addresses
+
     return _FIELD.sub(_flag, in_addresses(sentence))
 
 

@@ -224,7 +224,10 @@ def replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...]
             place = next(filter(None, paths), ())
             remedy = nearest(name, names)
             if len(place) > 1:
-                remedy = f"it is one of its {'.'.join(place[:-1])}: {_keyword(path + place)}."
+                first, *parts = path + place
+                opening = "".join(f'{{"{part}": ' for part in parts)
+                keyword = f"{first}={opening}...{'}' * len(parts)}"
+                remedy = f"it is one of its {'.'.join(place[:-1])}: {keyword}."
             raise ConfigError(f"{kind} has no field {name!r}: {remedy}")
         part = getattr(config, name)
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
@@ -246,9 +249,3 @@ def _path_of(name: str, config: Any) -> tuple[str, ...]:
         return (name,)
     paths = ((part, *_path_of(name, getattr(config, part))) for part in names)
     return next((path for path in paths if len(path) > 1), ())
-
-
-def _keyword(path: tuple[str, ...]) -> str:
-    """Return how Python gives a part's field: `agent={"learning_rate": ...}`."""
-    opening = "".join(f'{{"{name}": ' for name in path[1:])
-    return f"{path[0]}={opening}...{'}' * (len(path) - 1)}"

@@ -228,12 +228,10 @@ def imported_module(name: str) -> str | None:
 
 def names() -> list[tuple[str, str, str]]:
     """Return (name, description, "installed" or the command that installs it) for each."""
-    entries = ENVIRONMENTS | {f"{prefix}:NAME": entry for prefix, entry in ADAPTERS.items()}
-    built_in = [(name, entry.description, _state_of(entry)) for name, entry in entries.items()]
-    extensions = [(x.name, summary(x), "installed") for x in installed("environments").values()]
-    return built_in + extensions
-
-
-def _state_of(entry: Entry) -> str:
-    is_installed = all(map(importlib.util.find_spec, entry.packages))
-    return "installed" if is_installed else install_command(entry.extra)
+    entries, rows = ENVIRONMENTS | {f"{x}:NAME": entry for x, entry in ADAPTERS.items()}, []
+    for name, entry in entries.items():
+        is_installed = all(map(importlib.util.find_spec, entry.packages))
+        state = "installed" if is_installed else install_command(entry.extra)
+        rows.append((name, entry.description, state))
+    packages = installed("environments").values()
+    return rows + [(x.name, summary(x), "installed") for x in packages]

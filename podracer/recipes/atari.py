@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from podracer.agents import DQN, PPO, Impala, MuZero
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.dqn import DQN, rainbow
-from podracer.agents.impala import Impala
-from podracer.agents.muzero import MuZero
-from podracer.agents.ppo import PPO
+from podracer.agents.dqn import rainbow
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import CNN, ResNet, TorsoNetwork

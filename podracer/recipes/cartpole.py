@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from podracer.agents import DQN, PPO, PQN, Impala, MuZero, Stacx
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.dqn import DQN, rainbow
-from podracer.agents.impala import Impala
-from podracer.agents.muzero import MuZero
-from podracer.agents.ppo import PPO
-from podracer.agents.pqn import PQN
-from podracer.agents.stacx import Stacx
+from podracer.agents.dqn import rainbow
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig

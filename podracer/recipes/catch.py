@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from podracer.agents.a2c import A2C
+from podracer.agents import A2C, Impala, MuZero, QLambda, Stacx
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.impala import Impala
-from podracer.agents.muzero import MuZero
-from podracer.agents.q_lambda import QLambda
-from podracer.agents.stacx import Stacx
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.dqn import DQN
-from podracer.agents.ppo import PPO
-from podracer.agents.pqn import PQN
-from podracer.agents.r2d2 import R2D2
+from podracer.agents import DQN, PPO, PQN, R2D2
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.dqn import DQN, rainbow
-from podracer.agents.ppo import PPO
-from podracer.agents.pqn import PQN
+from podracer.agents import DQN, PPO, PQN
+from podracer.agents.dqn import rainbow
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork

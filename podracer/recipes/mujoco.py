@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from podracer.agents import PPO, SAC
 from podracer.agents.ddpg import td3
-from podracer.agents.ppo import PPO
-from podracer.agents.sac import SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork

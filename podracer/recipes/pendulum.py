@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from podracer.agents import DDPG, PPO, SAC, MuZero
 from podracer.agents.common.recurrent import Recurrence
-from podracer.agents.ddpg import DDPG, td3
-from podracer.agents.muzero import MuZero
-from podracer.agents.ppo import PPO
-from podracer.agents.sac import SAC
+from podracer.agents.ddpg import td3
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.a2c import A2C
-from podracer.agents.rules.disco import Disco
-from podracer.agents.rules.lpg import LPG, UpdateRule
+from podracer.agents import A2C, LPG, Disco
+from podracer.agents.rules.lpg import UpdateRule
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import Table

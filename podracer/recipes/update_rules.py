@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from podracer.agents.rules.disco import Disco
+from podracer.agents import Disco
 from podracer.agents.rules.disco.rule_file import is_disco_rule
 from podracer.agents.rules.lpg.rule_file import decode_rule
 from podracer.agents.rules.lpg.student import lpg_student
