@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -29,30 +30,22 @@ def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
     """Return the help page of a command, in groups; of settings with `words` in their names."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     names = [_name(setting) for setting in table.settings.values() if setting.is_positional]
-    usage = " ".join(["usage: podracer", table.command, *names, "[--flags]"])
-    groups: dict[str, list[Setting]] = {"": []}
-    for path, setting in table.settings.items():
-        if setting.is_part:
-            groups[path] = []
-        if setting.choices or not setting.is_part:
-            groups[path.rpartition(".")[0]].append(setting)
-    is_long = sum(map(len, groups.values())) > _LONG and not words
-    order = _ORDER if is_long else ()
-    groups[""].sort(key=lambda x: order.index(x.path) if x.path in order else len(order))
-    lines = [usage, "", *textwrap.wrap(description, width)]
+    lines = [" ".join(["usage: podracer", table.command, *names, "[--flags]"])]
+    settings = [x for x in table.settings.values() if x.choices or not x.is_part]
+    is_long = len(settings) > _LONG and not words
+    lines += ["", *textwrap.wrap(description, width)]
     lines += ["", *textwrap.wrap(_ADVICE, width)] if is_long else []
-    for path, settings in groups.items():
-        if words:
-            settings = [x for x in settings if any(word in x.flag for word in words)]
-        if settings:
-            lines.append("")
-        if settings and path:
+    settings = [x for x in settings if not words or any(word in x.flag for word in words)]
+    ranks = {path: rank for rank, path in enumerate(_ORDER if is_long else ())}
+    settings.sort(key=lambda x: ("." in x.path, ranks.get(x.path, len(_ORDER))))
+    for path, group in itertools.groupby(settings, lambda x: x.path.rpartition(".")[0]):
+        lines.append("")
+        if path:
             kind = type(table.settings[path].value)
             summary = (inspect.getdoc(kind) or "").partition("\n")[0]
             title = f"{path}: {kind.__name__}. {summary}"
             lines.append(textwrap.shorten(title, width, placeholder=" ..."))
-        for setting in settings:
-            lines += _lines(setting, width, is_long)
+        lines += [line for setting in group for line in _lines(setting, width, is_long)]
     return "\n".join(lines)
 
 

@@ -155,16 +155,17 @@ class Setting(NamedTuple):
 
 
 def settings_of(part: Any, prefix: str = "") -> Iterator[Setting]:
-    """Yield the settings of a configuration, those of a part after the part itself."""
-    hints = _hints(type(part))
+    """Yield the settings of a configuration: all of its own before those of its parts."""
+    hints, parts = _hints(type(part)), []
     for field in dataclasses.fields(part):
         hint, value = hints[field.name], getattr(part, field.name)
         marks = getattr(hint, "__metadata__", ())
         if not (field.metadata.get("derived") or field.name == "spec" or NO_FLAG in marks):
             hint = hint.__origin__ if marks else hint
             yield (setting := Setting(prefix + field.name, hint, marks, value, type(part)))
-            if setting.is_part:
-                yield from settings_of(value, f"{setting.path}.")
+            parts += [setting] if setting.is_part else []
+    for setting in parts:
+        yield from settings_of(setting.value, f"{setting.path}.")
 
 
 _hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
