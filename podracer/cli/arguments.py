@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from podracer.cli.help import page
 from podracer.cli.settings import Flag, Table, split_flags
 from podracer.cli.values import Limits as Limits
-from podracer.cli.values import Mark
+from podracer.cli.values import Mark, kind_of
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of, local_run
 
@@ -101,17 +101,27 @@ def take_flags(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], l
 
     For flags on which others depend. Raises `ConfigError` for one without a value.
     """
-    remaining, flags = split_flags(arguments)
-    values = {}
+    first, flags = split_flags(arguments)
+    values: dict[str, str] = {}
+    remaining: list[str] = []
     for flag in flags:
         if flag.name in names:
             (values[flag.name],), extra_words = flag.split()
-            remaining += extra_words
+            first += extra_words
         elif flag.is_joined:
             remaining += [f"{flag.spelling}={flag.words[0]}", *flag.words[1:]]
         else:
             remaining += [flag.spelling, *flag.words]
-    return values, remaining
+    return values, [*first, *remaining]
+
+
+def take_values(
+    arguments: Sequence[str], types: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of flags of these types, as `take_flags`, and the other arguments."""
+    texts, remaining = take_flags(arguments, *types)
+    flags = {x: f"--{x.replace('_', '-')}" for x in texts}
+    return {x: kind_of(types[x]).read([texts[x]], flags[x]) for x in texts}, remaining
 
 
 def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:

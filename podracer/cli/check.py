@@ -32,9 +32,8 @@ def check(options: CheckOptions) -> int:
 
     environment: Any = options.environment
     module, _, attribute = options.environment.partition(":")
-    find_modules_here(None, options.environment)
+    find_modules_here(options.environment)
     if attribute.isidentifier() and not has_name(options.environment):
-        find_modules_here(options.environment, None)
         try:
             environment = getattr(importlib.import_module(module), attribute)
             if isinstance(environment, type) and not is_of_gymnasium(environment):

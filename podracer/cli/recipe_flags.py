@@ -6,13 +6,12 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast, get_args
+from typing import TypeVar
 
 from podracer import recipes
-from podracer.cli.arguments import leading_name, read_parts, take_flags
-from podracer.cli.values import kind_of
+from podracer.cli.arguments import leading_name, read_parts, take_flags, take_values
 from podracer.config.experiment import Experiment
-from podracer.envs.catalog import imported_module
+from podracer.envs.catalog import has_name, imported_module
 from podracer.recipes import Size
 
 T = TypeVar("T")
@@ -38,28 +37,17 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
 
     It has the size, and the environment with the architecture which that needs, of the flags.
     """
-    values = take_flags(flags, "size", "environment")[0]
-    size, environment = values.get("size"), values.get("environment")
-    for recipe in (name, own_recipe(name, flags)):
-        find_modules_here(recipe, environment)
-    options, remaining = recipe_options(name, flags)
+    find_modules_here(name)
+    own_types = recipes.options_of(name)
+    values, remaining = take_values(flags, {"size": Size | None, "environment": str} | own_types)
+    options = {x: values.pop(x) for x in own_types if x in values}
+    find_modules_here(options.get("recipe"), values.get("environment"))
     experiment = recipes.find(name, **options)
-    if size in get_args(Size):
-        experiment = recipes.with_size(experiment, name, cast(Size, size))
-    if "environment" not in options and environment is not None:
-        experiment = experiment.with_environment(environment)
+    if values.get("size"):
+        experiment = recipes.with_size(experiment, name, values["size"])
+    if "environment" in values:
+        experiment = experiment.with_environment(values["environment"])
     return experiment, remaining
-
-
-def recipe_options(
-    name: str, flags: Sequence[str], reserved: Sequence[str] = ()
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a recipe's own flags, but those `reserved`, and the other flags."""
-    kinds = {x: kind for x, kind in recipes.options_of(name).items() if x not in reserved}
-    texts, remaining = take_flags(flags, *kinds)
-    flag_of = {x: f"--{x.replace('_', '-')}" for x in texts}
-    values = {x: kind_of(kinds[x]).read([text], flag_of[x]) for x, text in texts.items()}
-    return values, remaining
 
 
 def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
@@ -86,10 +74,11 @@ def with_size_for(platform: str, arguments: Sequence[str], experiment: Experimen
     return arguments if "size" in values or size == "laptop" else [*arguments, "--size", size]
 
 
-def find_modules_here(recipe: str | None, environment: str | None) -> None:
-    """Let Python find modules in the working directory where a recipe or environment names one."""
-    if ":" in (recipe or "") or imported_module(environment or ""):
-        sys.path.append(os.getcwd())
+def find_modules_here(*names: str | None) -> None:
+    """Let Python find modules in the working directory if a recipe or environment names one."""
+    for name in filter(None, names):
+        if imported_module(name) or (":" in name and not has_name(name)):
+            sys.path.append(os.getcwd())
 
 
 def parse_experiment(

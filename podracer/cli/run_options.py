@@ -54,7 +54,7 @@ class RunOptions:
             best = best_run(directory)
             remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"
             raise ConfigError(f"{directory} is a tournament: {remedy}.")
-        find_modules_here(None, self.environment)
+        find_modules_here(self.environment)
         experiment = None if self.recipe is None else find_recipe(self.recipe, ())[0]
         environment = self.environment if elsewhere is None else elsewhere
         experiment = reopen(directory, experiment, environment)

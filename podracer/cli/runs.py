@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from podracer.cli.arguments import Count, Limits, RunPath, parse, take_flags
+from podracer.cli.arguments import Count, Limits, RunPath, parse, take_flags, take_values
 from podracer.cli.run_options import (
     AtCheckpoint,
     CheckpointOptions,
@@ -133,11 +133,12 @@ def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]
     if name is None or name.endswith(".json"):
         return None, arguments
     from podracer import recipes
-    from podracer.cli.recipe_flags import find_modules_here, recipe_options
+    from podracer.cli.recipe_flags import find_modules_here
 
-    find_modules_here(name, None)
-    names = [field.name for field in dataclasses.fields(EvalOptions)]
-    values, remaining = recipe_options(name, arguments, names)
+    find_modules_here(name)
+    reserved = {field.name for field in dataclasses.fields(EvalOptions)}
+    types = {x: hint for x, hint in recipes.options_of(name).items() if x not in reserved}
+    values, remaining = take_values(arguments, types)
     return recipes.find(name, **values).environment if values else None, remaining
 
 

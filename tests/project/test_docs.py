@@ -22,7 +22,6 @@ from podracer.cli.arguments import take_flags
 from podracer.cli.pods import SweepOptions
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
-from podracer.devices.startup import Hosts
 from podracer.io.entry_points import PACKAGES
 
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
@@ -168,7 +167,7 @@ PLACEHOLDER = re.compile(r"[$|&]|\.\.\.|^[A-Z/a-z]*[A-Z]+$")
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_id)
 def test_values_in_commands_of_a_page_are_read(page):
     """Of those that name a recipe of the library and no file."""
-    options = {"train": (TrainOptions(), {"hosts": Hosts()}), "sweep": (SweepOptions(), {})}
+    options = {"train": TrainOptions(), "sweep": SweepOptions()}
     for command, *arguments in commands(page):
         recipe, *flags = arguments or [""]
         is_whole = not any(PLACEHOLDER.search(word) for word in flags)
@@ -176,7 +175,7 @@ def test_values_in_commands_of_a_page_are_read(page):
             flags = take_flags(flags, "update_rule")[1]
             _, experiment, flags = find_experiment([recipe, *flags])
             if "--help" not in flags:
-                parse_experiment(command, flags, experiment, *options[command])[1].check()
+                parse_experiment(command, flags, experiment, options[command])[1].check()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY], ids=page_id)
