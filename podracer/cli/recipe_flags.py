@@ -37,11 +37,11 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
 
     It has the size, and the environment with the architecture which that needs, of the flags.
     """
-    find_modules_here(name)
+    find_modules_here(name, own_recipe(name, flags))
     own_types = recipes.options_of(name)
     values, remaining = take_values(flags, {"size": Size | None, "environment": str} | own_types)
+    find_modules_here(values.get("environment"))
     options = {x: values.pop(x) for x in own_types if x in values}
-    find_modules_here(options.get("recipe"), values.get("environment"))
     experiment = recipes.find(name, **options)
     if values.get("size"):
         experiment = recipes.with_size(experiment, name, values["size"])
