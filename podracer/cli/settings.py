@@ -121,11 +121,6 @@ class Setting(NamedTuple):
         return {} if self.hint in kinds.values() else kinds
 
     @property
-    def is_choice(self) -> bool:
-        """Whether its value decides which other settings there are."""
-        return self.is_part or bool(self.choices)
-
-    @property
     def is_positional(self) -> bool:
         """Whether its words need no flag."""
         return Mark.POSITIONAL in self.marks
@@ -149,8 +144,11 @@ class Setting(NamedTuple):
             names = {x.name for x in dataclasses.fields(value)}.intersection(_KEPT)
             common = {x: getattr(self.value, x) for x in names if hasattr(self.value, x)}
             return self.value if type(self.value) is value else value(**common)
-        for limits in (mark for mark in self.marks if isinstance(mark, Limits)):
-            limits.check(self.flag, value)
+        for low, high in (mark for mark in self.marks if isinstance(mark, Limits)):
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not low <= number <= high:
+                    limits = f"[{low:,}, {high:,}]"
+                    raise ConfigError(f"{self.flag} must lie in {limits}, but it is {number}.")
         return value
 
 
@@ -233,7 +231,7 @@ class Table:
     def choice(self, flags: Sequence[Flag]) -> Flag | None:
         """Return the flag that chooses a part, of several the one of least depth."""
         settings = [(flag, self.settings[x]) for flag in flags for x in self.paths(flag.name)[:1]]
-        choices = [(x.path.count("."), flag) for flag, x in settings if x.is_choice]
+        choices = [(x.path.count("."), flag) for flag, x in settings if x.is_part or x.choices]
         return min(choices, key=lambda choice: choice[0])[1] if choices else None
 
     def read(self, flag: Flag) -> tuple[Setting, Any, list[tuple[str, Flag | None]]]:

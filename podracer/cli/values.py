@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of
@@ -25,20 +25,11 @@ class Mark(enum.Enum):
     RUN = enum.auto()  # a directory, or an address in a store, which `address_of` reads back
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Marker of a field: its value, or each item of it, lies in `[low, high]`."""
 
     low: float = 1
     high: float = 2**31 - 1
-
-    def check(self, flag: str, value: Any) -> None:
-        """Raise `ConfigError` if a value is outside."""
-        for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not self.low <= number <= self.high:
-                raise ConfigError(
-                    f"{flag} must lie in [{self.low:,}, {self.high:,}], but it is {number}."
-                )
 
 
 def read_whole_number(text: str) -> int:
@@ -99,10 +90,8 @@ class Kind:
         return tuple(self._read_one(text, flag, is_run) for text in texts)
 
     def _read_one(self, text: str, flag: str, is_run: bool) -> Any:
-        by_word = {x.lower(): value for x, value in self.words.items()} | self.words
-        for word in (text, text.lower().replace("-", "")):
-            if word in by_word:
-                return by_word[word]
+        if text in self.words:
+            return self.words[text]
         if is_run and address_of(text):
             return Path(text)
         for name in self.names:
@@ -110,6 +99,9 @@ class Kind:
                 if text or name == "str":
                     return _READERS[name][1](text)
         if not self.names:
+            by_lower = {word.lower(): value for word, value in self.words.items()}
+            if (word := text.lower().replace("-", "")) in by_lower:
+                return by_lower[word]
             raise ConfigError(f"{flag} cannot be {text!r}: {nearest(text, sorted(self.words))}")
         texts = [_READERS.get(x, (f"{x}, which only Python gives",))[0] for x in self.names]
         raise ConfigError(f"{flag}: {text!r} must be {' or '.join([*self.words, *texts])}.")
