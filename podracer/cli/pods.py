@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from podracer.cli.arguments import Attachments, Count, leading_name, read_parts
 from podracer.cli.leaderboard import print_ranking
@@ -16,7 +17,7 @@ from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
 from podracer.cli.running import NewRunOptions, run
 from podracer.cli.sentences import in_flags
-from podracer.cli.spaces import read_spaces
+from podracer.cli.settings import Flag, Table
 from podracer.cli.values import Mark
 from podracer.config.experiment import Experiment
 from podracer.devices.machine import num_cores
@@ -25,7 +26,7 @@ from podracer.drivers.selection import Range, Rule
 from podracer.errors import ConfigError
 from podracer.io.directories import holds_begun_tournament, quoted_path
 from podracer.reports.standings import LiveStandings
-from podracer.run.sweep import configurations, make_exchange, make_pods, write_best
+from podracer.run.sweep import Space, configurations, make_exchange, make_pods, write_best
 from podracer.tournament.config import Tournament, read_tournament
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import PopulationBased
@@ -102,6 +103,39 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
             print_ranking(directory, experiment, ranking)
         print(outcome)
         print(f"Next      podracer report {quoted_path(directory)}")
+
+
+def read_spaces(variations: Sequence[str], agent: Any = None) -> dict[str, Space]:
+    """Return the values or the range of each hyperparameter that `NAME=VALUES` names.
+
+    A name is a path in the `agent`, or the end of one. Raises `ConfigError` for what cannot be
+    read.
+    """
+    table = Table(() if agent is None else (agent,))
+    spaces: dict[str, Space] = {}
+    for text in variations:
+        name = text.partition("=")[0].replace("-", "_").removeprefix("agent.")
+        if table.paths(name):
+            name = table.find(Flag(f"--{name}", (), False)).path
+        if name in spaces:
+            raise ConfigError("--vary names a hyperparameter twice: give each its values once.")
+        values, problem = text.partition("=")[2], f"--vary {text!r} cannot be read:"
+        if values.count(":") > 1:
+            example = f"{name}=1e-4,3e-4"
+            raise ConfigError(f"{problem} of a schedule only the start varies, as in {example}.")
+        try:
+            numbers = tuple(map(float, values.replace(":", ",").split(",")))
+        except ValueError:
+            numbers = (math.nan,)
+        if ":" in values and len(numbers) == 2:
+            spaces[name] = Range(name, *numbers)
+            continue
+        if ":" in values or not all(map(math.isfinite, numbers)):
+            raise ConfigError(f"{problem} write name=1e-4,3e-4 or name=1e-5:1e-2.")
+        if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
+            raise ConfigError(f"--vary {text!r} names a value twice: give each value once.")
+        spaces[name] = numbers
+    return spaces
 
 
 # --- tournaments ----------------------------------------------------------------------------------

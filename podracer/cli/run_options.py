@@ -23,8 +23,6 @@ AtCheckpoint = Annotated[
     "it is worth.",
 ]
 
-OutputFile = Path | None
-
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
@@ -39,17 +37,16 @@ class RunOptions:
     """Environment of the run, repeated. It is needed where the name has a module imported, such as
     gymnasium:my_package:Maze-v0: no file decides that."""
 
-    def reopen(self, directory: Path | None = None, *, elsewhere: Any = None) -> Experiment:
-        """Return the experiment of the run, or of another directory with the same flags.
+    def reopen(self, elsewhere: Any = None) -> Experiment:
+        """Return the experiment of the run, in the environment `elsewhere` if that is given.
 
-        It is one in the environment `elsewhere`, if that is given. Raises `ConfigError` if there is
-        no run, or if a flag names another environment.
+        Raises `ConfigError` if there is no run, or if a flag names another environment.
         """
         from podracer.cli.recipe_flags import find_modules_here, find_recipe
         from podracer.config.serialization import read_config
         from podracer.run.loading import reopen
 
-        directory = self.run if directory is None else directory
+        directory = self.run
         if is_tournament(directory):
             best = best_run(directory)
             remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"

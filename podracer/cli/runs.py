@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from podracer.cli.arguments import Count, Limits, RunPath, parse, take_flags, take_values
-from podracer.cli.run_options import (
-    AtCheckpoint,
-    CheckpointOptions,
-    OutputFile,
-    PolicyName,
-    output_file,
-)
+from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
 from podracer.cli.values import Mark
 from podracer.errors import ConfigError
 from podracer.io.addresses import in_addresses, output_folder
@@ -96,7 +90,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    experiment = options.reopen(elsewhere=elsewhere)
+    experiment = options.reopen(elsewhere)
     run, acting, inputs = options.open(experiment)
     result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
@@ -146,7 +140,7 @@ def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]
 class PlayOptions(EpisodeOptions):
     """Film a run at a checkpoint."""
 
-    output: OutputFile = None
+    output: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: Count = 3
     """Number of episodes to show; at least 1."""
@@ -180,7 +174,7 @@ class ReportOptions:
 
     runs: Annotated[tuple[Path, ...], Mark.RUN, Mark.POSITIONAL]
     """Directories or addresses of one or more runs, or the directory of one tournament."""
-    output: OutputFile = None
+    output: Path | None = None
     """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
     the folder that they share."""
     every: Annotated[float, Limits(0)] = 0.0
@@ -244,7 +238,7 @@ def fingerprint(options: FingerprintOptions) -> int:
 class RuleOptions(CheckpointOptions):
     """Write the update rule that a run learned to a file."""
 
-    output: OutputFile = None
+    output: Path | None = None
     """Path of the file. By default rule.npz in the run."""
 
 

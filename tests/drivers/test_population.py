@@ -19,8 +19,7 @@ from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.cli.main import main
-from podracer.cli.pods import finish_sweep
-from podracer.cli.spaces import read_spaces
+from podracer.cli.pods import finish_sweep, read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
 from podracer.drivers.anakin import Anakin, AnakinConfig

@@ -19,7 +19,7 @@ from variants import variants
 
 import podracer
 from podracer.agents.a2c import A2C
-from podracer.cli.spaces import read_spaces
+from podracer.cli.pods import read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers import selection

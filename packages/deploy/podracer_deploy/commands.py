@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from podracer.cli.arguments import Limits, RunPath, parse
-from podracer.cli.run_options import CheckpointOptions, OutputFile, PolicyName, output_file
+from podracer.cli.run_options import CheckpointOptions, PolicyName, output_file
 from podracer.errors import ConfigError
 from podracer.io.addresses import output_folder
 from podracer_deploy.serve.address import family_of, url_of
@@ -28,7 +28,7 @@ class ExportOptions(CheckpointOptions):
 
     format: Literal["onnx", "stablehlo"] = "onnx"
     """Format: `onnx` for onnxruntime, `stablehlo` for JAX."""
-    output: OutputFile = None
+    output: Path | None = None
     """Path of the file. By default policy.onnx or policy.stablehlo in the run."""
     policy: PolicyName = "greedy"
     """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
@@ -121,7 +121,7 @@ def serve(arguments: Sequence[str]) -> int:
     from podracer_deploy.serve.service import Service, load_model
 
     def load(directory: Path) -> Model:
-        experiment = options.reopen(directory)
+        experiment = dataclasses.replace(options, run=directory).reopen()
         return load_model(directory, experiment, options.policy, options.checkpoint, options.pod)
 
     use_compilation_cache()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from podracer.cli.arguments import Limits, parse
-from podracer.cli.run_options import OutputFile, output_file
+from podracer.cli.run_options import output_file
 from podracer.cli.runs import EpisodeOptions
 from podracer.io.addresses import output_folder
 
@@ -16,7 +17,7 @@ from podracer.io.addresses import output_folder
 class RecordOptions(EpisodeOptions):
     """Flags of `podracer record`."""
 
-    output: OutputFile = None
+    output: Path | None = None
     """Path of the .npz file. By default data.npz in the run."""
     episodes: Annotated[int, Limits(high=2**20)] = 100
     """Number of episodes, each in its own environment; at least 1."""

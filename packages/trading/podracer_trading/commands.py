@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from podracer.cli.arguments import RunPath, parse
-from podracer.cli.run_options import AtCheckpoint, OutputFile, output_file
+from podracer.cli.run_options import AtCheckpoint, output_file
 from podracer.cli.values import Mark
 
 ModelsPath = Annotated[Path, Mark.POSITIONAL]
@@ -22,7 +22,7 @@ class BacktestOptions:
     run: RunPath
     """Directory of the run."""
     checkpoint: AtCheckpoint = "newest"
-    output: OutputFile = None
+    output: Path | None = None
     """Path of the HTML file. By default backtest.html in the run."""
     json: bool = False
     """Print one JSON object."""
