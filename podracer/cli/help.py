@@ -19,18 +19,18 @@ _ORDER = (
     "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds",
 )  # fmt: skip
 _LONG = 40  # settings, above which each has one line
-_COLUMN = 34  # where texts begin, further right on a long page
+_COLUMN = 34  # where texts begin
 _ADVICE = (
-    "A flag may be the end of its name, such as --learning-rate. Values are those of the recipe. "
-    "`--help WORD` shows the whole text of the settings with this word in their names."
+    "Values are those of the recipe. A flag of a group may have its whole name, such as "
+    "--driver.num-envs. `--help WORD` shows the whole texts of settings whose names hold this word."
 )
 
 
 def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
     """Return the help page of a command, in groups; of settings with `words` in their names."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    names = [_name(setting) for setting in table.settings.values() if setting.is_positional]
-    lines = [" ".join(["usage: podracer", table.command, *names, "[--flags]"])]
+    words_of_usage = [_name(x, "") for x in table.settings.values() if x.is_positional]
+    lines = [" ".join(["usage: podracer", table.command, *words_of_usage, "[--flags]"])]
     settings = [x for x in table.settings.values() if x.choices or not x.is_part]
     is_long = len(settings) > _LONG and not words
     lines += ["", *textwrap.wrap(description, width)]
@@ -45,30 +45,32 @@ def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
             summary = (inspect.getdoc(kind) or "").partition("\n")[0]
             title = f"{path}: {kind.__name__}. {summary}"
             lines.append(textwrap.shorten(title, width, placeholder=" ..."))
-        lines += [line for setting in group for line in _lines(setting, width, is_long)]
+        for setting in group:
+            flag = table.shortest_flag(setting.path) if is_long else setting.flag
+            lines += _lines(setting, _name(setting, flag), width, is_long)
     return "\n".join(lines)
 
 
-def _name(setting: Setting) -> str:
+def _name(setting: Setting, flag: str) -> str:
     """Return the name as it is written: a flag, or the word in the place of one."""
     if setting.is_positional:
         return f"{setting.word} ..." if setting.kind.is_tuple else setting.word
-    names = [setting.flag, *(f"--{x}" for x, path in ALIASES.items() if path == setting.path)]
-    return f"--[no-]{setting.flag[2:]}" if setting.hint is bool else ", ".join(names)
+    names = [flag, *(f"--{x}" for x, path in ALIASES.items() if path == setting.path)]
+    return f"--[no-]{flag[2:]}" if setting.hint is bool else ", ".join(names)
 
 
-def _lines(setting: Setting, width: int, is_short: bool) -> list[str]:
+def _lines(setting: Setting, name: str, width: int, is_short: bool) -> list[str]:
     """Return a setting, its value and its text, on one line if it `is_short`."""
     value = format_value(setting.value).removesuffix("Config")
     if isinstance(setting.value, bool):
         value = "(on)" if setting.value else "(off)"
     if setting.value is dataclasses.MISSING:
         value = ""
-    left = f"  {_name(setting)} {value}".rstrip()
+    left = f"  {name} {value}".rstrip()
     choices = "" if setting.kind.names else "|".join(setting.kind.words)
     if is_short:
         text = f"[{choices}] {setting.text}" if choices and len(choices) < _COLUMN else setting.text
-        left = f"{left:{_COLUMN + 8}}  "
+        left = f"{left:{_COLUMN}}  "
         return [left + textwrap.shorten(text, max(width - len(left), 20), placeholder=" ...")]
     text = f"{setting.text} One of {choices}." if choices else setting.text
     lines = textwrap.wrap(text, width - _COLUMN)

@@ -218,6 +218,13 @@ class Table:
         depth = min((path.count(".") for path in ends), default=0)
         return [path for path in ends if path.count(".") == depth]
 
+    def shortest_flag(self, path: str) -> str:
+        """Return the shortest flag that names a setting."""
+        parts = path.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        name = next(end for end in ends if self.paths(end) == [path])
+        return f"--{name.replace('_', '-')}"
+
     def find(self, flag: Flag) -> Setting:
         """Return the setting that a flag names; `--no-x` names `x`. Raises `ConfigError`."""
         paths = self.paths(flag.name) or self.paths(flag.name.removeprefix("no_"))

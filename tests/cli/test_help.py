@@ -73,8 +73,10 @@ def test_every_flag_has_a_sentence_and_a_plain_name_on_a_page_of_few_lines(strid
         for setting in table.settings.values():
             place = " ".join(arguments)
             if setting.choices or not setting.is_part:
-                name = setting.flag[2:]
-                assert name in text or setting.is_positional, place
+                name, short = setting.flag[2:], table.shortest_flag(setting.path)[2:]
+                assert table.paths(short.replace("-", "_")) == [setting.path], place
+                shown = re.search(rf"^  --(\[no-\])?({name}|{short})(,| |$)", text, re.M)
+                assert shown or setting.is_positional, place
                 if not re.match(r"[A-Z`].*\.$", setting.text) or name.endswith("_"):
                     wrong.setdefault(f"{name}: {setting.text!r}", place)
     assert not wrong
