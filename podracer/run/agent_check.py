@@ -7,7 +7,7 @@ from podracer.agent import Blueprint
 from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
-from podracer.run.setup import build
+from podracer.run.blueprint import build
 
 
 @typed

@@ -22,7 +22,7 @@ from podracer.environment import evaluation_environment
 from podracer.errors import ConfigError, install_command
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
-from podracer.run.setup import build
+from podracer.run.blueprint import build
 from podracer.schedules import over_run
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
