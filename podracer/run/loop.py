@@ -259,8 +259,8 @@ class Run:
             "changes": self.changes,
         }
         for callback in self.callbacks:
-            if taken := metadata.keys() & (saved := callback.saved()).keys():
-                names = ", ".join(sorted(taken))
+            if repeated := metadata.keys() & (saved := callback.saved()).keys():
+                names = ", ".join(sorted(repeated))
                 raise ConfigError(f"{type(callback).__name__} saves {names}, as another part does.")
             metadata |= saved
         with tag_component("checkpointer"):

@@ -484,7 +484,7 @@ MISTAKES = [
     ("train catch --process-id 0", "together"),
     ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --driver sebulba"),
     ("train catch --arch sebulba --fused", "fused"),
-    ("sweep cartpole_sebulba --seeds 2", "train cartpole_sebulba once for each --seed."),
+    ("sweep cartpole_sebulba --seeds 2", "train once for each --seed."),
     ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
