@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from harness import Contender, compare, here, parse, parser
 
-from podracer.ops.minibatches import permutation
+from podracer.agents.common.epochs import permutation
 
 ORDERS = {"ours": permutation, "jax.random.permutation": jax.random.permutation}
 CALLS = 10  # in a repetition

@@ -7,13 +7,9 @@ whose parts are averaged apart and divided once, at the end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float32
 
 from podracer.fields import struct, unchecked
@@ -56,29 +52,6 @@ def mean_of(x: Array, mask: Bool[Array, "..."] | Float32[Array, "..."]) -> Mean:
 def with_share(metrics: Mapping[str, Array], share: Float32[Array, "*h"]) -> dict[str, Mean]:
     """Return metrics that are sums over items that count, divided by the number of all items."""
     return {name: Mean(total, share) for name, total in metrics.items()}
-
-
-def pack(metrics: Mapping[str, Array | Mean]) -> Float32[Array, "n"]:
-    """Return all numbers of metrics in one array: loops handle it as one."""
-    leaves = [jnp.float32(x) for x in jax.tree.leaves(metrics)]
-    if any(x.ndim for x in leaves):
-        return jnp.concatenate([x.ravel() for x in leaves])
-    return jnp.stack(leaves)
-
-
-def unpack(packed: Float32[Array, "n"], shapes: Any) -> dict[str, Any]:
-    """Return metrics of the shapes of a tree, its leaves' `shape`, that were packed."""
-    leaves, structure = jax.tree.flatten(shapes)
-    if not any(x.shape for x in leaves):
-        return jax.tree.unflatten(structure, list(packed))
-    parts = jnp.split(packed, np.cumsum([math.prod(x.shape) for x in leaves])[:-1])
-    arrays = [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
-    return jax.tree.unflatten(structure, arrays)
-
-
-def shapes_of(metrics: Mapping[str, Array | Mean]) -> Any:
-    """Return what `unpack` needs of metrics, without their values."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), metrics)
 
 
 def as_mean(metric: Array | Mean) -> Mean:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, with_last_action
 from podracer.agents.common.normalization import normalize_observation
+from podracer.agents.common.optimizers import global_norm
 from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import (
     ActorCriticState,
@@ -34,7 +35,6 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
-from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, mean_of

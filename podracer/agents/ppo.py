@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from podracer.agents.common.settings import (
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
-from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
 from podracer.ops.distributions import ActionDistribution
 from podracer.ops.moments import Moments, init_moments, moments_of
 from podracer.ops.returns import generalized_advantages
@@ -89,7 +88,7 @@ class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     optimizer: optimizers.OptimizerBuilder = optimizers.Optimizer()
     clip_value: bool = static(default=True)
     """Whether the value loss takes the larger error of the new value and of its clipped change."""
-    advantage_normalization: epochs.Grouping = static(default="minibatch")
+    advantage_normalization: Literal["minibatch", "batch", "none"] = static(default="minibatch")
     """Advantages standardized together, on all devices: of each minibatch, of all, or of `none`."""
     target_kl: float | None = static(default=None, low=0.0)
     """Divergence KL(old policy, new policy) to stop at: the first minibatch that estimates more
@@ -160,27 +159,28 @@ class _PPO:
     ) -> tuple[LearnerState, Metrics]:
         """Estimate advantages, then take steps on minibatches for K epochs (algorithm 1)."""
         settings, learner = self.settings, cast(PPOState, state.shared)
-        entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, trajectory, reward_sums = self.normalize(learner, trajectory, state.local, axis)
-        batch = self.make_batch(learner.params, trajectory)
-        items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
+        batch, minibatches = epochs.shuffle(
+            key,
+            self.make_batch(learner.params, trajectory),
+            settings.num_minibatches,
+            settings.num_epochs,
         )
-        advantage_moments = epochs.advantage_moments(
-            batch.advantage, batch.valid, items, settings.advantage_normalization, axis
-        )
+        advantage_moments = self.advantage_moments(batch, minibatches, axis)
         value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
+        entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, metrics = epochs.fit(
             self.model.network,
             self.optimizer,
             partial(self.loss, entropy_cost),
             learner,
             batch,
-            (items, *advantage_moments),
+            (minibatches, *advantage_moments),
             axis,
             settings.target_kl,
         )
-        learner = optimizers.count_frames(learner, schedules.to_frames(value_moments.count))
+        frames = schedules.add_frames(learner.frames, schedules.to_frames(value_moments.count))
+        learner = dataclasses.replace(learner, frames=frames)
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}
@@ -203,7 +203,7 @@ class _PPO:
         return learner, trajectory, reward_sums
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
-        """Return the items of a rollout, with their advantages and value targets."""
+        """Return a rollout `[T, B, ...]` with its advantages and value targets."""
         settings, steps, behavior = self.settings, trajectory.steps, trajectory.steps.extras
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         last_value = self.model.final_value(params, trajectory)
@@ -212,7 +212,7 @@ class _PPO:
         advantage = generalized_advantages(
             values[:-1], values[1:], next_timesteps.reward, discount, valid, settings.gae_lambda
         )
-        batch = Batch(
+        return Batch(
             observation=steps.timestep.observation,
             first=steps.timestep.first,
             sample=behavior["sample"],
@@ -223,7 +223,27 @@ class _PPO:
             valid=valid.astype(jnp.float32),
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
-        return epochs.to_items(batch)
+
+    def advantage_moments(
+        self, batch: Batch, minibatches: jax.Array, axis: str | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the mean and the variance `[K]` that standardize advantages of K minibatches.
+
+        `minibatches` are indices `[K, n]` of the batch's items; all shards have the same moments.
+        """
+        mean, variance = jnp.zeros(()), jnp.ones(())
+        grouping = self.settings.advantage_normalization
+        if grouping != "none":
+            advantages, valid = batch.advantage, batch.valid
+            if grouping == "minibatch":  # [T, n, K]
+                advantages, valid = (
+                    jnp.moveaxis(x.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1)
+                    for x in (advantages, valid)
+                )
+            moments = moments_of(advantages, axis, valid)
+            mean, variance = moments.mean, moments.variance
+        shape = minibatches.shape[:1]
+        return jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance, shape)
 
     def loss(
         self,
@@ -240,14 +260,17 @@ class _PPO:
         policy, value = self.model.policy(outputs["policy"]), outputs["value"][..., 0]
         log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
+        clipped_ratio = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
         entropy = jnp.mean(batch.valid * policy.entropy())
 
         advantage = batch.advantage - advantage_mean
         advantage = advantage * jax.lax.rsqrt(advantage_variance + 1e-8)
-        policy_loss = -jnp.mean(batch.valid * clipped_surrogate(ratio, advantage, epsilon))
+        surrogate = jnp.minimum(ratio * advantage, clipped_ratio * advantage)  # equation 7
+        policy_loss = -jnp.mean(batch.valid * surrogate)
         value_error = (value - batch.target) ** 2
-        if settings.clip_value:
-            value_error = clipped_value_error(value, batch.value, batch.target, epsilon)
+        if settings.clip_value:  # in the paper's code alone; Engstrom et al. 2020, section 3
+            clipped_value = batch.value + jnp.clip(value - batch.value, -epsilon, epsilon)
+            value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
         value_loss = 0.5 * jnp.mean(batch.valid * value_error)
         loss = policy_loss + settings.value_cost * value_loss - entropy_cost * entropy
         metrics = {
@@ -259,3 +282,15 @@ class _PPO:
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
         return Mean(loss, share := jnp.mean(batch.valid)), with_share(metrics, share)
+
+
+def kl_estimate(log_ratio: jax.Array) -> jax.Array:
+    """Return `r - 1 - log r`, whose mean over samples of the old policy estimates KL(old, new).
+
+    `log_ratio [*b]` is the logarithm of the ratio r of the new and the old probability. Near 0,
+    where the difference would be rounding errors alone, the result is the first terms of its
+    series. Source: Schulman 2020, "Approximating KL divergence".
+    """
+    x = log_ratio
+    series = x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120))))
+    return jnp.where(jnp.abs(x) < 0.2, series, jnp.exp(x) - 1.0 - x)

@@ -98,18 +98,20 @@ class _PQN:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        settings, batch = self.settings, self.make_batch(state.shared.params, trajectory)
-        items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
+        batch, minibatches = epochs.shuffle(
+            key,
+            self.make_batch(state.shared.params, trajectory),
+            self.settings.num_minibatches,
+            self.settings.num_epochs,
         )
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, self.loss, state.shared, batch, (items,), axis
+            self.network, self.optimizer, self.loss, state.shared, batch, (minibatches,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(optimizers.count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
-        """Return the items of a rollout, with their λ-returns."""
+        """Return a rollout `[T, B, ...]` with its λ-returns."""
         settings, steps, final = self.settings, trajectory.steps, trajectory.final
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         observation, first = jax.tree.map(lambda x: x[None], (final.observation, final.first))
@@ -123,7 +125,7 @@ class _PQN:
             valid,
             settings.trace_lambda,
         )
-        batch = Batch(
+        return Batch(
             observation=steps.timestep.observation,
             first=steps.timestep.first,
             action=steps.action,
@@ -131,7 +133,6 @@ class _PQN:
             valid=valid.astype(jnp.float32),
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
-        return epochs.to_items(batch)
 
     def loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
         """Return half the mean squared error to the targets."""

@@ -1,13 +1,16 @@
-"""Common operations in forms that take few kernels on an accelerator, and are as usual on a CPU.
+"""Common operations in forms that suit the platform that a program is traced for.
 
-Launching a kernel on an accelerator takes longer than the work of a small one.
+On a CPU they are JAX's own. Launching a kernel on an accelerator takes longer than the work of a
+small one, so there they take few.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -15,9 +18,11 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import jaxprs_in_params
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 
-from podracer.devices.reductions import is_for
 from podracer.types import PyTree
+
+_TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
 
 _MOST_STEPS = 16
 _MOST_REMAINING = 4
@@ -25,15 +30,47 @@ _MOST_EQUATIONS = 1024  # in the body of a loop
 _LARGE = 1 << 17  # elements of an array whose own kernel works longer than it takes to launch
 
 
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Trace programs as they are for a platform: `cpu`, or any other for an accelerator.
+
+    So a CPU can compile what an accelerator would get, to learn its memory.
+    """
+    token = _TRACED_FOR.set(platform)
+    try:
+        yield
+    finally:
+        _TRACED_FOR.reset(token)
+
+
+def platform_of(mesh: Mesh) -> str:
+    """Return the platform for which a program of a mesh is traced, see `traced_for`."""
+    return _TRACED_FOR.get() or mesh.devices.flat[0].platform
+
+
+def is_for(platform: str) -> bool:
+    """Return whether the program that is traced is for `cpu`, `gpu` or `tpu`, see `traced_for`."""
+    return (_TRACED_FOR.get() or jax.default_backend()) == platform
+
+
+# --- loops and conditions -------------------------------------------------------------------------
+
+
 def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: PyTree, *, reverse: bool = False
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: PyTree,
+    *,
+    reverse: bool = False,
+    pack_carry: bool = False,
 ) -> tuple[Any, PyTree]:
     """Return what `jax.lax.scan` returns.
 
     On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
     On a GPU few remain, which are fused with the program around the loop: of many, XLA makes a
     kernel that takes minutes to compile. There a step writes the small arrays of its results
-    together.
+    together, and with `pack_carry` the small arrays of its carry, too: parameters with their
+    optimizer's state are many.
     """
     if is_for("cpu") or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.lax.scan(body, carry, xs, reverse=reverse)
@@ -46,12 +83,33 @@ def scan(
     sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
     steps = next(sizes, limit)
 
-    def packed_body(carry: Any, x: Any) -> tuple[Any, Any]:
-        carry, y = body(carry, x)
-        return carry, pack(y)
+    def packed_body(packed: Any, x: Any) -> tuple[Any, Any]:
+        new_carry, y = body(unpack(packed, carry) if pack_carry else packed, x)
+        return pack(new_carry) if pack_carry else new_carry, pack(y)
 
-    carry, ys = jax.lax.scan(packed_body, carry, xs, reverse=reverse, unroll=steps)
-    return carry, jax.vmap(lambda y: unpack(y, shapes))(ys) if ys else shapes
+    packed = pack(carry) if pack_carry else carry
+    packed, ys = jax.lax.scan(packed_body, packed, xs, reverse=reverse, unroll=steps)
+    ys = jax.vmap(lambda y: unpack(y, shapes))(ys) if ys else shapes
+    return unpack(packed, carry) if pack_carry else packed, ys
+
+
+def cond(
+    predicate: jax.Array,
+    if_true: Callable[[Any], PyTree],
+    if_false: Callable[[Any], PyTree],
+    operand: PyTree,
+) -> PyTree:
+    """Return what `jax.lax.cond` returns; on a GPU a branch writes its small arrays together."""
+    if not is_for("gpu"):
+        return jax.lax.cond(predicate, if_true, if_false, operand)
+    shapes = jax.eval_shape(if_false, operand)
+    packed = jax.lax.cond(
+        predicate, lambda x: pack(if_true(x)), lambda x: pack(if_false(x)), operand
+    )
+    return unpack(packed, shapes)
+
+
+# --- trees ----------------------------------------------------------------------------------------
 
 
 def pack(tree: PyTree) -> PyTree:
@@ -122,13 +180,6 @@ def all_finite(trees: Sequence[PyTree]) -> list[jax.Array]:
     first = jnp.min(places, initial=flat.size)
     ends = [0, *itertools.accumulate(sum(x.size for x in arrays) for arrays in floats)]
     return [(first < start) | (first >= end) for start, end in itertools.pairwise(ends)]
-
-
-def global_norm(tree: PyTree) -> jax.Array:
-    """Return the norm of all arrays of a tree together, f32 `[]`."""
-    if is_for("cpu"):
-        return optax.tree.norm(tree)
-    return jnp.linalg.norm(ravel_pytree(tree)[0])
 
 
 def count_equations(jaxpr: Any) -> int:

@@ -6,35 +6,18 @@ reduced. Only the drivers have other collectives.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, Integer, Shaped
 
+from podracer.devices.kernels import is_for
 from podracer.means import Mean, divide
 from podracer.types import PyTree
-
-_TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
-
-
-@contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
-    """Trace programs as they are for a platform: `cpu`, or any other for an accelerator.
-
-    So a CPU can compile what an accelerator would get, to learn its memory.
-    """
-    token = _TRACED_FOR.set(platform)
-    try:
-        yield
-    finally:
-        _TRACED_FOR.reset(token)
 
 
 def num_shards(axis: str | None) -> int:
@@ -156,13 +139,3 @@ def split_evenly(x: Shaped[Array, "n ..."], limit: int) -> Shaped[Array, "K m ..
     limit = max(1, limit)
     sizes = (size for size in range(min(limit, n), limit // 2, -1) if n % size == 0)
     return x.reshape(-1, next(sizes, n), *x.shape[1:])
-
-
-def platform_of(mesh: Mesh) -> str:
-    """Return the platform for which a program of a mesh is traced, see `traced_for`."""
-    return _TRACED_FOR.get() or mesh.devices.flat[0].platform
-
-
-def is_for(platform: str) -> bool:
-    """Return whether the program that is traced is for `cpu`, `gpu` or `tpu`, see `traced_for`."""
-    return (_TRACED_FOR.get() or jax.default_backend()) == platform

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -38,7 +37,6 @@ from podracer.devices.mesh import (
     make_mesh,
 )
 from podracer.devices.ordering import in_order
-from podracer.devices.reductions import is_for
 from podracer.drivers.driver import Driver, blueprint_for
 from podracer.drivers.faults import apply_unless_fault
 from podracer.drivers.progress import (
@@ -63,7 +61,6 @@ from podracer.drivers.state import (
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
-from podracer.means import pack, unpack
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
 from podracer.types import Metrics, Params, Trajectory
 
@@ -255,20 +252,21 @@ def chunk(
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(update_once, agent, env=env, config=config, axis=axis))  # traced once
 
-    def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, (frames, sums) = loop
-        state, metrics = update(state.with_shared(kernels.unpack(state.learner.shared, shapes)))
-        state = state.with_shared(kernels.pack(state.learner.shared))
-        return state, (frames + metrics["frames"], sums + pack(metrics))
+    metrics = jax.eval_shape(update, state)[1]
+    zeros = {**jax.tree.map(lambda x: jnp.zeros(x.shape), metrics), "frames": jnp.int32(0)}
+    shared_and_sums = (state.learner.shared, zeros)
 
-    shapes = state.learner.shared
-    metric_shapes = jax.eval_shape(update, state)[1]
-    num_metrics = sum(math.prod(x.shape) for x in jax.tree.leaves(metric_shapes))
-    zeros = jnp.int32(0), jnp.zeros(num_metrics)
-    loop = state.with_shared(kernels.pack(state.learner.shared)), zeros
-    state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, loop)
-    state = state.with_shared(kernels.unpack(state.learner.shared, shapes))
-    metrics = {**unpack(sums, metric_shapes), "frames": frames}
+    def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, packed = loop
+        shared, sums = kernels.unpack(packed, shared_and_sums)
+        state, metrics = update(state.with_shared(shared))
+        sums = jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, metrics)
+        return state.with_shared(()), kernels.pack((state.learner.shared, sums))
+
+    loop = state.with_shared(()), kernels.pack(shared_and_sums)
+    state, packed = jax.lax.fori_loop(0, num_updates, body, loop)
+    shared, metrics = kernels.unpack(packed, shared_and_sums)
+    state = state.with_shared(shared)
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
@@ -293,7 +291,7 @@ def update_once(
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         return trajectory, actor
 
-    if config.fused and not is_for("gpu"):
+    if config.fused and not kernels.is_for("gpu"):
         step = cast(Fused, agent.learn).step(state.learner, play, axis, reuse=True)
         learner, metrics, (trajectory, actor) = step
     else:

@@ -23,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from podracer.agent import Blueprint, Settings, check_policy
+from podracer.devices.kernels import platform_of
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
-from podracer.devices.reductions import platform_of
 from podracer.drivers import anakin, selection
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging

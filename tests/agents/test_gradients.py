@@ -140,6 +140,6 @@ def test_the_loss_of_ppo_with_a_memory(action):
         moments = [jnp.mean(batch.advantage), jnp.var(batch.advantage)]
 
         def loss(params: Any) -> jax.Array:
-            return methods.loss(moments, jnp.uint32(0), params, batch)[0].total
+            return methods.loss(0.5, params, batch, *moments)[0].total
 
         assert_gradient_equals_differences(loss, changed(state.shared.params, 0.1))

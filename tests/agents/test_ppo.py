@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -29,18 +30,19 @@ from walk import (
     fresh,
     gradient,
     learn,
+    methods_of,
     slow,
     with_rewards,
 )
 
 from podracer.agent import Agent
-from podracer.agents.common import epochs
 from podracer.agents.common.normalization import (
     init_returns,
     normalized_by_actor,
     scale_rewards,
     update_returns,
 )
+from podracer.agents.ppo import kl_estimate
 from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.errors import ConfigError
@@ -155,9 +157,9 @@ def test_advantages_are_standardized_together(grouping, memory):
     advantage = jax.random.normal(jax.random.key(0), (1 if memory == "none" else T, B))
     valid = np.ones(advantage.shape, np.float32)
     valid[0, 4] = 0
-    means, variances = epochs.advantage_moments(
-        advantage, jnp.asarray(valid), jnp.asarray(items), grouping, None
-    )
+    methods = methods_of(built(learner("ppo", memory, advantage_normalization=grouping)))
+    batch = SimpleNamespace(advantage=advantage, valid=jnp.asarray(valid))
+    means, variances = methods.advantage_moments(batch, jnp.asarray(items), None)
     for k in range(2):
         counted = np.where(valid, advantage, np.nan)
         group = {"minibatch": counted[:, items[k]], "batch": counted}.get(grouping)
@@ -300,3 +302,11 @@ def test_ppo_refuses_minibatches_that_do_not_divide():
     with pytest.raises(ConfigError, match="cannot split the 6 items"):
         check_agent(recurrent, num_envs=B)
     check_agent(recurrent, num_envs=8)
+
+
+def test_the_kl_estimate_is_exact_near_0_and_far_from_it():
+    magnitudes = np.geomspace(1e-6, 8, 200)
+    log_ratio = np.concatenate([-magnitudes, magnitudes]).astype(np.float32)
+    exact = np.expm1(log_ratio, dtype=np.float64) - log_ratio
+    np.testing.assert_allclose(kl_estimate(jnp.asarray(log_ratio)), exact, rtol=3e-5)
+    assert kl_estimate(jnp.zeros(())) == 0

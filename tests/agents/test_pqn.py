@@ -90,7 +90,7 @@ def test_the_targets_stay_those_of_the_network_that_acted():
     methods = methods_of(agent)
     state, trajectory = begin(agent)
     batch = methods.make_batch(state.shared.params, trajectory)
-    items = jnp.arange(T * B, dtype=jnp.uint32)[None]
+    batch, items = epochs.shuffle(jax.random.key(0), batch, 1, 1)
     learner = state.shared
     for _ in range(3):
         parts = (methods.network, methods.optimizer, methods.loss)

@@ -9,8 +9,9 @@ from agents import AGENTS, environment_for
 from runs import anakin_setup, train_anakin
 
 from podracer.agent import LearnerState
+from podracer.agents.common.optimizers import global_norm
 from podracer.devices import kernels
-from podracer.devices.reductions import traced_for
+from podracer.devices.kernels import traced_for
 from podracer.drivers.faults import fault_bits
 from podracer.networks import MLP, Head, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
@@ -115,6 +116,28 @@ def test_a_packed_tree_is_a_vector_for_each_dtype_and_comes_back():
     assert kernels.unpack(kernels.pack(TREE), TREE) is TREE  # on a CPU
 
 
+def test_loops_and_conditions_with_packed_trees_return_the_same():
+    carry = {"a": jnp.ones(3), "b": jnp.int32(2), "c": jnp.ones((2, 2))}
+
+    def body(carry, x):
+        carry = {"a": carry["a"] * x, "b": carry["b"] + 1, "c": carry["c"] - carry["a"][0]}
+        return carry, {"sum": jnp.sum(carry["c"]), "count": carry["b"]}
+
+    def run(positive):
+        def loop(carry):
+            return kernels.scan(body, carry, jnp.arange(1.0, 8.0), pack_carry=True)
+
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(loop, carry)[1])
+        return kernels.cond(positive, loop, lambda carry: (carry, none), carry)
+
+    for positive in (True, False):
+        assert_close(on_gpu(run, positive), jax.jit(run)(positive), rtol=0, atol=0)
+    with traced_for("gpu"):
+        program = jax.make_jaxpr(lambda: kernels.scan(body, carry, jnp.ones(40), pack_carry=True))()
+    (scan,) = (x for x in program.eqns if x.primitive.name == "scan")
+    assert scan.params["num_carry"] == 2  # a vector of floats and the integer
+
+
 @pytest.mark.parametrize("steps", [3, 4])
 def test_parameters_are_copied_after_each_period(steps):
     new = {"a": jnp.ones(2), "b": jnp.ones(())}
@@ -125,7 +148,7 @@ def test_parameters_are_copied_after_each_period(steps):
 
 def test_a_norm_is_the_norm():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4)}
-    assert_close(on_gpu(kernels.global_norm, tree), kernels.global_norm(tree))
+    assert_close(on_gpu(global_norm, tree), global_norm(tree))
 
 
 @pytest.mark.parametrize("place", [None, "observation", "reward", "loss", "norm", "a", "b", "c"])

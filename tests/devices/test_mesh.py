@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from podracer.devices import cgroups, machine
+from podracer.devices.kernels import traced_for
 from podracer.devices.machine import num_cores, schedulable_cores
 from podracer.devices.memory import free_host_bytes
 from podracer.devices.mesh import (
@@ -30,7 +31,6 @@ from podracer.devices.reductions import (
     global_mean,
     map_blocks,
     split_evenly,
-    traced_for,
 )
 from podracer.errors import ConfigError
 

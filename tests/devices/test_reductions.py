@@ -12,9 +12,10 @@ from programs import request, unordered
 from runs import anakin_setup, sebulba_setup, train_anakin
 
 from podracer.agent import Agent
+from podracer.devices.kernels import traced_for
 from podracer.devices.mesh import DATA, make_mesh
 from podracer.devices.ordering import in_order
-from podracer.devices.reductions import global_max, global_mean, traced_for
+from podracer.devices.reductions import global_max, global_mean
 from podracer.drivers import anakin
 from podracer.drivers.sebulba import update
 from podracer.envs import make

@@ -12,8 +12,8 @@ import pytest
 from agents import SMALL, blueprint
 
 from podracer.agents.dqn import DQN
+from podracer.devices.kernels import traced_for
 from podracer.devices.mesh import make_mesh
-from podracer.devices.reductions import traced_for
 from podracer.devices.tiles import from_stored, to_stored
 from podracer.drivers import driver
 from podracer.drivers.anakin import AnakinConfig

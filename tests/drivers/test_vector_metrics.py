@@ -16,7 +16,7 @@ from podracer.drivers.population import Pod
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.fields import struct
 from podracer.io.sinks import read_metrics
-from podracer.means import Mean, pack, shapes_of, unpack
+from podracer.means import Mean
 from podracer.scores.runs import read_members
 
 
@@ -70,13 +70,6 @@ def test_lock_step_sebulba_measures_the_same():
     shares = [x[-1].metrics["action_share"] for x in (one, other)]
     np.testing.assert_allclose(*shares, rtol=1e-6)
     assert shares[0].shape == (3,)
-
-
-def test_vectors_and_numbers_are_packed_together():
-    metrics = {"a": jnp.float32(1), "b": Mean(jnp.arange(3.0), jnp.ones(3)), "c": jnp.zeros((0,))}
-    packed = pack(metrics)
-    assert packed.shape == (7,)
-    jax.tree.map(np.testing.assert_array_equal, unpack(packed, shapes_of(metrics)), metrics)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy
 from podracer.agents.common.normalization import normalize_observation
+from podracer.agents.common.optimizers import global_norm
 from podracer.agents.continuous import learning, models
 from podracer.agents.continuous.learning import (
     ActorCriticState,
@@ -27,7 +28,6 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import CriticNetworks
-from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import bounded, static, struct
 from podracer.means import Mean

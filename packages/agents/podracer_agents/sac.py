@@ -28,11 +28,10 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, global_norm
 from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import ActorCriticState, Parts, Transition
 from podracer.agents.sac import SAC, Actor, Method
-from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_grad
 from podracer.fields import static, struct
 from podracer.ops.action_values import Atoms

@@ -127,18 +127,20 @@ class _AlphaZero:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        settings, batch = self.settings, self.make_batch(state.shared.params, trajectory)
-        items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
+        batch, minibatches = epochs.shuffle(
+            key,
+            self.make_batch(state.shared.params, trajectory),
+            self.settings.num_minibatches,
+            self.settings.num_epochs,
         )
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, self.loss, state.shared, batch, (items,), axis
+            self.network, self.optimizer, self.loss, state.shared, batch, (minibatches,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(count_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
-        """Return the timesteps of a rollout, with λ-returns of the searched values."""
+        """Return a rollout `[T, B, ...]` with λ-returns of the searched values."""
         steps, final, valid = trajectory.steps, trajectory.final, trajectory.valid()
         next_timesteps = trajectory.next_timesteps()
         # The final timestep was not searched: the network's own value is used for it.
@@ -152,14 +154,13 @@ class _AlphaZero:
             valid,
             self.settings.td_lambda,
         )
-        batch = Batch(
+        return Batch(
             observation=steps.timestep.observation["observation"],
             first=steps.timestep.first,
             policy=steps.extras["policy"],
             target=target,
             valid=valid.astype(jnp.float32),
         )
-        return epochs.to_items(batch)
 
     def loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
         """Fit the policy to the search's, and the value to the λ-returns."""

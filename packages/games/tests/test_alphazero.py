@@ -171,7 +171,7 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     methods = methods_of(agent)
     state, trajectory = begin(agent, MODEL)
     batch = methods.make_batch(state.shared.params, trajectory)
-    items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
+    batch, items = epochs.shuffle(jax.random.key(2), batch, 2, 3)  # by the key of `learn`
     learner = state.shared
     parts = (methods.network, methods.optimizer, methods.loss)
     update = jax.jit(partial(epochs.fit, *parts, axis=None))

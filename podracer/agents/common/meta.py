@@ -21,10 +21,10 @@ from podracer.agents.common.optimizers import (
     CountedState,
     ScheduledOptimizer,
     count_frames,
+    global_norm,
     take_step,
 )
 from podracer.agents.common.settings import ActorCriticSettings
-from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, struct
 from podracer.ops.dense import affine

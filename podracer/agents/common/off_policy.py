@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
-from podracer.devices.kernels import pack, periodic_update, scan, unpack
+from podracer.devices import kernels
 from podracer.devices.mesh import check_divisible
 from podracer.devices.reductions import global_grad, num_shards
 from podracer.errors import ConfigError
@@ -21,7 +21,7 @@ from podracer.means import Mean, as_mean
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Sample
-from podracer.types import Carry, LearnerState, Metrics, Params, PyTree, TimeStep, Trajectory
+from podracer.types import Carry, LearnerState, Metrics, Params, TimeStep, Trajectory
 
 
 @struct
@@ -75,35 +75,32 @@ def learn_from_replay(
     share = config.batch_size // shards
     replay = buffer.add(state.local, trajectory.steps, carry)
 
-    def step(loop: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:
-        packed, priorities = loop
-        shared = unpack(packed, state.shared)
+    def step(loop: tuple[State, Any], key: jax.Array) -> tuple[tuple[State, Any], Metrics]:
+        shared, priorities = loop
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
         sample = buffer.sample(current, sample_key, share, frames, axis)
         shared, metrics, new_priorities = update(shared, sample, update_key)
-        metrics = {name: as_mean(metric) for name, metric in metrics.items()}
         priorities = buffer.update_priorities(priorities, sample, new_priorities)
-        return (pack(shared), priorities), metrics
+        return (shared, priorities), {name: as_mean(metric) for name, metric in metrics.items()}
 
-    def run_updates(loop: tuple[PyTree, Any]) -> tuple[tuple[PyTree, Any], PyTree]:
+    def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
         keys = jax.random.split(key, config.updates_per_rollout)
         with jax.named_scope("minibatches"):
-            loop, metrics = scan(step, loop, keys)
-        return loop, pack(jax.tree.map(partial(jnp.mean, axis=0), metrics))
+            loop, metrics = kernels.scan(step, loop, keys, pack_carry=True)
+        return loop, jax.tree.map(partial(jnp.mean, axis=0), metrics)
 
-    loop = pack(state.shared), replay.priorities
+    loop = state.shared, replay.priorities
     shapes = jax.eval_shape(step, loop, key)[1]
-    no_metrics = pack(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     # Frames of the run, as this replay may be that of a part of its environments.
     new_frames = schedules.add_frames(frames, schedules.count_frames(trajectory, axis))
     ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
-    (packed, priorities), metrics = jax.lax.cond(
+    (shared, priorities), metrics = kernels.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
     )
-    shared = dataclasses.replace(unpack(packed, state.shared), frames=new_frames)
-    replay = dataclasses.replace(replay, priorities=priorities)
-    return LearnerState(shared, replay), unpack(metrics, shapes)
+    shared = dataclasses.replace(shared, frames=new_frames)
+    return LearnerState(shared, dataclasses.replace(replay, priorities=priorities)), metrics
 
 
 # --- parameters with a target network ------------------------------------------------------------
@@ -149,7 +146,9 @@ class TargetNetworkOptimizer:
         )
         state, gradient_metrics = self.optimizer.step(state, grads)
         updates = state.updates + 1
-        target_params = periodic_update(state.params, state.target_params, updates, self.period)
+        target_params = kernels.periodic_update(
+            state.params, state.target_params, updates, self.period
+        )
         state = dataclasses.replace(state, target_params=target_params, updates=updates)
         return state, {**metrics, **gradient_metrics}, priorities
 

@@ -12,9 +12,10 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from podracer import schedules
-from podracer.devices.kernels import global_norm
+from podracer.devices.kernels import is_for
 from podracer.fields import bounded, reset_on_warm_start, static, struct
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params
@@ -75,13 +76,20 @@ class Optimizer:
 
 
 def _clip_by_global_norm(limit: float | jax.Array) -> optax.GradientTransformation:
-    """Return `optax.clip_by_global_norm` with the norm of `devices.kernels`."""
+    """Return `optax.clip_by_global_norm` with the norm of this module."""
 
     def clip(grads: Params, params: Params | None = None) -> Params:
         norm = global_norm(grads)
         return jax.tree.map(lambda x: jnp.where(norm < limit, x, x / norm * limit), grads)
 
     return optax.stateless(clip)
+
+
+def global_norm(tree: Params) -> jax.Array:
+    """Return the norm of all arrays of a tree together, f32 `[]`."""
+    if is_for("cpu"):
+        return optax.tree.norm(tree)
+    return jnp.linalg.norm(ravel_pytree(tree)[0])  # one kernel, not one of each array
 
 
 def _scale_by_rms(

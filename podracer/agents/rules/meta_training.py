@@ -21,7 +21,7 @@ import optax
 from podracer import schedules
 from podracer.agent import Agent, Context, Rule
 from podracer.agents.common.meta import meta_grad
-from podracer.agents.common.optimizers import ParamsState, take_step
+from podracer.agents.common.optimizers import ParamsState, global_norm, take_step
 from podracer.agents.rules.lifetimes import (
     Experience,
     empty_window,
@@ -34,7 +34,6 @@ from podracer.agents.rules.lifetimes import (
     to_rollout,
     to_rollouts,
 )
-from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_mean
 from podracer.environment import TaskGroups
 from podracer.fields import bounded, reset_on_warm_start, static, struct

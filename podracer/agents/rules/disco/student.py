@@ -31,7 +31,7 @@ import optax
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent
-from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.optimizers import global_norm, take_step
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules.disco.network import Outputs, StudentNetwork, build_network
 from podracer.agents.rules.disco.rule import (
@@ -50,7 +50,6 @@ from podracer.agents.rules.disco.values import (
     masked_powers,
 )
 from podracer.agents.rules.lifetimes import Experience, to_experience
-from podracer.devices.kernels import global_norm
 from podracer.devices.reductions import global_mean
 from podracer.errors import ConfigError
 from podracer.fields import bounded, reset_on_warm_start, static, struct

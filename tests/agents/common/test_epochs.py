@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.minibatches import permutation, take
+from podracer.agents.common.epochs import permutation, take
 
 KEYS = 2000
 SIZES = [1, 2, 3, 5, 8, 13, 32, 33, 97, 300, 1024]
