@@ -15,7 +15,7 @@ import optax
 
 import podracer
 from podracer import MLP, Discrete, Head, LearnerState, TimeStep, TorsoNetwork, Trajectory
-from podracer.means import Mean
+from podracer.devices.reductions import Mean
 from podracer.ops.returns import lambda_returns
 
 

@@ -14,6 +14,7 @@ from podracer.agents.common.optimizers import Optimizer as Optimizer
 from podracer.config.experiment import Experiment as Experiment
 from podracer.devices.reductions import global_grad as global_grad
 from podracer.devices.reductions import global_mean as global_mean
+from podracer.devices.reductions import mean_of as mean_of
 from podracer.drivers.anakin import AnakinConfig as AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig as SebulbaConfig
 from podracer.environment import Environment as Environment
@@ -27,7 +28,6 @@ from podracer.evaluate import make_evaluator as make_evaluator
 from podracer.fields import bounded as bounded
 from podracer.fields import static as static
 from podracer.fields import struct as struct
-from podracer.means import mean_of as mean_of
 from podracer.networks import CNN as CNN
 from podracer.networks import MLP as MLP
 from podracer.networks import Head as Head

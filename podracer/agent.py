@@ -21,10 +21,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from podracer import schedules
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
-from podracer.means import Mean
 from podracer.ops.distributions import ActionDistribution, SquashedNormal
 from podracer.types import (
     Carry,

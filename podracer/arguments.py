@@ -202,7 +202,7 @@ def refusal(place: str, value: Any, hint: Any) -> str:
     if isinstance(value, type):
         text = f"the class {value.__name__}"
         remedy = f"write {value.__name__}(...)" if _may_make(value, hint) else remedy
-    elif _name(hint) == "NetworkBuilder" and kind.__module__ == "podracer.networks.torsos":
+    elif _name(hint) == "NetworkBuilder" and kind.__module__.startswith("podracer.networks."):
         remedy = f"write podracer.TorsoNetwork(podracer.networks.{kind.__name__}(...))"
     elif plain is not value and fits(plain, hint):  # a scalar by the digits of its precision
         remedy = f"write {plain if isinstance(plain, tuple) else str(value)}"

@@ -100,12 +100,7 @@ def valid_share(trajectory: Trajectory) -> jax.Array:
 
 def frames_of(valid: jax.Array, share: jax.Array, axis: str | None) -> jax.Array:
     """Return the frames of a rollout, uint32 [], from its `valid [T, B]` and all shards' share."""
-    return to_frames(share * (valid.size * num_shards(axis)))
-
-
-def to_frames(count: jax.Array) -> jax.Array:
-    """Return the frames of the run, uint32 [], from the valid transitions of all shards, f32 []."""
-    return jnp.round(count).astype(jnp.uint32)
+    return jnp.round(share * (valid.size * num_shards(axis))).astype(jnp.uint32)
 
 
 def count_frames(trajectory: Trajectory, axis: str | None) -> jax.Array:

@@ -17,7 +17,7 @@ import optax
 
 import podracer
 from podracer import LearnerState, TimeStep, Trajectory
-from podracer.means import Mean
+from podracer.devices.reductions import Mean
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import lambda_returns
 from podracer.replay import Buffer, Replay

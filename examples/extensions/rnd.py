@@ -16,8 +16,8 @@ import optax
 
 import podracer
 from podracer import MLP, Head, LearnerState, TorsoNetwork, Trajectory
+from podracer.devices.reductions import Moments, init_moments, merge, moments_of
 from podracer.networks import outputs
-from podracer.ops.moments import Moments, init_moments, merge, moments_of
 from podracer.types import Metrics
 
 CONTEXT = podracer.Context()

@@ -17,8 +17,8 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings, build_optimizer
+from podracer.devices.reductions import Mean
 from podracer.fields import bounded, struct
-from podracer.means import Mean
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory

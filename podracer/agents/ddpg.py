@@ -35,9 +35,8 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.ops.distributions import to_bounds
 from podracer.types import Carry, EnvironmentSpec, LearnerState, Metrics, Params, PyTree, TimeStep
 

@@ -24,12 +24,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer import means
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
+from podracer.devices import reductions
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
@@ -142,7 +142,7 @@ class Method:
 
     def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
-    ) -> tuple[means.Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[reductions.Mean, tuple[Metrics, jax.Array]]:
         """Return the mean loss of TD errors, metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)
@@ -155,8 +155,8 @@ class Method:
         losses, priorities = value.loss(
             prediction, bootstrap, returns, transition.bootstrap_discount
         )
-        loss = means.mean_of(transition.weight * losses, transition.mask)
-        metrics = {"loss": loss, "q": means.mean_of(value.mean(prediction), transition.mask)}
+        loss = reductions.mean_of(transition.weight * losses, transition.mask)
+        metrics = {"loss": loss, "q": reductions.mean_of(value.mean(prediction), transition.mask)}
         return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))
 
     def targets(

@@ -17,9 +17,8 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState
 from podracer.agents.common.settings import GaussianSettings, VtraceSettings, build_optimizer
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.fields import struct
-from podracer.means import Mean, mean_of
 from podracer.ops.returns import vtrace
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 

@@ -33,8 +33,8 @@ from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import search_actions
 from podracer.agents.planning.gumbel import PlanningSettings
 from podracer.agents.planning.model import Model, ModelParams, build_model, scale_gradient
+from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.replay import Buffer, Replay, Sample

@@ -25,11 +25,10 @@ from podracer.agents.common.settings import (
     GaussianSettings,
     build_optimizer,
 )
+from podracer.devices.reductions import Mean, Moments, init_moments, moments_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, with_share
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
-from podracer.ops.moments import Moments, init_moments, moments_of
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -179,7 +178,8 @@ class _PPO:
             axis,
             settings.target_kl,
         )
-        frames = schedules.add_frames(learner.frames, schedules.to_frames(value_moments.count))
+        num_frames = jnp.round(value_moments.count).astype(jnp.uint32)
+        frames = schedules.add_frames(learner.frames, num_frames)
         learner = dataclasses.replace(learner, frames=frames)
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
@@ -273,7 +273,7 @@ class _PPO:
             value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
         value_loss = 0.5 * jnp.mean(batch.valid * value_error)
         loss = policy_loss + settings.value_cost * value_loss - entropy_cost * entropy
-        metrics = {
+        parts = {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -281,7 +281,8 @@ class _PPO:
             "approx_kl": jnp.mean(batch.valid * kl_estimate(log_ratio)),
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
-        return Mean(loss, share := jnp.mean(batch.valid)), with_share(metrics, share)
+        share = jnp.mean(batch.valid)
+        return Mean(loss, share), {name: Mean(part, share) for name, part in parts.items()}
 
 
 def kl_estimate(log_ratio: jax.Array) -> jax.Array:

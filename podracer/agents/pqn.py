@@ -24,8 +24,8 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import epochs, optimizers, value_based
 from podracer.agents.common.settings import ClippedSettings, EpochSettings, build_optimizer
 from podracer.agents.common.value_based import ActorParams
+from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import lambda_returns

@@ -14,8 +14,8 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.settings import LearnerSettings
+from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.returns import lambda_returns

@@ -23,8 +23,8 @@ from podracer.agents.common import off_policy, recurrent, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
+from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import n_step_targets

@@ -31,9 +31,8 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.fields import bounded, struct
-from podracer.means import Mean, mean_of
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.types import Carry, EnvironmentSpec, LearnerState, Metrics, Params, PyTree, TimeStep
 

@@ -19,9 +19,8 @@ from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.common.settings import VtraceSettings
-from podracer.devices.reductions import global_mean
+from podracer.devices.reductions import Mean, global_mean, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.ops.distributions import ActionDistribution
 from podracer.ops.returns import vtrace
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree, Trajectory

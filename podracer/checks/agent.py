@@ -16,12 +16,12 @@ from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import explain
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
+from podracer.devices.reductions import Mean
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.io.entry_points import is_of_repository
 from podracer.io.schema import leaves_by_path
 from podracer.io.sinks import group
-from podracer.means import Mean
 from podracer.types import (
     Carry,
     LearnerState,

@@ -26,6 +26,7 @@ from podracer.agent import Blueprint, Settings, check_policy
 from podracer.devices.kernels import platform_of
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
+from podracer.devices.reductions import Mean
 from podracer.drivers import anakin, selection
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
@@ -44,7 +45,6 @@ from podracer.evaluate import (
     ProgramEvaluator,
     play_episodes,
 )
-from podracer.means import Mean
 from podracer.names import nearest
 from podracer.types import EnvironmentSpec, Metrics, PyTree
 

@@ -19,7 +19,7 @@ from podracer.devices.mesh import shardings
 from podracer.devices.reductions import num_shards
 from podracer.drivers.faults import check_no_fault
 from podracer.drivers.state import TrainState
-from podracer.means import Mean
+from podracer.devices.reductions import Mean
 from podracer.ops.sums import sum_of_pairs
 from podracer.types import EnvironmentSpec, Metrics, PyTree
 

@@ -16,13 +16,23 @@ import jax
 import jax.numpy as jnp
 
 from podracer.networks.network import Head
-from podracer.ops.convolution import convolution
 from podracer.ops.dense import affine, dense
+from podracer.types import ArraySpec
 
 
 def cast(x: jax.Array, dtype: str = "float32") -> jax.Array:
     """Cast x to a dtype; float32 means at least that, so that float64 stays float64 in tests."""
     return x.astype(jnp.promote_types(x.dtype, dtype) if dtype == "float32" else dtype)
+
+
+def unscaled(spec: ArraySpec, x: jax.Array) -> jax.Array:
+    """Return bytes that are not to be scaled as float32, and everything else as it is."""
+    return x.astype(jnp.float32) if x.dtype == jnp.uint8 and not spec.scaled else x
+
+
+def as_float(x: jax.Array) -> jax.Array:
+    """Scale uint8 to [0, 1]; cast everything else to float32 (float64 stays)."""
+    return cast(x) / 255.0 if x.dtype == jnp.uint8 else cast(x)
 
 
 @jax.custom_vjp
@@ -158,38 +168,6 @@ class HeadLayers(eqx.Module):
         return x
 
 
-class Convolution(eqx.Module):
-    """Convolution `x [B, H, W, C] -> [B, H', W', C']`, square kernels.
-
-    Initial weights are orthogonal, scaled by sqrt 2 as in CleanRL (DQN and IMPALA had their
-    framework's), biases 0; padding is "same" or none.
-    """
-
-    weight: jax.Array
-    bias: jax.Array
-    stride: int = eqx.field(static=True)
-    same: bool = eqx.field(static=True)
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        size: int,
-        stride: int,
-        same: bool,
-        *,
-        key: jax.Array,
-    ):
-        self.weight = orthogonal(key, (size, size, inputs, outputs), math.sqrt(2))
-        self.bias = jnp.zeros(outputs)
-        self.stride, self.same = stride, same
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        padding = self.weight.shape[0] // 2 if self.same else 0
-        y: jax.Array = convolution(x, self.weight.astype(x.dtype), self.stride, padding)
-        return (y + self.bias.reshape(1, 1, 1, -1)).astype(x.dtype)
-
-
 class Normalized(eqx.Module):
     """Layer whose outputs `[*b, n]` are normalized over the last axis, then scaled and shifted.
 
@@ -197,11 +175,11 @@ class Normalized(eqx.Module):
     that of Flax. Source: Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450).
     """
 
-    layer: Linear | Convolution
+    layer: Any  # with a `bias [n]`
     scale: jax.Array
     shift: jax.Array
 
-    def __init__(self, layer: Linear | Convolution):
+    def __init__(self, layer: Any):
         self.layer = layer
         self.scale = jnp.ones_like(layer.bias)
         self.shift = jnp.zeros_like(layer.bias)

@@ -16,8 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from podracer.errors import ConfigError
-from podracer.networks import torsos
-from podracer.networks.layers import Convolution, HeadLayers, Normalized, cast, relu
+from podracer.networks.convolutions import (
+    CNN,
+    Convolution,
+    ResNet,
+    apply_convolutions,
+    make_convolutions,
+)
+from podracer.networks.layers import HeadLayers, Normalized, as_float, cast, relu, unscaled
 from podracer.networks.network import Head, Network
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
@@ -37,7 +43,7 @@ class PlaneNetwork:
     connected layers behind it. Source: Schrittwieser et al. 2020, appendix F.
     """
 
-    torso: torsos.CNN | torsos.ResNet
+    torso: CNN | ResNet
     """Convolutions; a `ResNet` of no stages leaves its input as it is."""
     hidden: tuple[int, ...] = ()
     """Sizes of the fully connected layers of each head, before its own."""
@@ -63,7 +69,7 @@ class PlaneNetwork:
             params: Params, carry: Carry, observations: PyTree, first: jax.Array
         ) -> tuple[dict[str, jax.Array], Carry]:
             T, B = first.shape
-            leaves = jax.tree.leaves(jax.tree.map(torsos.unscaled, observation, observations))
+            leaves = jax.tree.leaves(jax.tree.map(unscaled, observation, observations))
             flat = [x.reshape(T * B, *x.shape[2:]) for x in leaves]
             outputs = eqx.combine(params, layers)(_stack_planes(flat))
             return {name: x.reshape(T, B, *x.shape[1:]) for name, x in outputs.items()}, ()
@@ -100,8 +106,8 @@ def _input_shape(specs: Sequence[ArraySpec]) -> tuple[int, int, int]:
 
 def _stack_planes(leaves: list[jax.Array]) -> jax.Array:
     """Return planes `[N, H, W, C]` of leaves `[N, ...]`, images first."""
-    images = [torsos.as_float(x) for x in leaves if x.ndim == 4]
-    numbers = [torsos.as_float(x).reshape(len(x), 1, 1, -1) for x in leaves if x.ndim != 4]
+    images = [as_float(x) for x in leaves if x.ndim == 4]
+    numbers = [as_float(x).reshape(len(x), 1, 1, -1) for x in leaves if x.ndim != 4]
     size = images[0].shape[:3]
     planes = [jnp.broadcast_to(x, (*size, x.shape[-1])) for x in numbers]
     return jnp.concatenate([*images, *planes], axis=-1)
@@ -128,7 +134,7 @@ class _PlaneLayers(eqx.Module):
         key, *head_keys = jax.random.split(key, 1 + 2 * len(heads))
         self.config = config
         self.planes = tuple(name for name, head in heads.items() if isinstance(head, Planes))
-        self.convolutions, self.shape = torsos.make_convolutions(config.torso, input_shape, key)
+        self.convolutions, self.shape = make_convolutions(config.torso, input_shape, key)
         height, width, channels = self.shape
         reduced = min(channels, HEAD_PLANES)
         self.reductions, self.heads = {}, {}
@@ -145,7 +151,7 @@ class _PlaneLayers(eqx.Module):
 
     def __call__(self, x: jax.Array) -> dict[str, jax.Array]:
         dtype = self.config.compute_dtype
-        x = torsos.apply_convolutions(self.config.torso, self.convolutions, cast(x, dtype))
+        x = apply_convolutions(self.config.torso, self.convolutions, cast(x, dtype))
         outputs = dict.fromkeys(self.planes, cast(x))
         for name, head in self.heads.items():
             reduced = relu(self.reductions[name](relu(x)))

@@ -1,6 +1,7 @@
-"""Torsos: configurations of the layers between an observation and the features that heads use.
+"""Built-in networks: a torso, optionally a recurrent layer, and linear heads.
 
-Images, leaves `[H, W, C]`, go through the convolutions of `CNN` and `ResNet`; all other leaves are
+They are Equinox modules, partitioned once, so that a learner's state holds arrays only. Images,
+leaves `[H, W, C]`, go through the convolutions of `CNN` and `ResNet`; all other leaves are
 flattened and join the features of the images before the fully connected layers.
 """
 
@@ -8,37 +9,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.arguments import typed
-from podracer.devices.reductions import map_blocks
 from podracer.errors import ConfigError
 from podracer.fields import bounded
+from podracer.networks.convolutions import CNN, ResNet, image_features, make_convolutions
 from podracer.networks.layers import (
     ACTIVATIONS,
     Activation,
-    Convolution,
+    HeadLayers,
     Linear,
     Normalized,
     Residual,
+    as_float,
     cast,
     relu,
+    unscaled,
 )
-from podracer.ops.pooling import max_pool
-from podracer.types import ArraySpec, PyTree
+from podracer.networks.memory import GRU, LSTM
+from podracer.networks.network import LAST_STEP, Head, Network
+from podracer.networks.transformer import Transformer
+from podracer.ops.random import random_normals
+from podracer.types import ArraySpec, Carry, Params, PyTree
 
-SCANNED_BLOCKS = 3
-"""Number of residual blocks in a stage from which on they are one loop, which compiles once."""
-
-
-PIXELS_IN_CACHE = 2**21
-"""Number of pixels, times their channels, whose convolutions a CPU computes at once: 74 images of
-84x84x4, the patches of which take 30 MB in the Nature network."""
+TRANSFORMERS = ("gtrxl", "transformer")
+MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of weights
 
 
 @typed
@@ -61,53 +63,206 @@ class MLP:
             raise ConfigError("residual_blocks need a hidden layer, whose size they have.")
 
 
-@typed
-@dataclasses.dataclass(frozen=True)
-class CNN:
-    """Convolutions without padding, then fully connected layers.
-
-    The defaults are the network of Mnih et al. 2015 ("Nature") for 84x84x4 input.
-    """
-
-    channels: tuple[int, ...] = bounded((32, 64, 64), low=1)
-    """Numbers of channels of the convolutions."""
-    kernels: tuple[int, ...] = bounded((8, 4, 3), low=1)
-    """Sizes of the square kernels, in pixels."""
-    strides: tuple[int, ...] = bounded((4, 2, 1), low=1)
-    """Strides of the convolutions, in pixels."""
-    hidden: tuple[int, ...] = bounded((512,), low=1)
-    """Sizes of the fully connected layers."""
-    activation: Activation = "relu"
-    """Activation function after each layer."""
-    layer_norm: bool = False
-    """Normalize the outputs of each layer before its activation."""
-
-
-@typed
-@dataclasses.dataclass(frozen=True)
-class ResNet:
-    """Deep residual network of Espeholt et al. 2018 (figure 3).
-
-    Each stage has a convolution, a max-pool of stride 2 and residual blocks; one fully connected
-    layer follows.
-    """
-
-    channels: tuple[int, ...] = bounded((16, 32, 32), low=1)
-    """Numbers of channels of the stages."""
-    blocks: int = bounded(2, low=1)
-    """Number of residual blocks in each stage."""
-    hidden: int = bounded(256)
-    """Size of the fully connected layer; 0 for none."""
-    layer_norm: bool = False
-    """Normalize the outputs of each layer before its activation or sum."""
-    pool: bool = True
-    """Halve height and width in each stage; otherwise they stay as they are."""
-
-
 Torso = MLP | CNN | ResNet
 
 
-def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
+@typed
+@dataclasses.dataclass(frozen=True)
+class TorsoNetwork:
+    """Torso, optionally a recurrent layer behind it, and linear heads.
+
+    An observation that is the index of a state becomes a one-hot vector. Its part `LAST_STEP` goes
+    past the torso.
+    """
+
+    torso: Torso = dataclasses.field(default=MLP())
+    """Layers between the observation and the heads or the recurrent layer."""
+    shared: bool = True
+    """Whether all heads use one torso and recurrent layer; otherwise each head has its own."""
+    memory: Literal["none", "gru", "lstm", "gtrxl", "transformer"] = "none"
+    """Kind of the recurrent layer; the forget gates of an LSTM begin with biases of 1. A gtrxl is a
+    causal transformer with gates, a transformer the same without."""
+    memory_size: int = bounded(128, low=1)
+    """Number of units of the recurrent layer, for a transformer of each of its layers."""
+    memory_layers: int = bounded(2, low=1)
+    """Layers of a transformer."""
+    memory_heads: int = bounded(4, low=1)
+    """Heads of a transformer's attention; they divide memory_size."""
+    memory_window: int = bounded(64, low=1)
+    """Timesteps before the current one that a layer of a transformer attends to; its recurrent
+    state has memory_layers * memory_window * memory_size numbers for each environment."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype in which the torso and the hidden layers of the heads multiply. Parameters, the
+    recurrent layer, the outputs and the losses are float32."""
+
+    def __post_init__(self) -> None:
+        if self.memory in TRANSFORMERS and self.memory_size % self.memory_heads:
+            raise ConfigError(
+                f"memory_size is {self.memory_size}, but a {self.memory} needs a multiple of its "
+                f"memory_heads, {self.memory_heads}."
+            )
+
+    def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
+        """Return the network for an observation, a tree of `ArraySpec`.
+
+        Raises `ConfigError` where the torso cannot take it, or has not what the heads ask for.
+        """
+        torso_inputs = jax.tree.map(_torso_input, observation)
+
+        def make(key: jax.Array) -> dict[str, _Trunk]:
+            groups = {"shared": heads} if self.shared else {n: {n: h} for n, h in heads.items()}
+            keys = jax.random.split(key, len(groups))
+            return {
+                name: _Trunk(self, torso_inputs, group, key=k)
+                for (name, group), k in zip(groups.items(), keys, strict=True)
+            }
+
+        skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
+        _, trunks = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+        def init(key: jax.Array) -> Params:
+            return eqx.filter(make(key), eqx.is_array)
+
+        def carry(num_envs: int) -> Carry:
+            if self.memory == "none":
+                return ()
+            return {name: trunk.cell.carry(num_envs) for name, trunk in trunks.items()}
+
+        def apply(
+            params: Params,
+            carry: Carry,
+            observations: PyTree,
+            first: jax.Array,
+            noise: jax.Array | None = None,
+        ) -> tuple[dict[str, jax.Array], Carry]:
+            outputs: dict[str, jax.Array] = {}
+            carries = {}
+            observations = jax.tree.map(_as_input, observation, observations)
+            combined = eqx.combine(params, trunks)
+            noises = _noises(noise, [trunk.heads for trunk in combined.values()])
+            for name, trunk in combined.items():
+                memory = carry[name] if carry else ()
+                head_outputs, carries[name] = trunk(memory, observations, first, noises)
+                outputs |= head_outputs
+            return outputs, (carries if carry else ())
+
+        rows_in_cache = 512 if isinstance(self.torso, MLP) else 256
+        return Network(init, carry, apply, rows_in_cache)
+
+
+def _noises(
+    keys: jax.Array | None, groups: Sequence[dict[str, Any]]
+) -> dict[str, jax.Array | None]:
+    """Return the noise `[N, n]` of each head: parts of one draw from each of N keys."""
+    heads = {name: head for group in groups for name, head in group.items()}
+    if keys is None:
+        return dict.fromkeys(heads)
+    ends = np.cumsum([head.noise_size for head in heads.values()])
+    e = random_normals(keys.reshape(-1), int(ends[-1]))
+    parts = jnp.split(jnp.sign(e) * jnp.sqrt(jnp.abs(e)), ends[:-1], axis=-1)
+    return dict(zip(heads, parts, strict=True))
+
+
+def _torso_input(spec: ArraySpec) -> ArraySpec:
+    """Return the spec of a torso's input for one leaf of an observation; see `_as_input`."""
+    if spec.num_values is None:
+        return spec
+    if spec.num_values > MAX_ONE_HOT:
+        raise ConfigError(
+            f"{spec.num_values} states are too many for a torso, which takes at most "
+            f"{MAX_ONE_HOT}: use a Table."
+        )
+    return ArraySpec((*spec.shape, spec.num_values))
+
+
+def _as_input(spec: ArraySpec, x: jax.Array) -> jax.Array:
+    """Return a torso's input: one-hot vectors of indices, and float32 of unscaled bytes."""
+    if spec.num_values:
+        return jax.nn.one_hot(x, spec.num_values)
+    return unscaled(spec, x)
+
+
+def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the parts of an observation, or of its spec, that the torso sees and does not see."""
+    if not (isinstance(observation, dict) and observation.keys() == {"observation", LAST_STEP}):
+        return observation, ()  # an environment's own may have an entry of this name
+    torso_input = {name: part for name, part in observation.items() if name != LAST_STEP}
+    return torso_input, observation[LAST_STEP]
+
+
+# --- layers --------------------------------------------------------------------------------------
+
+
+class _Trunk(eqx.Module):
+    """Torso, recurrent layer and heads over `[T, B, ...]`."""
+
+    layers: tuple[Any, ...]  # convolutions, if there are images, then the fully connected layers
+    cell: Any
+    heads: dict[str, HeadLayers]
+    config: TorsoNetwork = eqx.field(static=True)
+
+    def __init__(
+        self,
+        config: TorsoNetwork,
+        observation: PyTree,
+        heads: Mapping[str, Head],
+        *,
+        key: jax.Array,
+    ):
+        torso_key, cell_key, head_key = jax.random.split(key, 3)
+        self.config = config
+        observation, last_step = _split_last_step(observation)
+        self.layers, size = _make_torso(config.torso, observation, torso_key)
+        size += sum(math.prod(x.shape) for x in jax.tree.leaves(last_step))
+        self.cell = None
+        if config.memory != "none":
+            self.cell = _make_memory(config, size, cell_key)
+            size = config.memory_size
+        keys = jax.random.split(head_key, len(heads))
+        self.heads = {
+            name: HeadLayers(size, head, key=k)
+            for (name, head), k in zip(heads.items(), keys, strict=True)
+        }
+
+    def __call__(
+        self,
+        carry: Carry,
+        observation: PyTree,
+        first: jax.Array,
+        noises: dict[str, jax.Array | None],
+    ) -> tuple[dict[str, jax.Array], Carry]:
+        T, B = first.shape
+        flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
+        flat, last_step = _split_last_step(flat)
+        dtype = self.config.compute_dtype
+        features = _apply_torso(self.config.torso, self.layers, flat, dtype)
+        if last_step:
+            parts = [x.reshape(T * B, -1) for x in jax.tree.leaves(last_step)]
+            features = jnp.concatenate([features, *parts], axis=-1)
+        if self.cell is not None:
+            features = cast(features.reshape(T, B, -1))
+            carry, features = self.cell.unroll(carry, features, first)
+            features = features.reshape(T * B, -1)
+        outputs = {name: head(features, noises[name], dtype) for name, head in self.heads.items()}
+        return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
+
+
+def _make_memory(config: TorsoNetwork, inputs: int, key: jax.Array) -> GRU | LSTM | Transformer:
+    if config.memory in TRANSFORMERS:
+        return Transformer(
+            inputs,
+            config.memory_size,
+            layers=config.memory_layers,
+            heads=config.memory_heads,
+            window=config.memory_window,
+            gated=config.memory == "gtrxl",
+            key=key,
+        )
+    memory = LSTM if config.memory == "lstm" else GRU
+    return memory(inputs, config.memory_size, key=key)
+
+
+def _make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
     """Return the layers of a torso for an observation (specs), and the number of its features."""
     leaves = jax.tree.leaves(observation)
     images, vectors = _split(config, leaves, [x.shape for x in leaves])
@@ -119,8 +274,8 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
             raise ConfigError("image observations must have the same height and width.")
         height, width = images[0].shape[:2]
         channels = sum(x.shape[2] for x in images)
-        convolutions, shape = make_convolutions(config, (height, width, channels), conv_key)
-        layers.append(convolutions)
+        image_layers, shape = make_convolutions(config, (height, width, channels), conv_key)
+        layers.append(image_layers)
         size += math.prod(shape)
     elif not isinstance(config, MLP):
         raise ConfigError(f"{type(config).__name__} needs an image observation [H, W, C].")
@@ -133,29 +288,22 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
         if residual_blocks and len(dense) == len(hidden) - 1:
             dense.append(Residual(size, width, residual_blocks, key=k))
         else:
-            dense.append(_layer(config, Linear(size, width, math.sqrt(2), key=k)))
+            layer = Linear(size, width, math.sqrt(2), key=k)
+            dense.append(Normalized(layer) if config.layer_norm else layer)
         size = width
     layers.append(tuple(dense))
     return tuple(layers), size
 
 
-def apply_torso(
+def _apply_torso(
     config: Torso, layers: tuple[Any, ...], observation: PyTree, dtype: str
 ) -> jax.Array:
     """Return features `[N, size]` of observation leaves `[N, ...]`, computed in a dtype."""
     leaves = jax.tree.leaves(observation)
     images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
     parts = [cast(as_float(x), dtype).reshape(x.shape[0], -1) for x in vectors]
-
-    def features(images: list[jax.Array]) -> jax.Array:
-        image = jnp.concatenate([cast(as_float(x), dtype) for x in images], axis=-1)
-        image = apply_convolutions(config, layers[0], image)
-        image = relu(image) if isinstance(config, ResNet) else image
-        return image.reshape(image.shape[0], -1)
-
-    if images:
-        pixels = sum(math.prod(x.shape[1:]) for x in images)
-        parts.append(map_blocks(features, images, rows_in_cache=PIXELS_IN_CACHE // pixels))
+    if images and not isinstance(config, MLP):
+        parts.append(image_features(config, layers[0], images, dtype))
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
     for layer in layers[-1]:
@@ -168,91 +316,3 @@ def _split(config: Torso, leaves: list[Any], shapes: list[tuple[int, ...]]) -> t
     is_image = [len(shape) == 3 and not isinstance(config, MLP) for shape in shapes]
     images = [x for x, image in zip(leaves, is_image, strict=True) if image]
     return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]
-
-
-def _layer(config: Torso, layer: Linear | Convolution) -> Linear | Convolution | Normalized:
-    """Return a layer as a torso has it."""
-    return Normalized(layer) if config.layer_norm else layer
-
-
-def make_convolutions(
-    config: Torso, shape: tuple[int, int, int], key: jax.Array
-) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
-    """Return convolution layers, and the shape `[H, W, C]` of their output."""
-    height, width, channels = shape
-    if height <= 4 and min(width, channels) > 16:
-        raise ConfigError(
-            f"an image of {shape} has its channels first, it seems: move that axis to the end, "
-            "[H, W, C]."
-        )
-    layers = []
-    if isinstance(config, CNN):
-        counts = [len(x) for x in (config.channels, config.kernels, config.strides)]
-        if len(set(counts)) > 1:
-            raise ConfigError(
-                "channels, kernels and strides must be equally many, but are "
-                f"{counts[0]}, {counts[1]} and {counts[2]}."
-            )
-        keys = jax.random.split(key, len(config.channels))
-        for outputs, size, stride, k in zip(
-            config.channels, config.kernels, config.strides, keys, strict=True
-        ):
-            layers.append(
-                _layer(config, Convolution(channels, outputs, size, stride, False, key=k))
-            )
-            height, width = (height - size) // stride + 1, (width - size) // stride + 1
-            channels = outputs
-        if height < 1 or width < 1:
-            raise ConfigError(f"{config} leaves nothing of a {shape} image, [H, W, C].")
-    elif isinstance(config, ResNet):
-        for outputs, stage in zip(
-            config.channels, jax.random.split(key, len(config.channels)), strict=True
-        ):
-            key, *keys = jax.random.split(stage, 1 + 2 * config.blocks)
-
-            def make(key: jax.Array, outputs: int = outputs) -> Convolution:
-                return Convolution(outputs, outputs, 3, 1, True, key=key)
-
-            convs = [Convolution(channels, outputs, 3, 1, True, key=key)]
-            if config.blocks < SCANNED_BLOCKS:
-                convs += [make(k) for k in keys]
-            else:
-                convs += [eqx.filter_vmap(make)(jnp.stack(keys[i::2])) for i in (0, 1)]
-            layers.append(tuple(_layer(config, conv) for conv in convs))
-            if config.pool:
-                height, width = (height + 1) // 2, (width + 1) // 2
-            channels = outputs
-    return tuple(layers), (height, width, channels)
-
-
-def unscaled(spec: ArraySpec, x: jax.Array) -> jax.Array:
-    """Return bytes that are not to be scaled as float32, and everything else as it is."""
-    return x.astype(jnp.float32) if x.dtype == jnp.uint8 and not spec.scaled else x
-
-
-def as_float(x: jax.Array) -> jax.Array:
-    """Scale uint8 to [0, 1]; cast everything else to float32 (float64 stays)."""
-    return cast(x) / 255.0 if x.dtype == jnp.uint8 else cast(x)
-
-
-def apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> jax.Array:
-    """Return what convolution layers make of images; a `ResNet`'s last ReLU is left out."""
-    if isinstance(config, CNN):
-        for layer in layers:
-            x = ACTIVATIONS[config.activation](layer(x))
-        return x
-    assert isinstance(config, ResNet)  # an MLP has no images
-    for first, *blocks in layers:
-        x = first(x)
-        x = max_pool(x) if config.pool else x
-        if config.blocks < SCANNED_BLOCKS:
-            for block in zip(blocks[::2], blocks[1::2], strict=True):
-                x = _residual_block(x, block)
-        else:
-            x, _ = jax.lax.scan(lambda x, block: (_residual_block(x, block), None), x, blocks)
-    return x
-
-
-def _residual_block(x: jax.Array, block: Sequence[Any]) -> jax.Array:
-    inner, outer = block
-    return x + outer(relu(inner(relu(x))))

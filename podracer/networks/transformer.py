@@ -56,10 +56,11 @@ class Transformer(eqx.Module):
         self.size, self.window = size, window
 
     def carry(self, num_envs: int) -> Carry:
+        """Return the initial state, in which nothing is valid."""
         shape = (num_envs, len(self.blocks), self.window, self.size)
         return Cache(jnp.zeros(shape), jnp.zeros(shape[::2], bool))
 
-    def __call__(
+    def unroll(
         self, cache: Cache, features: jax.Array, first: jax.Array
     ) -> tuple[Cache, jax.Array]:
         """Return the cache after the last step, and outputs `[T, B, D]`."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from podracer import types
 from podracer.agent import Agent, Blueprint, Context
+from podracer.devices.reductions import as_mean
 from podracer.environment import auto_reset, restart, transition
 from podracer.fields import struct
-from podracer.means import as_mean
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import ActorState, init_actor, rollout
 

@@ -44,9 +44,9 @@ from podracer.agents.common.normalization import (
 )
 from podracer.agents.ppo import kl_estimate
 from podracer.checks import check_agent
+from podracer.devices.reductions import init_moments
 from podracer.environment import auto_reset
 from podracer.errors import ConfigError
-from podracer.ops.moments import init_moments
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Linear
 from podracer.types import LearnerState, Step, TimeStep, Trajectory

@@ -24,11 +24,10 @@ from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.config.experiment import Experiment
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.means import Mean
 from podracer.replay import Sample
 from podracer.schedules import Linear
 from podracer.testing.reset_steps import COLUMNS, check_reset_steps, check_reset_steps_of_replay

@@ -22,6 +22,7 @@ from podracer.cli.main import main
 from podracer.cli.pods import finish_sweep, read_spaces
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, read_config, to_json
+from podracer.devices.reductions import Mean
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.population import (
     Hyperparameter,
@@ -39,7 +40,6 @@ from podracer.io import jsonl
 from podracer.io.checkpoint import Restored, fingerprint
 from podracer.io.seal import seal_json
 from podracer.io.signals import Stopwatch
-from podracer.means import Mean
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay

@@ -12,11 +12,11 @@ from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 import podracer
 from podracer.agent import DEFAULT_CONTEXT
 from podracer.agents.a2c import A2C
+from podracer.devices.reductions import Mean
 from podracer.drivers.population import Pod
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.fields import struct
 from podracer.io.sinks import read_metrics
-from podracer.means import Mean
 from podracer.scores.runs import read_members
 
 

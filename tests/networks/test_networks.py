@@ -20,10 +20,9 @@ from podracer.networks import (
     ResNet,
     Table,
     TorsoNetwork,
-    torsos,
+    convolutions,
 )
 from podracer.networks.layers import (
-    Convolution,
     Linear,
     NoisyLinear,
     Normalized,
@@ -272,7 +271,9 @@ def test_the_lstm_and_its_gradient_are_those_of_a_plain_loop_over_cells(reverse,
 
 def test_convolutions_begin_orthogonal():
     """Kernels as matrices `[k k inputs, outputs]` have orthogonal columns of length sqrt 2."""
-    weight = Convolution(3, 5, 2, 1, False, key=jax.random.key(0)).weight.reshape(-1, 5)
+    weight = convolutions.Convolution(3, 5, 2, 1, False, key=jax.random.key(0)).weight.reshape(
+        -1, 5
+    )
     np.testing.assert_allclose(weight.T @ weight, 2 * np.eye(5), atol=1e-5)
 
 
@@ -609,12 +610,12 @@ def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkey
     images = jax.random.normal(jax.random.key(1), (3, 10, 8, 2))
 
     def build():
-        layers, _ = torsos.make_convolutions(torso, images.shape[1:], jax.random.key(0))
+        layers, _ = convolutions.make_convolutions(torso, images.shape[1:], jax.random.key(0))
         params, static = eqx.partition(layers, eqx.is_array)
 
         def loss(params):
             layers = eqx.combine(params, static)
-            return jnp.mean(torsos.apply_convolutions(torso, layers, images) ** 2)
+            return jnp.mean(convolutions.apply_convolutions(torso, layers, images) ** 2)
 
         return params, jax.jit(jax.value_and_grad(loss))
 
@@ -629,7 +630,7 @@ def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkey
         return params, *function(params)
 
     looped, value, gradient = evaluate()
-    monkeypatch.setattr(torsos, "SCANNED_BLOCKS", 5)
+    monkeypatch.setattr(convolutions, "SCANNED_BLOCKS", 5)
     unrolled, expected, expected_gradient = evaluate()
     assert len(jax.tree.leaves(looped)) < len(jax.tree.leaves(unrolled))
     np.testing.assert_allclose(value, expected, rtol=1e-5)

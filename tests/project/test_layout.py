@@ -17,7 +17,7 @@ FLOORS = (
     ("errors", "names"),
     ("arguments",),
     ("fields",),
-    ("types", "means"),
+    ("types",),
     ("io",),
     ("environment", "scores"),
     ("devices",),

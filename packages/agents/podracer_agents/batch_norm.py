@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from podracer.devices.reductions import moments_of
 from podracer.networks.layers import cast
-from podracer.ops.moments import moments_of
 
 BATCH_MOMENTUM = 0.99  # decay of running moments
 BATCH_EPSILON, PLAIN_EPSILON = 1e-3, 1e-5  # added to variances

@@ -28,10 +28,9 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
 )
 from podracer.agents.impala import Impala
-from podracer.devices.reductions import global_mean
+from podracer.devices.reductions import Mean, global_mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 NUM_INPUTS = 5

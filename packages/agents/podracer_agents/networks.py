@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks import Head, Network
-from podracer.networks.layers import ACTIVATIONS, Activation, HeadLayers, Linear, cast
-from podracer.networks.torsos import as_float
+from podracer.networks.layers import ACTIVATIONS, Activation, HeadLayers, Linear, as_float, cast
 from podracer.types import Params, PyTree
 from podracer_agents.batch_norm import BatchNorm
 from podracer_agents.spherical import (

@@ -28,9 +28,8 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import CriticNetworks
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Buffer
 from podracer.types import (

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from podracer.networks import Head, Network, ResNet, TorsoNetwork
-from podracer.networks.layers import Convolution
+from podracer.networks.convolutions import Convolution
 from podracer.types import Params, PyTree
 
 SQUARINGS = 6  # equal to 2^6 = 64 steps of power iteration

@@ -20,7 +20,7 @@ from podracer.environment import auto_reset
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
 from podracer.networks import MLP, Head, ResNet, TorsoNetwork
-from podracer.networks.layers import Convolution
+from podracer.networks.convolutions import Convolution
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.replay import Replay

@@ -25,10 +25,10 @@ from podracer.agents.common.optimizers import (
 from podracer.agents.common.settings import EpochSettings, build_optimizer
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.gumbel import PlanningSettings
+from podracer.devices.reductions import Mean
 from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, with_share
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
 from podracer.types import (
@@ -169,9 +169,9 @@ class _AlphaZero:
         policy_loss = -jnp.mean(batch.valid * jnp.sum(batch.policy * log_policy, axis=-1))
         value_loss = 0.5 * jnp.mean(batch.valid * (batch.target - heads["value"][..., 0]) ** 2)
         loss = policy_loss + self.settings.value_cost * value_loss
-        metrics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
+        parts = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
         share = jnp.mean(batch.valid)
-        return Mean(loss, share), with_share(metrics, share)
+        return Mean(loss, share), {name: Mean(part, share) for name, part in parts.items()}
 
     # --- callbacks of mctx -----------------------------------------------------------------------
 

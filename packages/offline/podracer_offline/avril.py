@@ -23,10 +23,9 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.settings import LearnerSettings
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical, Normal

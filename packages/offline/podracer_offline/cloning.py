@@ -23,8 +23,8 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import ScheduledOptimizer
 from podracer.agents.common.settings import ClippedSettings, GaussianSettings, build_optimizer
+from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Normal, from_bounds
 from podracer.schedules import Schedule

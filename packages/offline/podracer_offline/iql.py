@@ -34,10 +34,9 @@ from podracer.agents.common.settings import GaussianSettings, LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.learning import Parts
 from podracer.agents.continuous.models import CriticNetworks
-from podracer.devices.reductions import global_grad
+from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.distributions import from_bounds
 from podracer.replay import Buffer, Replay, Sample

@@ -16,9 +16,8 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import Transition
 from podracer.agents.ddpg import DDPG, DDPGState, Method
-from podracer.devices.reductions import global_mean
+from podracer.devices.reductions import Mean, global_mean, mean_of
 from podracer.fields import bounded, struct
-from podracer.means import Mean, divide, mean_of
 from podracer.types import EnvironmentSpec, Metrics, Params
 from podracer_offline.records import as_recorded, require_records
 
@@ -50,7 +49,7 @@ class _TD3BC(Method):
         action = self.policy(actor, obs)
         q = self.networks.q_values(state.params.critics[:1], obs, action)[0]
         size = global_mean(mean_of(jnp.abs(jax.lax.stop_gradient(q)), mask), axis)
-        value_weight = divide(jnp.float32(self.settings.cloning_alpha), size.value)
+        value_weight = self.settings.cloning_alpha / jnp.maximum(size.value, 1e-12)
         error = jnp.mean((action - transition.action) ** 2, axis=-1)
         loss = mean_of(error - value_weight * q, mask)
         return loss, {"actor_loss": loss, "cloning_loss": mean_of(error, mask)}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from podracer.means import Mean, with_share
+from podracer.devices.reductions import Mean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
@@ -208,4 +208,4 @@ def loss(
         "entropy": entropy,
     }
     share = jnp.mean(mask, axes)
-    return Mean(total, share), with_share(parts, share)
+    return Mean(total, share), {name: Mean(part, share) for name, part in parts.items()}

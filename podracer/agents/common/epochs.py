@@ -11,8 +11,8 @@ from jaxtyping import Array, UInt32
 
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.devices import kernels, reductions
+from podracer.devices.reductions import Mean
 from podracer.errors import ConfigError
-from podracer.means import Mean
 from podracer.networks import Network
 from podracer.types import Metrics, PyTree
 

@@ -7,9 +7,15 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from podracer.devices.reductions import global_max
+from podracer.devices.reductions import (
+    Moments,
+    global_max,
+    init_moments,
+    merge,
+    moments_of,
+    normalize,
+)
 from podracer.fields import struct
-from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
 from podracer.ops.returns import discounted_sums
 from podracer.types import TimeStep, Trajectory
 

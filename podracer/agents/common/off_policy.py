@@ -14,10 +14,9 @@ from podracer import schedules
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.devices import kernels
 from podracer.devices.mesh import check_divisible
-from podracer.devices.reductions import global_grad, num_shards
+from podracer.devices.reductions import Mean, as_mean, global_grad, num_shards
 from podracer.errors import ConfigError
 from podracer.fields import reset_on_warm_start, struct
-from podracer.means import Mean, as_mean
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Sample

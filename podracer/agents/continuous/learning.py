@@ -20,11 +20,10 @@ from podracer.agents.common.recurrent import History, Recurrence
 from podracer.agents.common.settings import LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
+from podracer.devices.reductions import Moments, as_mean, init_moments
 from podracer.fields import bounded, static, struct
-from podracer.means import as_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import from_bounds
-from podracer.ops.moments import Moments, init_moments
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (

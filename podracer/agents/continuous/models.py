@@ -19,9 +19,9 @@ from podracer import networks
 from podracer.agents.common import recurrent
 from podracer.agents.common.off_policy import Transition
 from podracer.agents.common.recurrent import History, Recurrence
+from podracer.devices.reductions import Mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.ops.distributions import from_bounds

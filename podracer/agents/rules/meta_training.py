@@ -34,10 +34,9 @@ from podracer.agents.rules.lifetimes import (
     to_rollout,
     to_rollouts,
 )
-from podracer.devices.reductions import global_mean
+from podracer.devices.reductions import Mean, global_mean
 from podracer.environment import TaskGroups
 from podracer.fields import bounded, reset_on_warm_start, static, struct
-from podracer.means import with_share
 from podracer.networks import Head, Network, NetworkBuilder, Table
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import generalized_advantages
@@ -287,8 +286,9 @@ class MetaTraining:
             lifetime=lifetime,
             is_whole=jnp.where(is_full, ~is_new, is_whole),
         )
-        totals = {name: jnp.mean(x) for name, x in regularizers.items()}
-        metrics = {**shared.metrics, **with_share(totals, schedules.valid_share(trajectory))}
+        share = schedules.valid_share(trajectory)
+        means = {name: Mean(jnp.mean(x), share) for name, x in regularizers.items()}
+        metrics = {**shared.metrics, **means}
         frames = schedules.add_frames(shared.frames, num_frames)
         shared = dataclasses.replace(shared, num_rollouts=index + 1, frames=frames)
         return LearnerState(shared, local), metrics

@@ -27,11 +27,10 @@ from podracer.agents.rules.lpg.rule import (
     to_outputs,
 )
 from podracer.agents.rules.lpg.rule_file import decode_rule
-from podracer.devices.reductions import global_mean
+from podracer.devices.reductions import global_mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, reset_on_warm_start, static, struct
 from podracer.io.npz import check_digest
-from podracer.means import mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, Table, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
-from podracer.ops.moments import (
-    Moments,
-    init_moments,
-    merge,
-    moments_of,
-    normalize,
-)
+from podracer.devices.reductions import Moments, init_moments, merge, moments_of, normalize
 from podracer.types import ArraySpec
 
 ITEM = {"vector": ArraySpec((3,)), "number": ArraySpec(()), "image": ArraySpec((2, 2, 1), np.uint8)}
