@@ -119,6 +119,17 @@ class Trajectory:
         steps = dataclasses.replace(self.steps, timestep=timestep)
         return dataclasses.replace(self, steps=steps, final=final)
 
+    def transitions(
+        self, discount: float | Array = 1.0
+    ) -> tuple[Float32[Array, "T B"], Float32[Array, "T B"], Bool[Array, "T B"]]:
+        """Return the reward and the discount of each transition, and whether it is `valid`.
+
+        `discount` gamma multiplies the environment's. The three are arguments of `ops.returns`, in
+        their order there.
+        """
+        next_timesteps = self.next_timesteps()
+        return next_timesteps.reward, discount * next_timesteps.discount, self.valid()
+
     def valid(self) -> Bool[Array, "T B"]:
         """Return which transitions may train: all but those that start at a time-out."""
         return ~self.steps.timestep.last

@@ -19,7 +19,7 @@ from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings, build_optimizer
 from podracer.devices.reductions import Mean
 from podracer.fields import bounded, struct
-from podracer.ops.returns import generalized_advantages
+from podracer.ops import returns
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
@@ -49,15 +49,10 @@ class A2C(ActorCriticSettings, GaussianSettings):
         ) -> tuple[Mean, Metrics]:
             """Return the actor-critic loss with generalized advantages, see `Fused.loss`."""
             policy, values = model.unroll(params, trajectory, reuse)
-            next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
             baseline = jax.lax.stop_gradient(values)
-            advantages = generalized_advantages(
-                baseline[:-1],
-                baseline[1:],
-                next_timesteps.reward,
-                self.discount * next_timesteps.discount,
-                valid,
-                self.gae_lambda,
+            rewards, discounts, valid = trajectory.transitions(self.discount)
+            advantages = returns.generalized_advantages(
+                baseline[:-1], baseline[1:], rewards, discounts, valid, self.gae_lambda
             )
             return actor_critic.loss(
                 policy.log_prob(trajectory.steps.extras["sample"]),

@@ -19,7 +19,7 @@ from podracer.agents.common.optimizers import CountedState
 from podracer.agents.common.settings import GaussianSettings, VtraceSettings, build_optimizer
 from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.fields import struct
-from podracer.ops.returns import vtrace
+from podracer.ops import returns
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
 
 
@@ -68,16 +68,17 @@ class Impala(VtraceSettings, GaussianSettings):
         `frames` (uint32 scalar) is the frame counter that schedules are evaluated at.
         """
         policy, values = model.unroll(params, trajectory)
-        behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
+        behavior = trajectory.steps.extras
         log_prob = policy.log_prob(behavior["sample"])
         ratio = jnp.exp(log_prob - behavior["log_prob"])
         baseline, ratio = jax.lax.stop_gradient((values, ratio))
-        corrected = vtrace(
+        rewards, discounts, valid = trajectory.transitions(self.discount)
+        corrected = returns.vtrace(
             baseline[:-1],
             baseline[1:],
-            next_timesteps.reward,
-            self.discount * next_timesteps.discount,
-            trajectory.valid(),
+            rewards,
+            discounts,
+            valid,
             ratio,
             lambda_=self.trace_lambda,
             clip_rho=self.clip_rho,
@@ -90,8 +91,8 @@ class Impala(VtraceSettings, GaussianSettings):
             values[:-1],
             targets=corrected.targets,
             advantages=corrected.advantages,
-            valid=trajectory.valid(),
+            valid=valid,
             value_cost=self.value_cost,
             entropy_cost=schedules.value_at(self.entropy_cost, frames),
         )
-        return loss, {**metrics, "importance_ratio": mean_of(ratio, trajectory.valid())}
+        return loss, {**metrics, "importance_ratio": mean_of(ratio, valid)}

@@ -36,7 +36,7 @@ from podracer.agents.planning.model import Model, ModelParams, build_model, scal
 from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
-from podracer.ops.returns import n_step_targets
+from podracer.ops import returns
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
     Carry,
@@ -217,11 +217,12 @@ class _MuZero:
     def value_targets(self, target_params: ModelParams, trajectory: Trajectory) -> jax.Array:
         """Return n-step targets `[K + 1, N]`."""
         settings, n = self.settings, self.settings.n_step
-        timesteps, next_steps = trajectory.timesteps(), trajectory.next_timesteps()
+        timesteps = trajectory.timesteps()
         if settings.bootstrap == "search":
             values: jax.Array = trajectory.steps.extras["value"]
         else:
             values = jax.vmap(partial(self.model.value, target_params))(timesteps.observation)
-        arrays = (next_steps.reward, next_steps.discount, trajectory.valid())
-        rewards, discounts, valid = (x[: settings.unroll_steps + n] for x in arrays)
-        return n_step_targets(values, rewards, settings.discount * discounts, valid, n)
+        rewards, discounts, valid = (
+            x[: settings.unroll_steps + n] for x in trajectory.transitions(settings.discount)
+        )
+        return returns.n_step_targets(values, rewards, discounts, valid, n)

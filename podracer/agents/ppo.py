@@ -28,8 +28,8 @@ from podracer.agents.common.settings import (
 from podracer.devices.reductions import Mean, Moments, init_moments, moments_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.ops import distributions, returns
 from podracer.ops.distributions import ActionDistribution
-from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
@@ -141,7 +141,7 @@ class _PPO:
         """Sample actions; extras are `sample`, `log_prob`, `value`, normalized `observation`."""
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
         action, extras, carry = self.model.act(params.params, carry, timestep, keys, explore)
-        policy = self.model.policy(extras.pop("policy"))
+        policy = distributions.policy(self.spec.action, extras.pop("policy"))
         extras["log_prob"] = policy.log_prob(extras["sample"])
         if self.settings.normalize_observations:
             extras["observation"] = timestep.observation
@@ -205,12 +205,11 @@ class _PPO:
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return a rollout `[T, B, ...]` with its advantages and value targets."""
         settings, steps, behavior = self.settings, trajectory.steps, trajectory.steps.extras
-        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         last_value = self.model.final_value(params, trajectory)
         values = jnp.concatenate([behavior["value"], last_value[None]])
-        discount = settings.discount * next_timesteps.discount
-        advantage = generalized_advantages(
-            values[:-1], values[1:], next_timesteps.reward, discount, valid, settings.gae_lambda
+        rewards, discounts, valid = trajectory.transitions(settings.discount)
+        advantage = returns.generalized_advantages(
+            values[:-1], values[1:], rewards, discounts, valid, settings.gae_lambda
         )
         return Batch(
             observation=steps.timestep.observation,
@@ -257,7 +256,8 @@ class _PPO:
         settings, epsilon = self.settings, self.settings.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         outputs, _ = self.model.network.apply(params, carry, batch.observation, batch.first)
-        policy, value = self.model.policy(outputs["policy"]), outputs["value"][..., 0]
+        policy = distributions.policy(self.spec.action, outputs["policy"])
+        value = outputs["value"][..., 0]
         log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         clipped_ratio = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)

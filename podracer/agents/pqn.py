@@ -27,8 +27,8 @@ from podracer.agents.common.value_based import ActorParams
 from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops import returns
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
-from podracer.ops.returns import lambda_returns
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
     Carry,
@@ -113,17 +113,12 @@ class _PQN:
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return a rollout `[T, B, ...]` with its λ-returns."""
         settings, steps, final = self.settings, trajectory.steps, trajectory.final
-        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        rewards, discounts, valid = trajectory.transitions(settings.discount)
         observation, first = jax.tree.map(lambda x: x[None], (final.observation, final.first))
         final_q, _ = self.action_values(params, trajectory.final_carry, observation, first)
         values = jnp.concatenate([steps.extras["value"], jnp.max(final_q, axis=-1)])
-        target = lambda_returns(
-            values[:-1],
-            values[1:],
-            next_timesteps.reward,
-            settings.discount * next_timesteps.discount,
-            valid,
-            settings.trace_lambda,
+        target = returns.lambda_returns(
+            values[:-1], values[1:], rewards, discounts, valid, settings.trace_lambda
         )
         return Batch(
             observation=steps.timestep.observation,

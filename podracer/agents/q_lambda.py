@@ -17,8 +17,8 @@ from podracer.agents.common.settings import LearnerSettings
 from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
+from podracer.ops import returns
 from podracer.ops.action_masks import mask_logits
-from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
@@ -81,15 +81,10 @@ class QLambda(LearnerSettings):
             q_tm1 = value_based.select_action(q, trajectory.steps.action)
             v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
             v = jax.lax.stop_gradient(v)
-            next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+            rewards, discounts, valid = trajectory.transitions(self.discount)
             # Acting is greedy, so the value of a state is that of the action taken there.
-            targets = lambda_returns(
-                v[:-1],
-                v[1:],
-                next_timesteps.reward,
-                self.discount * next_timesteps.discount,
-                valid,
-                self.trace_lambda,
+            targets = returns.lambda_returns(
+                v[:-1], v[1:], rewards, discounts, valid, self.trace_lambda
             )
             error = mean_of((targets - q_tm1) ** 2, valid)
             return error, {"loss": error, "q": mean_of(q_tm1, valid)}

@@ -26,8 +26,8 @@ from podracer.agents.common.settings import QLearningSettings, build_optimizer
 from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops import returns
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
-from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
@@ -161,14 +161,10 @@ class _R2D2:
         next_values = value_based.select_action(target_q, jnp.argmax(q, axis=-1))
         next_values = unsquash(next_values) if settings.rescale_values else next_values
 
-        next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
+        rewards, discounts, valid = trajectory.transitions(settings.discount)
         start = settings.burn_in_length
-        targets = n_step_targets(
-            next_values,
-            next_steps.reward[start:],
-            settings.discount * next_steps.discount[start:],
-            valid[start:],
-            settings.n_step,
+        targets = returns.n_step_targets(
+            next_values, rewards[start:], discounts[start:], valid[start:], settings.n_step
         )
         targets = squash(targets) if settings.rescale_values else targets
 

@@ -21,8 +21,8 @@ from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.common.settings import VtraceSettings
 from podracer.devices.reductions import Mean, global_mean, mean_of
 from podracer.fields import bounded, static, struct
+from podracer.ops import distributions, returns
 from podracer.ops.distributions import ActionDistribution
-from podracer.ops.returns import vtrace
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree, Trajectory
 
 LOGIT_MARGIN = 0.001
@@ -138,7 +138,7 @@ class _Stacx:
         suffixes = actor_critic.head_suffixes(self.settings.num_heads)
         policies = jnp.stack([outputs["policy" + s][:-1] for s in suffixes], axis=1)
         values = jnp.stack([outputs["value" + s][..., 0] for s in suffixes], axis=1)
-        return self.model.policy(policies), values
+        return distributions.policy(self.model.space, policies), values
 
     def losses(
         self, policy: ActionDistribution, values: jax.Array, trajectory: Trajectory, eta: Metaparams
@@ -149,20 +149,18 @@ class _Stacx:
         `[T+1, H, B]`.
         """
         settings, behavior = self.settings, trajectory.steps.extras
-        next_timesteps = trajectory.next_timesteps()
-        reward, discount, valid = (
-            jnp.broadcast_to(x[:, None], values[:-1].shape)
-            for x in (next_timesteps.reward, next_timesteps.discount, trajectory.valid())
+        rewards, discounts, valid = (
+            jnp.broadcast_to(x[:, None], values[:-1].shape) for x in trajectory.transitions()
         )
         log_prob = policy.log_prob(behavior["sample"][:, None])
         ratio = jnp.exp(log_prob - behavior["log_prob"][:, None])
         baseline, ratio = jax.lax.stop_gradient((values, ratio))
         by_head = jax.tree.map(lambda x: x[None, :, None], eta)
-        corrected = vtrace(
+        corrected = returns.vtrace(
             baseline[:-1],
             baseline[1:],
-            reward,
-            by_head.discount * discount,
+            rewards,
+            by_head.discount * discounts,
             valid,
             ratio,
             lambda_=by_head.trace_lambda,

@@ -17,17 +17,11 @@ import jax.numpy as jnp
 
 from podracer.networks.network import Head
 from podracer.ops.dense import affine, dense
-from podracer.types import ArraySpec
 
 
 def cast(x: jax.Array, dtype: str = "float32") -> jax.Array:
     """Cast x to a dtype; float32 means at least that, so that float64 stays float64 in tests."""
     return x.astype(jnp.promote_types(x.dtype, dtype) if dtype == "float32" else dtype)
-
-
-def unscaled(spec: ArraySpec, x: jax.Array) -> jax.Array:
-    """Return bytes that are not to be scaled as float32, and everything else as it is."""
-    return x.astype(jnp.float32) if x.dtype == jnp.uint8 and not spec.scaled else x
 
 
 def as_float(x: jax.Array) -> jax.Array:

@@ -23,8 +23,9 @@ from podracer.networks.convolutions import (
     apply_convolutions,
     make_convolutions,
 )
-from podracer.networks.layers import HeadLayers, Normalized, as_float, cast, relu, unscaled
+from podracer.networks.layers import HeadLayers, Normalized, as_float, cast, relu
 from podracer.networks.network import Head, Network
+from podracer.networks.torsos import unscaled
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
 HEAD_PLANES = 16  # most planes of a head, before its fully connected layers

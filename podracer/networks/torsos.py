@@ -31,7 +31,6 @@ from podracer.networks.layers import (
     as_float,
     cast,
     relu,
-    unscaled,
 )
 from podracer.networks.memory import GRU, LSTM
 from podracer.networks.network import LAST_STEP, Head, Network
@@ -180,6 +179,11 @@ def _as_input(spec: ArraySpec, x: jax.Array) -> jax.Array:
     if spec.num_values:
         return jax.nn.one_hot(x, spec.num_values)
     return unscaled(spec, x)
+
+
+def unscaled(spec: ArraySpec, x: jax.Array) -> jax.Array:
+    """Return bytes that are not to be scaled as float32, and everything else as it is."""
+    return x.astype(jnp.float32) if x.dtype == jnp.uint8 and not spec.scaled else x
 
 
 def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:

@@ -30,7 +30,7 @@ from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
-from podracer.ops.returns import lambda_returns
+from podracer.ops import returns
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -141,18 +141,13 @@ class _AlphaZero:
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return a rollout `[T, B, ...]` with λ-returns of the searched values."""
-        steps, final, valid = trajectory.steps, trajectory.final, trajectory.valid()
-        next_timesteps = trajectory.next_timesteps()
+        steps, final = trajectory.steps, trajectory.final
+        rewards, discounts, valid = trajectory.transitions(self.settings.discount)
         # The final timestep was not searched: the network's own value is used for it.
         final_value = self.predict(params, final.observation["observation"])[1]
         values = jnp.concatenate([steps.extras["value"], final_value[None]])
-        target = lambda_returns(
-            values[:-1],
-            values[1:],
-            next_timesteps.reward,
-            self.settings.discount * next_timesteps.discount,
-            valid,
-            self.settings.td_lambda,
+        target = returns.lambda_returns(
+            values[:-1], values[1:], rewards, discounts, valid, self.settings.td_lambda
         )
         return Batch(
             observation=steps.timestep.observation["observation"],

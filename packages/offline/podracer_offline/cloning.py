@@ -26,6 +26,7 @@ from podracer.agents.common.settings import ClippedSettings, GaussianSettings, b
 from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.ops import distributions
 from podracer.ops.distributions import Normal, from_bounds
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
@@ -79,7 +80,7 @@ class _Cloning:
         action = from_bounds(self.model.space, action)
         loss = -clipped_log_prob(policy, action)
         if isinstance(records, Record) and records.distribution is not None:
-            teacher: Any = self.model.policy(records.distribution)
+            teacher: Any = distributions.policy(self.model.space, records.distribution)
             loss, action = teacher.divergence(policy), teacher.mode()
         if isinstance(policy, Normal):
             mode, action = (jnp.clip(x, -1.0, 1.0) for x in (policy.mode(), action))

@@ -38,7 +38,7 @@ from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
-from podracer.ops.distributions import from_bounds
+from podracer.ops.distributions import from_bounds, policy
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -159,7 +159,7 @@ class _IQL:
         grads, metrics = global_grad(
             self.loss, learner.params, learner.target_params, transition, axis=axis
         )
-        learner, norm = self.optimizer.step(learner, grads, self.optimizer.rate(learner.frames))
+        learner, norm = self.optimizer.step(learner, grads)
         target_params = optax.incremental_update(
             learner.params.critics, learner.target_params, self.settings.target_update_rate
         )
@@ -197,7 +197,7 @@ class _IQL:
         critic_loss, _ = self.critics.loss(params.critics, next_value[None], transition)
         weight = jnp.exp(settings.inverse_temperature * jax.lax.stop_gradient(advantage))
         weight = jnp.minimum(weight, settings.max_weight)
-        log_prob = clipped_log_prob(self.model.policy(heads["policy"]), transition.action)
+        log_prob = clipped_log_prob(policy(self.model.space, heads["policy"]), transition.action)
         policy_loss = mean_of(-weight * log_prob, mask)
 
         total = value_loss.total + critic_loss.total + policy_loss.total

@@ -105,10 +105,6 @@ class ActorCritic:
     network: Network
     space: ActionSpace
 
-    def policy(self, outputs: jax.Array) -> ActionDistribution:
-        """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
-        return policy(self.space, outputs)
-
     def outputs(
         self, params: Params, carry: Carry, timestep: TimeStep
     ) -> tuple[dict[str, jax.Array], Carry]:
@@ -122,7 +118,7 @@ class ActorCritic:
     ) -> tuple[ActionDistribution, Carry]:
         """Return the policy at a timestep `[B, ...]`, and the new recurrent state."""
         outputs, carry = self.outputs(params, carry, timestep)
-        return self.policy(outputs["policy"]), carry
+        return policy(self.space, outputs["policy"]), carry
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
@@ -134,7 +130,7 @@ class ActorCritic:
         gradient flows through it.
         """
         outputs, carry = self.outputs(params, carry, timestep)
-        distribution = self.policy(outputs["policy"])
+        distribution = policy(self.space, outputs["policy"])
         sample = distribution.sample(keys) if explore else distribution.mode()
         sample = jax.lax.stop_gradient(sample)
         extras = {"policy": outputs["policy"], "value": outputs["value"][:, 0], "sample": sample}
@@ -145,7 +141,7 @@ class ActorCritic:
     ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
         """Act as `act` does; extras are `sample` and its `log_prob`, for importance ratios."""
         action, extras, carry = self.act(params, carry, timestep, keys, explore)
-        log_prob = self.policy(extras["policy"]).log_prob(extras["sample"])
+        log_prob = policy(self.space, extras["policy"]).log_prob(extras["sample"])
         return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
 
     def final_value(self, params: Params, trajectory: Trajectory) -> jax.Array:
@@ -165,12 +161,12 @@ class ActorCritic:
             extras = trajectory.steps.extras
             last_value = self.final_value(params, trajectory)
             values = jnp.concatenate([extras["value"], last_value[None]])
-            return self.policy(extras["policy"]), values
+            return policy(self.space, extras["policy"]), values
         timesteps = trajectory.timesteps()
         outputs, _ = self.network.apply(
             params, trajectory.carry, timesteps.observation, timesteps.first
         )
-        return self.policy(outputs["policy"][:-1]), outputs["value"][..., 0]
+        return policy(self.space, outputs["policy"][:-1]), outputs["value"][..., 0]
 
 
 # --- learning ------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def fit(
 
     Args:
         network: network whose gradients these are; only its `rows_in_cache` is used.
-        optimizer: optimizer, whose learning rate stays as it is at the start of the epochs.
+        optimizer: optimizer, whose learning rate is one for all steps: the learner's frames stay.
         loss: `loss(params, minibatch, *arguments)`, a mean over items, and metrics.
         learner: parameters and the state of the optimizer.
         batch: items, leaves `[T, N, ...]`, see `shuffle`.
@@ -112,7 +112,6 @@ def fit(
         The learner after the last step, and means of the metrics over minibatches.
     """
     rows_of_an_item = max(x.shape[0] for x in jax.tree.leaves(batch))
-    learning_rate = optimizer.rate(learner.frames)
 
     def step(learner: State, minibatch: tuple[jax.Array, ...]) -> tuple[State, Metrics]:
         items, *arguments = minibatch
@@ -123,7 +122,7 @@ def fit(
             indices_in_cache=network.rows_in_cache // rows_of_an_item,
             axis=axis,
         )
-        learner, norm = optimizer.step(learner, grads, learning_rate)
+        learner, norm = optimizer.step(learner, grads)
         return learner, {**metrics, **norm}
 
     if target_kl is not None:

@@ -18,7 +18,7 @@ from podracer.devices.reductions import Mean, as_mean, global_grad, num_shards
 from podracer.errors import ConfigError
 from podracer.fields import reset_on_warm_start, struct
 from podracer.networks import Network
-from podracer.ops.returns import n_step_returns
+from podracer.ops import returns
 from podracer.replay import Buffer, Sample
 from podracer.types import Carry, LearnerState, Metrics, Params, TimeStep, Trajectory
 
@@ -177,10 +177,8 @@ def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition
     Where a time-out cuts the sequence, the transition ends at the time-out.
     """
     trajectory = sample.trajectory
-    next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
-    n_step_return, bootstrap_discount, num_steps = n_step_returns(
-        next_steps.reward, discount * next_steps.discount, valid
-    )
+    rewards, discounts, valid = trajectory.transitions(discount)
+    n_step_return, bootstrap_discount, num_steps = returns.n_step_returns(rewards, discounts, valid)
     columns = jnp.arange(num_steps.shape[0])
     return Transition(
         timestep=jax.tree.map(lambda x: x[0], trajectory.steps.timestep),

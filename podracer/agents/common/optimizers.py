@@ -161,18 +161,12 @@ class ScheduledOptimizer:
         """Return the state of new parameters."""
         return CountedState(params, self.optimizer.init(params), schedules.init_frames())
 
-    def rate(self, frames: jax.Array) -> float | jax.Array:
-        """Return the learning rate after a number of frames."""
-        return schedules.value_at(self.learning_rate, frames)
-
-    def step(
-        self, state: State, grads: Params, learning_rate: float | jax.Array | None = None
-    ) -> tuple[State, Metrics]:
+    def step(self, state: State, grads: Params) -> tuple[State, Metrics]:
         """Return a state whose parameters took one step, and the norm of the gradients.
 
-        By default the learning rate follows the state's frames.
+        The learning rate follows the state's frames.
         """
-        rate = self.rate(state.frames) if learning_rate is None else learning_rate
+        rate = schedules.value_at(self.learning_rate, state.frames)
         params, optimizer_state = take_step(
             self.optimizer, state.params, state.optimizer_state, grads, rate
         )
