@@ -1,4 +1,4 @@
-"""The weight gradient of a matrix product, as `podracer/ops/dense.py` writes it and as JAX does.
+"""The weight gradient of a matrix product, as `networks/layers.py` writes it and as JAX does.
 
 Narrow outputs, the heads, gain most. Wide ones show little here, without a network around them: in
 PPO and Catch they gain more (`ppo.py`, `catch.py`), and that is what decides on a new JAX release.
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from harness import Contender, compare, here, parse, parser
 
-from podracer.ops.dense import dense
+from podracer.networks.layers import dense
 
 SHAPES = ((4, 64), (64, 64), (64, 2), (50, 256), (256, 3), (400, 64), (1024, 128))
 CALLS = 20  # in a repetition, in a loop as a learner has them

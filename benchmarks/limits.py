@@ -28,9 +28,9 @@ from harness import Contender, Process, Result, alternate, append, here, parse, 
 from programs import measure_programs
 
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
+from podracer.networks.layers import dense
 from podracer.networks.torsos import Torso
 from podracer.ops.convolution import convolution
-from podracer.ops.dense import dense
 from podracer.types import ArraySpec
 
 PIXELS = (84, 84, 4)

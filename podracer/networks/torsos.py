@@ -262,8 +262,8 @@ def _make_memory(config: TorsoNetwork, inputs: int, key: jax.Array) -> GRU | LST
             gated=config.memory == "gtrxl",
             key=key,
         )
-    memory = LSTM if config.memory == "lstm" else GRU
-    return memory(inputs, config.memory_size, key=key)
+    cell: Any = LSTM if config.memory == "lstm" else GRU
+    return cell(inputs, config.memory_size, key=key)
 
 
 def _make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
@@ -273,7 +273,7 @@ def _make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tup
     size = sum(math.prod(x.shape) for x in vectors)
     layers: list[Any] = []
     conv_key, dense_key = jax.random.split(key)
-    if images:
+    if images and not isinstance(config, MLP):
         if len({x.shape[:2] for x in images}) > 1:
             raise ConfigError("image observations must have the same height and width.")
         height, width = images[0].shape[:2]

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.fields import struct
-from podracer.networks.layers import Linear, ResidualBlock, normalize, orthogonal, relu
-from podracer.ops.dense import dense
+from podracer.networks.layers import Linear, ResidualBlock, dense, normalize, orthogonal, relu
 from podracer.types import Carry
 
 GATE_BIAS = 2.0  # lets little of a branch through at first, so blocks begin near the identity

@@ -21,8 +21,8 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.state import abstract_state
 from podracer.envs import make
+from podracer.networks.layers import dense
 from podracer.ops.convolution import LAYOUT, convolution
-from podracer.ops.dense import dense
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import LocalEngine, make_engine
 

@@ -26,12 +26,12 @@ from podracer.networks.layers import (
     Linear,
     NoisyLinear,
     Normalized,
+    dense,
     orthogonal,
     relu,
 )
+from podracer.networks.memory import lstm
 from podracer.networks.plane_network import PlaneNetwork
-from podracer.ops.dense import dense
-from podracer.ops.lstm import lstm
 from podracer.types import ArraySpec
 
 T, B = 6, 3

@@ -15,9 +15,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from podracer.networks.layers import cast, orthogonal
+from podracer.networks.layers import cast, dense, orthogonal
 from podracer.networks.network import Head
-from podracer.ops.dense import dense
 from podracer.types import PyTree
 from podracer_agents.batch_norm import BatchNorm
 

@@ -27,8 +27,8 @@ from podracer.agents.common.optimizers import (
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, struct
-from podracer.ops.dense import affine
-from podracer.ops.lstm import lstm
+from podracer.networks.layers import affine
+from podracer.networks.memory import lstm
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
 

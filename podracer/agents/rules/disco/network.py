@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from podracer.agents.common import value_based
 from podracer.fields import struct
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
+from podracer.networks.layers import affine
 from podracer.ops.action_masks import mask_logits
-from podracer.ops.dense import affine
 from podracer.types import ArraySpec, Carry, EnvironmentSpec, Params, PyTree
 
 
@@ -36,7 +36,7 @@ class StudentParams:
     """Parameters of a student."""
 
     torso: Params  # with the heads of policy, y and of the model's first state
-    hidden: jax.Array  # in the model's LSTM, f32 [H, 4 H]; gates in the order of `ops/lstm.py`
+    hidden: jax.Array  # in the model's LSTM, f32 [H, 4 H]; gates in the order of `memory.lstm`
     action: jax.Array  # f32 [A, 4 H]
     bias: jax.Array  # f32 [4 H]
     heads: Params  # for the model's outputs

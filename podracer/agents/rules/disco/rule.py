@@ -22,9 +22,9 @@ from podracer.agents.rules.disco.network import Outputs
 from podracer.agents.rules.disco.values import Values
 from podracer.agents.rules.lifetimes import Experience
 from podracer.fields import struct
+from podracer.networks.layers import affine
+from podracer.networks.memory import lstm
 from podracer.ops.action_masks import mask_logits
-from podracer.ops.dense import affine
-from podracer.ops.lstm import lstm
 
 Array = np.ndarray | jax.Array  # in a file and in the state
 Memory = tuple[jax.Array, jax.Array]  # hidden and cell state of the lifetime's LSTM, f32 [M]
@@ -40,7 +40,7 @@ class Linear:
 
 @struct
 class LSTM:
-    """Parameters of an LSTM, its gates in the order of `ops/lstm.py`."""
+    """Parameters of an LSTM, its gates in the order of `networks.memory.lstm`."""
 
     input: Array  # f32 [n, 4 H]
     hidden: Array  # f32 [H, 4 H]
