@@ -16,10 +16,9 @@ from jax.sharding import Mesh, PartitionSpec
 from podracer import rollout
 from podracer.agent import Blueprint
 from podracer.devices.mesh import shardings
-from podracer.devices.reductions import num_shards
+from podracer.devices.reductions import Mean, num_shards
 from podracer.drivers.faults import check_no_fault
 from podracer.drivers.state import TrainState
-from podracer.devices.reductions import Mean
 from podracer.ops.sums import sum_of_pairs
 from podracer.types import EnvironmentSpec, Metrics, PyTree
 

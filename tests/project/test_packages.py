@@ -18,17 +18,17 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3150,  # the contract: files beside the rooms
-    "agents": 6570,
+    "": 3070,  # the contract: files beside the rooms
+    "agents": 6590,
     "checks": 800,
     "cli": 2390,
     "config": 620,
-    "devices": 1520,
+    "devices": 1710,
     "drivers": 4120,
     "envs": 3810,
     "io": 3220,
-    "networks": 1260,
-    "ops": 1620,
+    "networks": 1450,
+    "ops": 1220,
     "recipes": 1270,
     "reports": 1980,
     "run": 2950,
