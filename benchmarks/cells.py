@@ -316,7 +316,7 @@ _TRADING_REMARK = (
 _BREAKOUT_REMARK = (
     "A tie with both; the goal was their score in a third of their time. Training reaches 74 % "
     "of the speed of its matrix products alone, so the maximum at these settings is 1.35 times "
-    "ours: [where it falls short](../benchmarks/README.md#where-it-falls-short)."
+    "ours: [where it falls short](README.md#where-it-falls-short)."
 )
 _ROBOT_REMARK = (
     "The goal was 1 M frames. SAC makes one update a frame, with 16 products of 256 x 256 x "

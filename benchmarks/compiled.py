@@ -7,7 +7,7 @@
 It needs the package `packages/plan` with its extras `tpu` and `cuda`. Records are kept in
 `results/compiled.jsonl`, one for each recipe and target with the commit of the package. What the
 file has of this commit is not compiled again, so an interrupted run goes on. The page is
-`docs/compiled.md`.
+`benchmarks/compiled.md`.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def main() -> int:
     parser.add_argument("--recipes", nargs="*", default=list(recipes.RECIPES))
     parser.add_argument("--targets", nargs="*", default=[*TARGETS, *SLICES])
     parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/compiled.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "benchmarks/compiled.md")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--quick", action=Quick, const=QUICK)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""`docs/results.md` and its pictures, from the scores in `results/suite.jsonl`.
+"""`benchmarks/results.md` and its pictures, from the scores in `results/suite.jsonl`.
 
 A comparison stands on the page if both sides were measured at the same task, for the same frames
 and with the same evaluation. Cells and references that were not measured are listed at its end.
@@ -46,7 +46,7 @@ HEAD = """\
 This page compares the returns of podracer's agents with other libraries at frames that are equal
 within 3 %. Most were measured on one or two CPU cores, some on an accelerator.
 `python benchmarks/results_suite.py --page` writes it from the scores in
-[`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
+[`suite.jsonl`](results/suite.jsonl), which has a JSON object for each seed.
 
 - The score of a seed is the mean return of its last evaluation. *Sampled* actions are drawn from
   the policy, *greedy* ones are its best; epsilon is the probability of a random action instead.
@@ -55,7 +55,7 @@ within 3 %. Most were measured on one or two CPU cores, some on an accelerator.
   lower bounds.
 - The settings of podracer and of the references differ. podracer uses its recipes. A reference uses
   the settings that its authors publish, or if there are none the best ones here.
-  [`cells.py`](../benchmarks/cells.py) has them with their sources. A win therefore belongs to a
+  [`cells.py`](cells.py) has them with their sources. A win therefore belongs to a
   library and its settings together. Environment, frames and evaluation are equal within a cell.
   Seeds begin at 100; recipes were tuned with others. Some recipes were changed after a first
   measurement with these seeds and [measured again](#measured-again). PureJaxRL's scripts keep their
@@ -74,7 +74,7 @@ within 3 %. Most were measured on one or two CPU cores, some on an accelerator.
   the agent in bold beats the other one.
 - *Published* rows and dotted curves are results that authors have published, of 5 or 10 seeds with
   Gymnasium's robots of version 4, here at version 5, and with the authors' evaluation. They count
-  among no wins, ties and losses. [`references/`](../benchmarks/references/README.md) has the
+  among no wins, ties and losses. [`references/`](references/README.md) has the
   numbers and their sources.
 - **Pictures** show the same mean and interval at each evaluation, or with fewer than five seeds the
   mean and, thin, each seed.
@@ -84,7 +84,7 @@ within 3 %. Most were measured on one or two CPU cores, some on an accelerator.
   an upper bound (≤). Where an accelerator is named they are seconds of it instead, and an upper
   bound, as several runs shared it. Under Anakin seeds of podracer train as one program and share
   its start and compilation; under Sebulba they train one after another. No conclusion about speed
-  follows: paired timings are in [`benchmarks/`](../benchmarks/README.md).
+  follows: paired timings are in [`benchmarks/`](README.md).
 """
 
 
@@ -93,12 +93,13 @@ def write(source: Path, root: Path = records.ROOT) -> None:
     rows = records.read(source)
     groups = records.newest(rows)
     groups |= published.groups(cells.CELLS, groups)
-    (root / "docs" / "images").mkdir(parents=True, exist_ok=True)
+    for folder in ("benchmarks", "docs/images"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
     families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
     sections = [text for family in families for text in section(family, groups, root)]
     rest = (*measured_again(rows, groups), *spent(groups), *unmeasured(groups))
     page = "\n".join([HEAD, *summary(groups), *sections, *rest])
-    (root / "docs" / "results.md").write_text(page.rstrip() + "\n")
+    (root / "benchmarks" / "results.md").write_text(page.rstrip() + "\n")
 
 
 def measured_again(rows: Sequence[records.Row], groups: Groups) -> Iterator[str]:
@@ -133,7 +134,8 @@ def spent(groups: Groups) -> Iterator[str]:
         yield from ("## What was spent", "")
         yield "All seeds of the tables above, with start, compilation and evaluations. Hours of"
         yield "seeds that ran beside other work are upper bounds. Hours of accelerators are apart;"
-        yield "commands ran there, whose kernels repeat ([numerics](numerics.md#the-same-bytes))."
+        yield "commands ran there, whose kernels repeat"
+        yield "([numerics](../docs/numerics.md#the-same-bytes))."
         head = "| | seeds | frames | CPU hours | other libraries' seeds | frames | CPU hours |"
         yield from ("", head, "|---" * 7 + "|", *lines, "")
 
@@ -283,7 +285,7 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     words = "".join(c if c.isalnum() else " " for c in family.lower()).split()
     picture = "-".join(["results", *words]) + ".png"
     draw(family, groups, root / "docs" / "images" / picture)
-    yield from (f"## {family}", "", f"![Learning curves: {family}](images/{picture})", "")
+    yield from (f"## {family}", "", f"![Learning curves: {family}](../docs/images/{picture})", "")
     yield "| task | agent | seeds | frames | evaluation | score | best | CPU s | P | |"
     yield "|---" * 10 + "|"
     comparisons = list(pairs(family, groups))

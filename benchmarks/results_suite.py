@@ -7,7 +7,7 @@ one that was interrupted continues. `references.py` runs other libraries at the 
     python benchmarks/results_suite.py --list                 the cells, and how long each takes
     python benchmarks/results_suite.py --only minatar --budget 3600
     python benchmarks/results_suite.py --only dqn-cnn --seeds 3    the first three of each cell
-    python benchmarks/results_suite.py --page                 write docs/results.md
+    python benchmarks/results_suite.py --page                 write benchmarks/results.md
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--devices", type=int, default=cores, help="of a sweep; on a GPU 1")
     parser.add_argument("--seeds", type=int, help="only so many seeds of a cell, from its first")
-    parser.add_argument("--page", action="store_true", help="write docs/results.md, run nothing")
+    parser.add_argument("--page", action="store_true", help="write results.md, run nothing")
     options = parser.parse_args()
     if options.page:
         import results_page

@@ -1,9 +1,9 @@
 """The documentation as a site: `pip install -e ".[docs]" && python docs/build.py`.
 
 Writes `build/site/index.html`, for a browser or any web server. The pages of the repository are
-copied into `build/pages` first, with those outside of `docs/` and one for each source file that a
-page links to; every link leads to the copy, so the pages read the same in the repository. A link
-that leads nowhere is an error.
+copied into `build/pages` first, with those outside of `docs/`, one for each source file that a page
+links to, and the tables of `tables.py`; every link leads to the copy, so the pages read the same in
+the repository. A link that leads nowhere is an error.
 """
 
 import posixpath
@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tables
+
 ROOT = Path(__file__).parents[1]
 PAGES = {  # file of the repository -> page of the site
     "README.md": "index.md",
@@ -20,8 +22,12 @@ PAGES = {  # file of the repository -> page of the site
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/compiled.md": "compiled.md",
+    "benchmarks/reproduction.md": "reproduction.md",
+    "benchmarks/results.md": "results.md",
     "deploy/README.md": "deployment.md",
     "packages/agents/README.md": "packages/agents.md",
+    "packages/cloud/README.md": "packages/cloud.md",
     "packages/deploy/README.md": "packages/deploy.md",
     "packages/environments/README.md": "packages/environments.md",
     "packages/games/README.md": "packages/games.md",
@@ -40,53 +46,47 @@ tutorials/*
 ```
 ```{toctree}
 :hidden:
-:caption: Understand
-data-flow
+:caption: Use
+coming-from
 agents
 sebulba
-numerics
-decisions/README
+scaling
+tournaments
+meta-learning
+reports
+troubleshooting
+reliability
+deployment
 ```
 ```{toctree}
 :hidden:
-:caption: Use
-faq
-which-recipe
-coming-from
-troubleshooting
-debugging
-how-to
-scaling
-reliability
-reports
-tournaments
-meta-learning
+:caption: Extend
+add-an-agent
+add-an-environment
 packages/agents
+packages/cloud
 packages/deploy
 packages/environments
 packages/games
 packages/offline
 packages/plan
 packages/trading
-deployment
-```
-```{toctree}
-:hidden:
-:caption: Extend
-extend
-add-an-agent
-add-an-environment
-reward-shaping
 contributing
 ```
 ```{toctree}
 :hidden:
+:caption: Understand
+data-flow
+numerics
+decisions/README
+```
+```{toctree}
+:hidden:
 :caption: Measure
-compared-with
-compiled
 results
 reproduction
 benchmarks
+compiled
 changelog
 ```
 ```{toctree}
@@ -94,7 +94,6 @@ changelog
 :caption: Look up
 environments
 settings
-gallery
 glossary
 api/train
 api/agents
@@ -142,8 +141,11 @@ def assemble(pages: Path) -> None:
     """Copy all pages below a folder, their links leading to each other."""
     folders = [ROOT / "docs", *(ROOT / "docs" / name for name in ("api", "decisions", "tutorials"))]
     paths = [str(f.relative_to(ROOT)) for folder in folders for f in folder.glob("*.md")]
+    texts = {path: (ROOT / path).read_text() for path in {*paths, *PAGES}}
+    del texts["docs/README.md"]  # whose place the contents take
+    texts |= {path: make() for path, make in tables.OF_THE_SITE.items()}
     linked = set()
-    for path in sorted({*paths, *PAGES} - {"docs/README.md"}):  # whose place the contents take
+    for path, text in sorted(texts.items()):
 
         def replace(link: re.Match[str], path: str = path) -> str:
             target = target_of(path, link[2])
@@ -153,7 +155,7 @@ def assemble(pages: Path) -> None:
             page = posixpath.relpath(page_of(target), posixpath.dirname(page_of(path)) or ".")
             return f"{link[1]}{page}{link[3] or ''}{link[4]}"
 
-        write(pages / page_of(path), LINK.sub(replace, (ROOT / path).read_text()))
+        write(pages / page_of(path), LINK.sub(replace, text))
     for page, contents in (("index.md", CONTENTS), ("decisions/README.md", DECISIONS)):
         write(pages / page, (pages / page).read_text() + contents)
     shutil.copytree(ROOT / "docs" / "images", pages / "images")

@@ -1,7 +1,8 @@
-"""The pages that are made from the code: `python docs/tables.py` writes them again.
+"""The pages that are made from the code.
 
-`environments.md` asks the catalog, `settings.md` every recipe, `api/packages.md` the imports of the packages.
-`tests/project/test_tables.py` fails where a page is not current.
+`build.py` makes `environments.md` from the catalog and `settings.md` from every recipe, for the site alone.
+`python docs/tables.py` writes `api/packages.md`, from the imports of the packages;
+`tests/project/test_tables.py` fails where it is not current.
 """
 
 import ast
@@ -83,7 +84,7 @@ and `podracer train RECIPE --environment NAME` trains in it.
 Environments of the device are written in JAX and step inside the compiled program, thousands side by side. Environments
 of the host are stepped by processes or native threads, under [Sebulba](sebulba.md). `MB` is the size of the wheels that the extra
 downloads besides podracer's own, on Linux with Python 3.11: `pip install -e ".[EXTRA]"` in the clone. Recipes train in the
-environment by default. `scored` lists the names with scores over seeds in [results](results.md); the others run in
+environment by default. `scored` lists the names with scores over seeds in [results](../benchmarks/results.md); the others run in
 tests, and their scores are not known.
 
 {kinds}
@@ -211,12 +212,11 @@ Stability: any version may rename or remove a name of this page, as the packages
 """
 )
 
-PAGES = {"api/packages": packages, "environments": environments, "settings": settings}
+OF_THE_SITE = {"docs/environments.md": environments, "docs/settings.md": settings}
 
 
 def main():
-    for name, make in PAGES.items():
-        (DOCS / f"{name}.md").write_text(make())
+    (DOCS / "api" / "packages.md").write_text(packages())
 
 
 if __name__ == "__main__":

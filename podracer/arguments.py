@@ -43,7 +43,7 @@ _WORDS = {
     "agent=podracer.PPO(), driver=podracer.AnakinConfig(), frames=100_000)",
     "NetworkBuilder": "an object with a method `build`, such as podracer.TorsoNetwork()",
     "OptimizerBuilder": "podracer.Optimizer() or an object of a class of your own, whose `build` "
-    "returns an optimizer of optax without its learning rate (docs/how-to.md)",
+    "returns an optimizer of optax without its learning rate (docs/add-an-agent.md)",
 }
 _NAMED = {"Experiment", "Path"}  # a text is the name of one
 _CHECKED_LATER = {"Environment", "HostEnvironments"}  # but for plain values and classes

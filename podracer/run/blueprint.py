@@ -23,7 +23,7 @@ from podracer.schedules import over_run
 _JAX_SETTINGS = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
-    "jax_disable_jit": False,  # docs/debugging.md shows how to run a single update without it
+    "jax_disable_jit": False,  # docs/troubleshooting.md shows how to run a single update without it
 }
 
 

@@ -120,9 +120,9 @@ def test_the_projects_points_were_measured_by_the_commands_of_the_figures():
 
 def test_the_page_in_the_documentation_is_that_of_the_projects_records():
     page = markdown_page(list(FIGURES.values()), project_records())
-    assert (ROOT / "docs" / "reproduction.md").read_text() == page, (
+    assert (ROOT / "benchmarks" / "reproduction.md").read_text() == page, (
         "python -m benchmarks.reproduce --page --out build/figures && "
-        "cp build/figures/reproduction.md docs/reproduction.md"
+        "cp build/figures/reproduction.md benchmarks/reproduction.md"
     )
 
 

@@ -132,7 +132,7 @@ def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options,
 
     records.append(options.out, map(worse, rows))
     results_page.write(options.out, tmp_path)
-    page = (tmp_path / "docs" / "results.md").read_text()
+    page = (tmp_path / "benchmarks" / "results.md").read_text()
     assert "| catch | **podracer a2c** | 2 | 2.05 k | greedy, 8 episodes" in page
     assert "| | rejax a2c | 2 | 2.05 k | the same |" in page
     assert "| Catch | 0 | 0 | 0 | 1 |  |" in page  # two seeds are too few
@@ -160,7 +160,7 @@ def page_of(options, folder, ours, theirs):
             for i, x in enumerate(found)
         ])  # fmt: skip
     results_page.write(options.out, folder)
-    return (folder / "docs" / "results.md").read_text()
+    return (folder / "benchmarks" / "results.md").read_text()
 
 
 def test_five_seeds_of_each_have_an_interval_and_a_verdict(options, tmp_path):
@@ -186,7 +186,7 @@ def test_the_best_evaluation_stands_beside_a_last_policy_that_collapsed(options,
     rows[-1]["curve_of"] = "training episodes"
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     results_page.write(options.out, tmp_path)
-    page = (tmp_path / "docs" / "results.md").read_text()
+    page = (tmp_path / "benchmarks" / "results.md").read_text()
     assert "distinct) | 5 [3.67, 6.67] | 105 | " in page
     assert "| 0.667 [0, 1.67] |  | " in page  # of training episodes
 
@@ -283,7 +283,7 @@ def test_scores_that_were_not_measured_alike_are_not_compared(options, tmp_path,
     greedy = {**row["evaluation"], "policy": "greedy"}
     records.append(options.out, [row, {**worse(row), "evaluation": greedy}])
     results_page.write(options.out, tmp_path)
-    assert "rejax" not in (tmp_path / "docs" / "results.md").read_text().partition("##")[2]
+    assert "rejax" not in (tmp_path / "benchmarks" / "results.md").read_text().partition("##")[2]
     assert "not measured alike" in capsys.readouterr().err
 
 
@@ -350,7 +350,7 @@ def test_published_scores_stand_beside_a_cell_and_count_nowhere(options, tmp_pat
         for i in range(5)
     ])  # fmt: skip
     results_page.write(options.out, tmp_path)
-    page = (tmp_path / "docs" / "results.md").read_text()
+    page = (tmp_path / "benchmarks" / "results.md").read_text()
     (line,) = (line for line in page.splitlines() if "published" in line and line.startswith("|"))
     scores_of_paper = published.curves()["halfcheetah", "crossq"][100_000]
     assert len(scores_of_paper) == 10

@@ -133,27 +133,26 @@ def random_episodes(env, steps):
     return timestep, jax.device_get(jax.jit(lambda s: jax.lax.scan(body, s, keys))(state)[1])
 
 
-@of_page("reward-shaping")
-def test_clipped_rewards_are_those_of_the_environment_within_the_limit(page):
-    env = podracer.make("pendulum")
-    clipped = page.Clipped(env, limit=2.0)
-    assert clipped.for_evaluation() is env
-    own, got = (random_episodes(world, steps=50)[1] for world in (env, clipped))
-    assert own.reward.min() < -2.0
-    np.testing.assert_array_equal(got.reward, np.clip(own.reward, -2.0, 2.0))
-    batch = page.environment.make(1, 1)
+@pytest.fixture
+def shaping(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("reward_shaping")
+
+
+def test_a_wrapper_of_gymnasium_clips_rewards(shaping):
+    batch = podracer.Gymnasium(shaping.clipped_pendulum, workers=0).make(1, 1)
     batch.reset(0, np.arange(1), 0)
     rewards = [float(batch.step(np.zeros((1, 1), np.float32)).reward[0]) for _ in range(20)]
     assert min(rewards) == -1.0
 
 
-@of_page("reward-shaping")
 @pytest.mark.parametrize("name", ["pendulum", "cartpole"])  # time-outs, terminals
-def test_a_potential_adds_the_same_to_every_return_of_a_start(page, name):
+def test_a_potential_adds_the_same_to_every_return_of_a_start(shaping, name):
     """The discounted bonuses of an episode sum to the potential of its end minus its start's, so
     they favor no policy; after a terminal it is 0."""
     env, discount = podracer.make(name), 0.9
-    shaped = page.Shaped(env, lambda observation: 3.0 + observation[0], discount)
+    shaped = shaping.Shaped(env, lambda observation: 3.0 + observation[0], discount)
+    assert shaped.for_evaluation() is env
     (first, own), (_, got) = (random_episodes(world, steps=250) for world in (env, shaped))
     bonus, start = got.reward - own.reward, 3.0 + first.observation[0]
     total, factor, ends = 0.0, 1.0, 0
@@ -170,10 +169,9 @@ def test_a_potential_adds_the_same_to_every_return_of_a_start(page, name):
     assert ends
 
 
-@of_page("reward-shaping")
-def test_a_limit_of_zero_leaves_no_reward_in_the_replay(page):
+def test_a_limit_of_zero_leaves_no_reward_in_the_replay(shaping):
     replay = Replay(capacity=100 * B, batch_size=8, warmup=10_000)
-    agent = page.ClippedDQN(podracer.DQN(replay=replay))
+    agent = shaping.ClippedDQN(podracer.DQN(replay=replay))
     state, trajectory = rolled_out(agent, CATCH, length=20)
     assert np.abs(trajectory.timesteps().reward).max() == 1
     for limit in (0.0, 0.25):
@@ -181,29 +179,10 @@ def test_a_limit_of_zero_leaves_no_reward_in_the_replay(page):
         assert np.abs(learner.local.steps.timestep.reward).max() == limit
 
 
-@of_page("reward-shaping")
-def test_curiosity_pays_for_what_is_new_and_the_pay_fades(page):
-    cartpole = podracer.make("cartpole")
-    settings = page.CuriousPPO()
-    state, trajectory = rolled_out(settings, cartpole, length=16)
-    inner = podracer.LearnerState(state.shared.ppo, state.local)
-    expected = params_after(podracer.PPO(), inner, trajectory, cartpole)
-    unpaid = learn_once(dataclasses.replace(settings, bonus=0.0), state, trajectory, cartpole)
-    close(unpaid.shared.ppo.params, expected)
-    assert differ(learn_once(settings, state, trajectory, cartpole).shared.ppo.params, expected)
-
-    agent = settings.build(cartpole.spec, podracer.Context(16))
-    learner, bonuses = jax.jit(lambda *args: agent.learn(*args, None)), []
-    for number in range(20):
-        state, metrics = learner(state, trajectory, jax.random.key(number))
-        bonuses.append(float(metrics["intrinsic_reward"]))
-    assert bonuses[-1] < 0.9 * bonuses[0]
+# --- an optimizer, and an example -----------------------------------------------------------------
 
 
-# --- how to, and an example ----------------------------------------------------------------------
-
-
-@of_page("how-to")
+@of_page("add-an-agent")
 def test_the_optimizer_of_the_page_takes_its_decay(page):
     agent = page.catch_lion().agent
     state, trajectory = rolled_out(agent, CATCH, length=T)

@@ -4,6 +4,7 @@ Commands and flags are those of shell blocks and of inline code, as `podracer tr
 A block that cannot run here says so above itself: `<!-- not run: needs an accelerator -->`.
 """
 
+import importlib
 import pkgutil
 import re
 import shlex
@@ -50,8 +51,6 @@ LONG = (
     "docs/add-an-environment",
     "docs/add-an-agent",
     "docs/coming-from",
-    "docs/how-to",
-    "docs/reward-shaping",
 )  # they train
 
 
@@ -229,6 +228,15 @@ def test_every_page_is_in_the_contents_and_the_reference_says_what_may_change():
     for page in (ROOT / "docs" / "api").glob("*.md"):
         assert f"\napi/{page.stem}\n" in contents
         assert "\n\nStability: " in page.read_text()
+
+
+def test_the_pages_of_the_site_include_the_tables_made_for_it(tmp_path, monkeypatch):
+    """And every link leads to a file, those of the tables too."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    importlib.import_module("build").assemble(tmp_path)
+    settings = (tmp_path / "settings.md").read_text()
+    assert all(f"### {recipe}\n" in settings for recipe in recipes.RECIPES)
+    assert "](results.md)" in (tmp_path / "environments.md").read_text()
 
 
 @pytest.mark.slow

@@ -10,23 +10,28 @@ from pages import ROOT
 from podracer import recipes
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
-from podracer.envs.catalog import ADAPTERS
+from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
 
 spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 
 
-@pytest.mark.parametrize("name", tables.PAGES)
-def test_a_page_is_current(name):
-    page = (ROOT / "docs" / f"{name}.md").read_text()
-    assert page == tables.PAGES[name](), "run docs/tables.py"
+def test_the_page_of_the_packages_is_current():
+    page = (ROOT / "docs" / "api" / "packages.md").read_text()
+    assert page == tables.packages(), "run docs/tables.py"
+
+
+def test_every_environment_is_in_the_page_of_the_site():
+    page = tables.environments()
+    for name in [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]:
+        assert page.count(f"\n| `{name}` |") == 2  # where it runs, what it is
 
 
 @pytest.mark.parametrize("first", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_command_of_the_page_is_the_recipe(first):
     """Values that are written out are parsed to the recipe's own."""
-    page = (ROOT / "docs" / "settings.md").read_text()
+    page = tables.settings()
     commands = re.findall(r"^```bash\npodracer train (.*?)^```$", page, re.M | re.S)
     assert len(commands) == len(recipes.RECIPES)
     stride = 1 if first is None else len(commands) // first

@@ -1,4 +1,4 @@
-"""Debugging: single updates whose operations are made one by one, as `docs/debugging.md` shows."""
+"""Debugging: single updates, their operations made one by one, as in `docs/troubleshooting.md`."""
 
 import dataclasses
 import inspect

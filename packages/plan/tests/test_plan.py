@@ -332,7 +332,7 @@ def test_a_scatter_on_the_sparse_core_of_tpus_is_counted():
 def compiled_facts(recipe, target):
     """Compile a recipe by the command; skip where a package of it or of the target is missing.
 
-    What did not compile for the table of `docs/compiled.md` is expected to fail, with its reason.
+    What did not compile for `benchmarks/compiled.md` is expected to fail, with its reason.
     """
     facts = compile_one(recipe, target)
     error = facts.get("error", "")
