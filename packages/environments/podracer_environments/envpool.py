@@ -6,7 +6,7 @@ ends are terminal (`info["terminated"]`: Atari, MuJoCo Playground) are believed.
 other task ends by itself in the very step of its limit, EnvPool reports only the time-out.
 
 The asynchronous mode is not used: several actor threads serve the same purpose and stay
-reproducible (decision 0017).
+reproducible: the order of its rows depends on the scheduler.
 """
 
 from __future__ import annotations
