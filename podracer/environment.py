@@ -183,7 +183,7 @@ class LivesOnDevice(Protocol):
     """
 
     on_device: bool
-    """Whether it is so."""
+    """Whether its arrays live on a device."""
 
 
 @runtime_checkable
@@ -194,7 +194,7 @@ class ExistsOnce(Protocol):
     """
 
     shared: bool
-    """Whether it is so."""
+    """Whether only one batch can be open."""
 
 
 def exists_once(env: Any) -> bool:
@@ -221,7 +221,7 @@ class ReportsFaults(Protocol):
 
 @runtime_checkable
 class DescribesFaults(Protocol):
-    """A batch of host environments that says what the faults were that it has recovered from."""
+    """A batch of host environments that describes the faults it recovered from."""
 
     first_faults: Mapping[str, str]
     """A line on the first fault of each kind since the batch was made."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 NO_FLAG = "no flag"
 """Marker of a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`."""
 
-# What other libraries call a setting, and its names here: that which a configuration has is meant.
+# Names of settings in other libraries, and here: the first one that the configuration has wins.
 OTHER_NAMES = {
     "lr": ("learning_rate",),
     "env": ("environment",),

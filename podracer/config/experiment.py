@@ -78,17 +78,17 @@ class Experiment:
     fixed_evaluation: bool = False
     """Whether all evaluations play the same episodes; otherwise each plays new ones."""
     target_return: float | None = bounded(None, low=-math.inf)
-    """Mean return of an evaluation at which the run stops early; a recipe's own counts
-    in its environment alone."""
+    """Mean return of an evaluation at which the run stops early; a recipe's own target
+    applies only in its own environment."""
     max_seconds: float | None = bounded(None, low=0.001)
     """Time limit in seconds; the run stops at the end of the chunk, under Sebulba of the update, in
     which it is reached."""
     save_seconds: float = bounded(60.0)
-    """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
-    may add; 0 saves after every chunk."""
+    """Longest time between two checkpoints, in seconds, plus at most one chunk (under Sebulba one
+    update); 0 saves after every chunk."""
     keep_best: bool = True
     """Whether to save at each evaluation with a higher mean return than all before. The checkpoint
-    of the best one is then kept besides the newest ones; of equal ones it is the newest."""
+    of the best one is then kept besides the newest ones; if returns are equal, the newest."""
     stall_seconds: float = bounded(1800.0, low=0.001)
     """Time in seconds after which a chunk, an evaluation or a save that has not finished ends the
     run (exit code 76)."""

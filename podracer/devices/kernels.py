@@ -1,4 +1,4 @@
-"""Common operations in forms that suit the platform that a program is traced for.
+"""Variants of common operations that launch fewer kernels on a GPU; on a CPU they are JAX's own.
 
 On a CPU they are JAX's own. Launching a kernel on an accelerator takes longer than the work of a
 small one, so there they take few.

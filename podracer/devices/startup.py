@@ -240,7 +240,7 @@ def compilation_cache() -> Iterator[None]:
 def use_compilation_cache() -> Path | None:
     """Keep compiled programs between processes and return where, unless the user set a cache.
 
-    Only the user can read or write the folder. Who has no home directory that allows it has none.
+    Only the user can read or write the folder. Without a writable home directory there is no cache.
     """
     import jax
 

@@ -32,7 +32,7 @@ class Averaging:
     """Periodic averaging of the pods' learner states: among which pods, and how often.
 
     Floats are averaged: parameters, targets, moments of the optimizer and of observations, each
-    number for itself, so an averaged variance lacks that between the pods' means. A pod keeps its
+    number for itself, so averaged variances ignore the spread between pods. A pod keeps its
     replay, its environments and its random numbers.
     """
 

@@ -341,7 +341,7 @@ def _run_batches(
 
     The states are the loop's carry, which is updated in place: as its outputs they would be in
     memory three times, and replays are large. A pod that is its own batch has no axis of pods, and
-    so is to the bit the run that it would be alone.
+    equals a single run bit for bit.
     """
     num_batches = states.update.shape[0] // batch_size
     axes = (num_batches,) if batch_size == 1 else (num_batches, batch_size)

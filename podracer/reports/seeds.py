@@ -1,4 +1,4 @@
-"""What pages and tables say of runs that differ only in the seed: their score, and the lines."""
+"""Captions and tables for groups of runs that differ only in the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one reader of a run's files, and of each member of a population as a run of its own."""
+"""Read a run's files, and each member of a population as a run of its own."""
 
 from __future__ import annotations
 

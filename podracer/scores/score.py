@@ -1,4 +1,4 @@
-"""The one reader of a run's score: what tables, reports and the terminal say of it.
+"""Compute a run's score, for tables, reports and the terminal alike.
 
 A score is never more than what was measured. A learner that met a fault has none, and an
 evaluation whose episodes did not end, or whose mean is not finite, is no final score; an earlier

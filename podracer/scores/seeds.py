@@ -1,4 +1,4 @@
-"""The one reader of the score of a configuration: that of its seeds, and what is wrong with it.
+"""Compute a configuration's score from its seeds, and list what is wrong with it.
 
 A seed counts once, however many copies and repetitions of its run there are.
 """
