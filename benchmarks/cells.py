@@ -226,12 +226,15 @@ def _mujoco(robot: str) -> list[Cell]:
     task, environment = robot.lower(), f"--environment gymnasium:{robot}-v5"
     long = f"{environment} --frames 1000000 {SAVE_RARELY} {ROBOT_RATE}"
     short = f"{environment} --frames 100000 {SAVE_RARELY}"  # a frame takes 7 to 14 ms
+    million = f"{environment} --frames 1000000 {SAVE_RARELY}"
     note = _ROBOT_REMARK if robot == "HalfCheetah" else ""
     sac, td3 = ("sb3/sac", "sbx/sac"), ("sb3/td3", "sbx/td3")
     return [
         Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 61, sac, note, ("sac", "mrq")),
         Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 46, td3),
         Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {long}", 3, 30, ("sb3/ppo",)),
+        Cell(MUJOCO, task, "sac-1m", f"halfcheetah_sac {million}", 5, 900, published=("sac",)),
+        Cell(MUJOCO, task, "td3-1m", f"halfcheetah_td3 {million}", 5, 770),
         Cell(
             MUJOCO,
             task,
@@ -396,6 +399,15 @@ CELLS: tuple[Cell, ...] = (
     ),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",), _TRADING_REMARK),
     Cell("Atari", "pong", "ppo", "pong_ppo", 1, 60),
+    Cell(
+        "Atari",
+        "pong",
+        "ppo-10m",
+        "pong_ppo --frames 10000000 --learning-rate 5e-4:0:1e7 --evaluations 20 "
+        f"--evaluation-episodes 30 {SAVE_RARELY}",
+        3,
+        1000,
+    ),
 )
 
 

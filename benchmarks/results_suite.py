@@ -7,6 +7,7 @@ one that was interrupted continues. `references.py` runs other libraries at the 
     python benchmarks/results_suite.py --list                 the cells, and how long each takes
     python benchmarks/results_suite.py --only minatar --budget 3600
     python benchmarks/results_suite.py --only dqn-cnn --seeds 3    the first three of each cell
+    python benchmarks/results_suite.py --queue benchmarks/queue.txt    long runs, in its order
     python benchmarks/results_suite.py --page                 write benchmarks/results.md
 """
 
@@ -176,6 +177,17 @@ def select(items: Sequence[Any], parts: Sequence[str]) -> list[Any]:
     return selection
 
 
+def queued(path: Path) -> list[Cell]:
+    """Return the cells of a queue in its order, each with the number of seeds in its line.
+
+    A line is the name of a cell and a number; text behind `#` is a comment. The next line with a
+    missing seed is what a queue that was stopped goes on with.
+    """
+    named = {cell.name: cell for cell in cells.CELLS}
+    lines = (line.partition("#")[0].split() for line in path.read_text().splitlines())
+    return [named[name]._replace(seeds=int(seeds)) for name, seeds in filter(None, lines)]
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that this script and `references.py` share."""
     parser.add_argument(
@@ -195,6 +207,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--devices", type=int, default=cores, help="of a sweep; on a GPU 1")
     parser.add_argument("--seeds", type=int, help="only so many seeds of a cell, from its first")
+    parser.add_argument("--queue", type=Path, help="file of cells and seeds, most valuable first")
     parser.add_argument("--page", action="store_true", help="write results.md, run nothing")
     options = parser.parse_args()
     if options.page:
@@ -202,6 +215,8 @@ def main() -> None:
 
         return results_page.write(options.out)
     selection = select(cells.CELLS, options.only)
+    if options.queue:
+        selection = queued(options.queue)
     if options.list:
         return show(selection, options.out)
     deadline = time.monotonic() + options.budget

@@ -267,6 +267,22 @@ def test_the_first_seeds_of_a_cell_run_alone_and_the_others_later(options, monke
     ]  # fmt: skip
 
 
+def test_a_queue_goes_on_with_the_first_line_that_lacks_a_seed(options, monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(results_suite, "measure", lambda cell, *_: ran.append(cell) or len(ran) < 3)
+    queue = tmp_path / "queue.txt"
+    queue.write_text(f"# long ones\n{HOST.name} 1\n\n{TINY.name} 2  # then\n{HOST.name} 2\n")
+    monkeypatch.setattr(sys, "argv", ["results_suite.py", "--queue", str(queue)])
+    results_suite.main()
+    assert ran == [HOST._replace(seeds=1), TINY._replace(seeds=2), HOST._replace(seeds=2)]
+
+
+def test_the_projects_queue_names_cells_and_no_more_seeds_than_they_have():
+    seeds = {cell.name: cell.seeds for cell in cells.CELLS}
+    queue = results_suite.queued(Path(results_suite.__file__).with_name("queue.txt"))
+    assert all(0 < cell.seeds <= seeds[cell.name] for cell in queue)
+
+
 def test_a_run_that_fails_ends_the_suite_with_the_place_of_its_output(options, monkeypatch):
     monkeypatch.setattr(results_suite, "run_podracer", lambda *_: 72)
     with pytest.raises(SystemExit, match=r"ended with code 72: see .*\.log"):
