@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +64,8 @@ within 3 %. Most were measured on one or two CPU cores, some on an accelerator.
   score of each seed is in parentheses if seeds are in two groups, parted by a gap of more than
   half of their range and a fifth of the largest score: the mean then belongs to the larger group.
   With fewer than five seeds the score is their mean, and each one is in parentheses, too.
+- **Last tenth** is the same mean of a seed's mean over the evaluations in the last tenth of its
+  frames: an agent that keeps what it learned has it near the score.
 - **Best** is the same mean of the best evaluation of each seed. It is above the score even where
   only chance moves evaluations; where it is far above, the last policy has collapsed.
 - **P** is the probability that a seed of podracer beats one of the reference, with the interval of
@@ -286,8 +288,8 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     picture = "-".join(["results", *words]) + ".png"
     draw(family, groups, root / "docs" / "images" / picture)
     yield from (f"## {family}", "", f"![Learning curves: {family}](../docs/images/{picture})", "")
-    yield "| task | agent | seeds | frames | evaluation | score | best | CPU s | P | |"
-    yield "|---" * 10 + "|"
+    yield "| task | agent | seeds | frames | evaluation | score | last tenth | best | CPU s | P | |"
+    yield "|---" * 11 + "|"
     comparisons = list(pairs(family, groups))
     for cell in family_cells:
         rows = groups[cell.name]
@@ -301,9 +303,8 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
         for name in (name for name in published.names(cell) if name in groups):
             others = groups[name]
             chance, _ = comparison(rows, others)
-            size, end = len(others), compact(others[0]["frames"])
-            score = estimate(others)
-            yield f"| | {title(name)} | {size} | {end} | the authors' | {score} | | | {chance} | |"
+            about = f"{title(name)} | {len(others)} | {compact(others[0]['frames'])}"
+            yield f"| | {about} | the authors' | {estimate(others)} | | | | {chance} | |"
     yield ""
     for cell in (cell for cell in family_cells if cell.remark):
         yield from (f"{cell.task}, {cell.agent}: {cell.remark}", "")
@@ -338,7 +339,9 @@ def figures(rows: Sequence[records.Row], evaluation: str) -> str:
         quiet = records.quiet(rows)
         seconds = f"{np.mean([row['cpu_seconds'] for row in quiet or rows]):,.0f}"
         seconds = seconds if quiet else f"≤ {seconds}"
-    return f"{len(rows)} | {frames} | {evaluation} | {estimate(rows)} | {best(rows)} | {seconds}"
+    last_tenth, best = over_evaluations(rows, mean_of_last_tenth), over_evaluations(rows, highest)
+    kept = f"{estimate(rows)} | {last_tenth} | {best}"
+    return f"{len(rows)} | {frames} | {evaluation} | {kept} | {seconds}"
 
 
 def title(name: str) -> str:
@@ -392,12 +395,23 @@ def estimate(rows: Sequence[records.Row]) -> str:
     return f"{interval} ({each})" if scores.is_split(values(rows)) else interval
 
 
-def best(rows: Sequence[records.Row]) -> str:
-    """Return the interquartile mean of the best evaluation of each seed, "" for unknown ones."""
+def over_evaluations(
+    rows: Sequence[records.Row], summary: Callable[[list[tuple[float, float]]], float]
+) -> str:
+    """Return the interquartile mean of a summary of each seed's curve, "" for unknown ones."""
     if any(row.get("curve_of") == "training episodes" for row in rows):
         return ""
-    returns = [max(value for _, value in row["curve"]) for row in rows]
+    returns = [summary(row["curve"]) for row in rows]
     return number(scores.interquartile_mean([np.array(returns)]))
+
+
+def highest(curve: Sequence[tuple[float, float]]) -> float:
+    return max(value for _, value in curve)
+
+
+def mean_of_last_tenth(curve: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of the evaluations in the last tenth of a curve's frames."""
+    return float(np.mean([value for frames, value in curve if frames > 0.9 * curve[-1][0]]))
 
 
 def probability(candidate: scores.Scores, baseline: scores.Scores) -> str:

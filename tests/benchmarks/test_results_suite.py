@@ -177,18 +177,20 @@ def test_fewer_than_five_seeds_are_listed_and_count_nowhere(options, tmp_path):
     assert "|  | 3 seeds |" in page
 
 
-def test_the_best_evaluation_stands_beside_a_last_policy_that_collapsed(options, tmp_path):
+def test_the_best_and_the_last_tenth_stand_beside_a_last_policy_that_collapsed(options, tmp_path):
     page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 0, 1, 1, 2])
     rows = records.read(options.out)
-    for row in rows:  # ours was at its score plus 100, whatever came then
-        top = 100 * (row["library"] == "podracer")
-        row["curve"] = [[1024, row["score"] + top], [2048, row["score"]]]
+    for row in rows:  # ours was at its score plus 100, and plus 10 in its last tenth
+        top, before = (x * (row["library"] == "podracer") for x in (100, 10))
+        row["curve"] = [
+            [1800, row["score"] + top], [1900, row["score"] + before], [2048, row["score"]],
+        ]  # fmt: skip
     rows[-1]["curve_of"] = "training episodes"
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     results_page.write(options.out, tmp_path)
     page = (tmp_path / "benchmarks" / "results.md").read_text()
-    assert "distinct) | 5 [3.67, 6.67] | 105 | " in page
-    assert "| 0.667 [0, 1.67] |  | " in page  # of training episodes
+    assert "distinct) | 5 [3.67, 6.67] | 10 | 105 | " in page
+    assert "| 0.667 [0, 1.67] |  |  | " in page  # of training episodes
 
 
 def test_each_seed_is_shown_where_they_are_in_two_groups(options, tmp_path):
