@@ -1,7 +1,6 @@
 """Variants of common operations that launch fewer kernels on a GPU; on a CPU they are JAX's own.
 
-On a CPU they are JAX's own. Launching a kernel on an accelerator takes longer than the work of a
-small one, so there they take few.
+Launching a kernel takes longer there than the work of a small one.
 """
 
 from __future__ import annotations
