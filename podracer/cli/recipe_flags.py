@@ -38,10 +38,9 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     It has the size, and the environment with the architecture which that needs, of the flags.
     """
     find_modules_here(name, own_recipe(name, flags))
-    own_types = recipes.options_of(name)
-    values, remaining = take_values(flags, {"size": Size | None, "environment": str} | own_types)
-    find_modules_here(values.get("environment"))
-    options = {x: values.pop(x) for x in own_types if x in values}
+    options, remaining = take_values(flags, recipes.options_of(name))
+    values = take_values(remaining, {"size": Size | None, "environment": str})[0]
+    find_modules_here((values | options).get("environment"))
     experiment = recipes.find(name, **options)
     if values.get("size"):
         experiment = recipes.with_size(experiment, name, values["size"])

@@ -17,6 +17,7 @@ from podracer.cli.arguments import take_flags
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_experiment, find_recipe
+from podracer.config.serialization import to_json
 from podracer.errors import ConfigError
 
 
@@ -127,6 +128,7 @@ except SystemExit:
         (["--update-rule", "-1"], {"update_rule": "-1"}, []),
         (["--update-rule", "None"], {"update_rule": "None"}, []),
         (["--update-rule", "x", "y", "--update-rule=z"], {"update_rule": "z"}, ["y"]),
+        (["--vary", "x", "--update-rule", "y", "z"], {"update_rule": "y"}, ["z", "--vary", "x"]),
         (["--update-rules", "x", "--help"], {}, ["--update-rules", "x", "--help"]),
     ],
 )
@@ -272,3 +274,13 @@ def test_a_module_in_the_working_directory_is_found_only_where_a_flag_names_one(
     (tmp_path / "maze_of_mine.py").touch()
     find_recipe(recipe, flags)
     assert (importlib.util.find_spec("maze_of_mine") is not None) == found
+
+
+def test_a_module_is_found_for_the_environment_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    experiment = to_json(find_recipe("cartpole_sebulba", ())[0])
+    (tmp_path / "best.json").write_text(json.dumps({"experiment": experiment}))
+    (tmp_path / "maze_of_a_file.py").touch()
+    find_recipe("best.json", ["--environment", "gymnasium:maze_of_a_file:Maze-v0"])
+    assert importlib.util.find_spec("maze_of_a_file") is not None
