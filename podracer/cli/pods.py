@@ -15,7 +15,7 @@ from podracer.cli.arguments import Attachments, Count, leading_name, read_parts
 from podracer.cli.leaderboard import print_ranking
 from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
-from podracer.cli.running import NewRunOptions, run
+from podracer.cli.running import NewRunOptions, callbacks_of, run
 from podracer.cli.sentences import in_flags
 from podracer.cli.settings import Flag, Table
 from podracer.cli.values import Mark
@@ -77,9 +77,8 @@ def sweep(arguments: Sequence[str]) -> int:
         experiment,
         options.run_dir,
         Hosts(),
-        attach=options.attach,
+        callbacks_of(options.track, options.attach),
         recipe=own_recipe(recipe, arguments),
-        track=options.track,
         num_devices=num_cores(),
         finish=finish_sweep,
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from podracer.cli.arguments import RunPath, Trackers, blank, read_parts
 from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
-from podracer.cli.running import run
+from podracer.cli.running import callbacks_of, run
 from podracer.cli.settings import settings_of
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import KINDS
@@ -84,9 +84,9 @@ def resume(arguments: Sequence[str]) -> int:
         experiment,
         options.run,
         hosts,
+        callbacks_of(options.track),
         resume=True,
         recipe=options.recipe,
-        track=options.track,
         finish=finish_sweep if experiment.pods else None,
     )
 

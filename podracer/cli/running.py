@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podracer.cli.arguments import Attachments, Trackers
-from podracer.cli.run_options import AtCheckpoint
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
-from podracer.errors import ConfigError, PodracerError
+from podracer.errors import PodracerError
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
     from podracer.run.result import Result
+    from podracer.run.warm_start import Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +28,24 @@ class NewRunOptions:
     track: Trackers = ()
 
 
+def callbacks_of(track: Trackers, attach: Attachments = ()) -> list[Any]:
+    """Return what flags add to a run, for the callbacks of `podracer.train`."""
+    if not track:
+        return [*attach]
+    from podracer.reports.tracking import trackers
+
+    return [*attach, *trackers(track)]
+
+
 def run(
     experiment: Experiment,
     run_dir: Path | None,
     hosts: Hosts,
+    callbacks: Sequence[Any],
     *,
     resume: bool = False,
-    weights: Path | None = None,
-    checkpoint: AtCheckpoint = "newest",
+    begin: Weights | None = None,
     recipe: str | None = None,
-    attach: Attachments = (),
-    track: Trackers = (),
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
     for_platform: Callable[[str], Experiment] | None = None,
@@ -66,19 +73,10 @@ def run(
 
     if for_platform is not None:
         experiment = for_platform(jax.default_backend())
-    from podracer.reports.tracking import trackers
     from podracer.run.training import train
-    from podracer.run.warm_start import Weights
 
-    if weights is None and checkpoint != "newest":
-        raise ConfigError("a checkpoint is that of another run: name the run by `weights`.")
     result = train(
-        experiment,
-        run_dir=run_dir,
-        resume=resume,
-        begin=None if weights is None else Weights(weights, checkpoint),
-        callbacks=[*attach, *trackers(track)],
-        progress=True,
+        experiment, run_dir=run_dir, resume=resume, begin=begin, callbacks=callbacks, progress=True
     )
     if jax.process_index() == 0:
         if finish is not None and result.exit_code == 0:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment, with_size_for
 from podracer.cli.run_options import AtCheckpoint
-from podracer.cli.running import NewRunOptions, run
+from podracer.cli.running import NewRunOptions, callbacks_of, run
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
+from podracer.errors import ConfigError
 from podracer.recipes import options_of
 
 
@@ -39,15 +40,20 @@ def train(arguments: Sequence[str]) -> int:
         sized = with_size_for(platform, arguments, experiment)
         return experiment if sized is arguments else _parse(sized)[2]
 
+    if options.weights is None and options.checkpoint != "newest":
+        raise ConfigError("a checkpoint is that of another run: name the run by --weights.")
+    begin = None
+    if options.weights is not None:
+        from podracer.run.warm_start import Weights
+
+        begin = Weights(options.weights, options.checkpoint)
     return run(
         experiment,
         options.run_dir,
         options.hosts,
-        weights=options.weights,
-        checkpoint=options.checkpoint,
+        callbacks_of(options.track, options.attach),
+        begin=begin,
         recipe=own_recipe(recipe, arguments),
-        attach=options.attach,
-        track=options.track,
         for_platform=for_platform,
     )
 

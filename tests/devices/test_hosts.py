@@ -86,7 +86,7 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
     monkeypatch.setattr(running, "initialize_devices", lambda _, count, arch: throw(Taken(count)))
     experiment = dataclasses.replace(read_experiment(one), devices=0)
     with pytest.raises(Taken) as error:
-        running.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
+        running.run(experiment, one, Hosts("h:1", processes, 0), (), resume=True)
     assert error.value.args == (devices,)
 
 
