@@ -36,15 +36,10 @@ class Entry(NamedTuple):
     description: str
     extra: str = ""
     """Extra of this package that installs what it imports."""
-    imports: tuple[str, ...] = ()
-    """Packages that it imports, by default the one named like the extra."""
+    packages: tuple[str, ...] = ()
+    """Packages that must be installed."""
     on_host: bool = False
     """Whether its environments run on the host alone, so that Anakin cannot train in them."""
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages that must be installed."""
-        return self.imports or tuple(filter(None, (self.extra,)))
 
 
 def _lazy(module: str, function: str = "") -> Callable[..., Any]:
@@ -100,11 +95,13 @@ ADAPTERS = {
         _lazy("pgx"),
         "MinAtar and 2048 of pgx, such as pgx:minatar-breakout",
         "pgx",
+        ("pgx",),
     ),
     "gymnasium": Entry(
         _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         "gymnasium",
+        ("gymnasium",),
         on_host=True,
     ),
 } | {
