@@ -17,7 +17,7 @@ from podracer.drivers.driver import Driver
 from podracer.drivers.population import Population
 from podracer.drivers.sebulba import Sebulba
 from podracer.environment import HostEnvironments
-from podracer.envs.host.gymnasium import check_not_in_worker, check_script
+from podracer.envs.host.gymnasium import check_script
 from podracer.errors import ConfigError
 from podracer.evaluate import ProgramEvaluator
 from podracer.run.blueprint import build
@@ -31,7 +31,6 @@ def make_driver(experiment: Experiment, saved_devices: int = 0) -> Driver:
     An experiment that names no number of devices gets the number that the run was saved with; if
     that is 0, or more than this machine has, all devices.
     """
-    check_not_in_worker()
     blueprint, env = build(experiment)
     check_script(env)
     devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver

@@ -27,7 +27,6 @@ EXCEPTIONS = {
     ("podracer/envs/host/gymnasium.py", "pickle"),
     ("podracer/envs/host/gymnasium_spec.py", "pickle"),
     ("podracer/envs/host/gymnasium_worker.py", "pickle"),
-    ("podracer/envs/host/gymnasium_worker.py", "runpy"),
 }
 
 

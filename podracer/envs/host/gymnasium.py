@@ -12,16 +12,15 @@ import ast
 import contextlib
 import dataclasses
 import inspect
-import json
+import itertools
 import logging
 import os
 import pickle
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,7 +30,7 @@ import numpy as np
 
 from podracer.arguments import named
 from podracer.envs.host import gymnasium_spec, gymnasium_worker
-from podracer.envs.host.gymnasium_worker import FAULT_KINDS, SharedMemory, WorkerSetup
+from podracer.envs.host.gymnasium_worker import FAULT_KINDS, Factory, SharedMemory, WorkerSetup
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import bounded, check_ranges
 from podracer.io.processes import end_guarded
@@ -46,28 +45,14 @@ COMPARED_STEPS = 200  # after which the speeds of a batch's environments are com
 _STRAGGLER_FACTOR = 5.0  # times slower than the median of the batch
 _STRAGGLER_SECONDS = 1e-3  # a faster step holds nobody back
 # A worker steps one environment at a time: more threads would only compete with other workers.
-_FORK_SERVER = """
-import json, os, socket, sys
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(name, "1")
-os.environ["JAX_PLATFORMS"] = "cpu"  # an environment that uses JAX must not take the run's GPU
-sys.path[:] = json.loads(sys.argv[1])
-from podracer.envs.host.gymnasium_worker import run_fork_server
-run_fork_server(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
-"""
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _IMPORT_SECONDS = 120.0  # for the environment's code
-# pygame, which many environments draw with, needs no screen and no sound card, and greets no one.
-_PYGAME = {
-    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
-    "SDL_AUDIODRIVER": "dummy",
-    "SDL_VIDEODRIVER": "dummy",
-}
+FORK_SECONDS = 10.0  # once it is imported
 _OPTIONS = (
     "an option of a class goes into functools.partial(CLASS, NAME=VALUE), and of a registered id "
     "into options=((NAME, VALUE),)."
 )
 _GUARD = 'put what is not a definition there under `if __name__ == "__main__":`, or take workers=0.'
-FORK_SECONDS = 10.0  # once it is imported
 
 
 def gymnasium(name: str, **options: Any) -> Gymnasium:
@@ -102,6 +87,9 @@ class Gymnasium:
     """Pairs of the environment's own options and their values, for a registered id."""
     observe: tuple[str, ...] = ()
     """Entries of dictionaries of observations that agents see; empty for all of them."""
+    pictures: bool = False
+    """Whether observations are dictionaries of the `observation` and of a `picture`, uint8
+    `[H, W, 3]`, that `render` draws."""
     step_seconds: float = bounded(10.0, low=1e-3)
     """Longest time that one environment's `step` may take, in seconds, before it is replaced; half
     of Sebulba's `env_timeout_seconds` if that is not longer."""
@@ -123,16 +111,26 @@ class Gymnasium:
                 f"workers must be 0, for this process, or None, not {self.workers}: a driver says "
                 "how many processes there are (`driver.threads_per_actor`)."
             )
-        gymnasium_spec.check_options(self.environment, self.options)
-        self._inspect()
+        if isinstance(self.options, dict):
+            pairs = tuple(self.options.items())
+            raise ConfigError(f"Gymnasium.options are pairs: write {pairs}.")
+        try:
+            hash(self.options)
+        except TypeError:
+            raise ConfigError(
+                f"options of gymnasium:{self.environment} must be numbers and texts: for lists and "
+                "dictionaries give functools.partial(gymnasium.make, ID, ...) as the environment."
+            ) from None
+        self.inspect()
 
-    def _inspect(self) -> tuple[EnvironmentSpec, WorkerSetup]:
-        fields = (self.environment, self.options, self.observe)
-        return gymnasium_spec.inspect_environment(*fields, in_process=self.workers == 0)
+    def inspect(self) -> tuple[EnvironmentSpec, WorkerSetup]:
+        """Return what one environment declares, and what workers need to step such ones."""
+        factory = Factory(self.environment, self.options, self.observe, self.pictures)
+        return gymnasium_spec.inspect_environment(factory, in_process=self.workers == 0)
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return self._inspect()[0]
+        return self.inspect()[0]
 
     def with_deadline(self, seconds: float) -> Gymnasium:
         """Return these environments with a `step_seconds` that ends before a driver's deadline."""
@@ -142,10 +140,11 @@ class Gymnasium:
 
     def with_pictures(self) -> Gymnasium:
         """Return the same environments with what their `render` draws, see `HasPictures`."""
-        for variable, value in _PYGAME.items():
-            os.environ.setdefault(variable, value)
-        pictured = gymnasium_spec.with_pictures(self.environment, self.options, self.observe)
-        return dataclasses.replace(self, environment=pictured, options=(), observe=())
+        # pygame, which many draw with, needs no screen and no sound card, and greets no one.
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        return dataclasses.replace(self, pictures=True)
 
     def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch | LocalBatch:
         """Make `num_envs` environments in `num_threads` processes, no more than environments.
@@ -156,9 +155,8 @@ class Gymnasium:
             raise ConfigError(
                 f"num_envs and num_threads must be 1 or more, not {num_envs} and {num_threads}."
             )
-        check_not_in_worker()
         check_script(self)
-        spec, setup = self._inspect()
+        spec, setup = self.inspect()
         num_parts = 1 if self.workers == 0 else min(num_threads, num_envs)
         parts = np.array_split(np.arange(num_envs), num_parts)
         setup = dataclasses.replace(
@@ -171,18 +169,14 @@ class Gymnasium:
         return (LocalBatch if self.workers == 0 else GymnasiumBatch)(spec.name, setup)
 
 
-def check_not_in_worker() -> None:
-    """Raise `ConfigError` in a process that steps environments: it must not train."""
+def check_script(env: Any) -> None:
+    """Raise `ConfigError` where workers start the training again, or would: they must not train.
+
+    They import the script that defines their class, so the calling statement must be under an `if`.
+    """
     if gymnasium_worker.inside_worker:
         raise ConfigError(f"A worker has imported the script that starts the training: {_GUARD}")
-
-
-def check_script(env: Any) -> None:
-    """Raise `ConfigError` where workers would start the training again that they import.
-
-    That is in a script whose calling statement stands under no `if`.
-    """
-    if not isinstance(env, Gymnasium) or env._inspect()[1].main is None:
+    if not isinstance(env, Gymnasium) or not env.inspect()[1].main:
         return
     frame = inspect.currentframe()
     while frame and (frame.f_code.co_name, frame.f_globals["__name__"]) != ("<module>", "__main__"):
@@ -217,7 +211,8 @@ class _Batch(abc.ABC):
 
     def __init__(self, name: str, setup: WorkerSetup, shared: SharedMemory) -> None:
         self.name, self._setup, self._shared = name, setup, shared
-        self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
+        self.faults: dict[str, int] = dict.fromkeys(FAULT_KINDS, 0)
+        self.first_faults = dict[str, str]()
         self._timestep = timestep_of(setup, shared)
         self._is_reset = self._closed = False
         self._num_steps, self._named_rows = 0, set[int]()
@@ -266,36 +261,34 @@ class _Batch(abc.ABC):
         self.close()
         raise EnvironmentFault(f"{self.name}: {reason}")
 
-    def _check_faults(self) -> None:
-        """Update the counts. Raises `EnvironmentFault` where there are too many."""
-        max_restarts = self._setup.max_restarts
-        counts = self._shared.fault_counts.sum(axis=0).tolist()
-        self.faults.update(zip(FAULT_KINDS, counts, strict=True))
-        self._shared.describe_first_faults(self.first_faults)
-        row = int(self._shared.consecutive_failures.argmax())
+    def _note_faults(self, faults: Sequence[tuple[int, str, str]]) -> None:
+        """Count faults, each a row, kind and text. Raises `EnvironmentFault` for too many."""
+        shared, setup = self._shared, self._setup
+        for row, kind, text in faults:
+            self.faults[kind] += 1
+            line = f"environment {shared.env_index[row]}: {gymnasium_worker.one_line(text)}"
+            self.first_faults.setdefault(kind, line)
         limit = gymnasium_worker.MAX_CONSECUTIVE_FAILURES
-        if self._shared.consecutive_failures[row] >= limit:
+        exhausted = [x for x in faults if shared.consecutive_failures[x[0]] >= limit]
+        if exhausted:
             reason = f"restarted {limit} times without one good step between, the last time"
-        elif sum(counts) > max_restarts:
-            row = int(self._shared.fault_time.argmax())
+        elif sum(self.faults.values()) > setup.max_restarts:
             reason = (
-                f"restarted beyond the {max_restarts} that all rows may need together "
+                f"restarted beyond the {setup.max_restarts} that all rows may need together "
                 "(`max_restarts`),"
             )
         else:
             return
-        ends = [end for _, end in self._setup.row_ranges]
-        worker = next(number for number, end in enumerate(ends) if row < end)
-        kind = FAULT_KINDS[self._shared.fault_kind[row]]
+        row, kind, text = (exhausted or faults)[-1]
+        worker = next(number for number, (_, end) in enumerate(setup.row_ranges) if row < end)
         remedy = (
             "\nMore restarts or slower steps are allowed by options after the environment's name: "
-            f",max_restarts={10 * max_restarts + 10} or "
-            f",step_seconds={6 * self._setup.step_seconds:g}"
+            f",max_restarts={10 * setup.max_restarts + 10} or "
+            f",step_seconds={6 * setup.step_seconds:g}"
         )
-        index = self._shared.env_index[row]
         self._fail(
-            f"row {row} of worker {worker} (environment {index} of the run) was {reason} "
-            f"because of the fault `{kind}`.\n{self._shared.describe_fault(row)}"
+            f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
+            f"{reason} because of the fault `{kind}`.\n{text}"
             f"{'' if kind in gymnasium_worker.BAD_DATA_FAULTS else remedy}"
         )
 
@@ -329,7 +322,7 @@ class GymnasiumBatch(_Batch):
 
     def __init__(self, name: str, setup: WorkerSetup) -> None:
         self.pids = [0] * len(setup.row_ranges)
-        self._channels: list[socket.socket | None] = [None] * len(setup.row_ranges)
+        self._channels: dict[int, socket.socket] = {}  # to each worker
         self._memory = gymnasium_worker.anonymous_file()
         try:
             super().__init__(name, setup, gymnasium_worker.map_shared_memory(self._memory, setup))
@@ -339,69 +332,64 @@ class GymnasiumBatch(_Batch):
             raise
 
     def _begin(self) -> None:
-        workers = range(len(self._channels))
-        if any(self._channels):
+        if self._channels:
             self._stop_fork_server()
             self._start_fork_server()
-        for worker in workers:
+        for worker in range(len(self.pids)):
             self._fork_worker(worker)
-        self._await_workers(workers)
+        self._await_workers()
 
     def _advance(self) -> None:
         self._shared.deadline[:] = time.monotonic() + self._setup.step_seconds
-        for channel in filter(None, self._channels):
+        for channel in self._channels.values():
             with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
                 channel.send(gymnasium_worker.STEP)
-        self._await_workers(range(len(self._channels)))
+        self._await_workers()
 
     def _end(self) -> None:
         self._stop_fork_server()
-        for channel in filter(None, self._channels):
+        for channel in self._channels.values():
             channel.close()
         os.close(self._memory)
 
     # --- faults ---
 
-    def _await_workers(self, workers: Iterable[int]) -> None:
+    def _await_workers(self) -> None:
         """Wait for replies, and replace workers until every row has a timestep."""
+        workers = list(range(len(self.pids)))
         while workers:
-            outcomes = {worker: self._await_worker(worker) for worker in workers}
-            workers = [worker for worker, kind in outcomes.items() if kind in ("died", "hung")]
+            replies = {worker: self._await_worker(worker) for worker in workers}
+            workers = [worker for worker, reply in replies.items() if isinstance(reply, str)]
             for worker in workers:
-                self._replace_worker(worker, outcomes[worker])
-            if any(outcomes.values()):
-                self._check_faults()
+                replies[worker] = [self._replace_worker(worker, replies[worker])]
+            if faults := list(itertools.chain(*replies.values())):
+                self._note_faults(faults)
 
-    def _await_worker(self, worker: int) -> str:
-        """Wait for a worker; return "" when all is well, or "faulty", "died" or "hung"."""
+    def _await_worker(self, worker: int) -> Any:
+        """Wait for a worker; return the faults in its rows, or "died" or "hung"."""
         channel = self._channels[worker]
-        assert channel is not None
         while True:
             seconds_left = self._shared.deadline[worker] - time.monotonic()
             channel.settimeout(max(seconds_left, 0.0))
             try:
-                reply = channel.recv(1)
+                return gymnasium_worker.receive(channel)
             except (TimeoutError, BlockingIOError):
                 if self._shared.deadline[worker] < time.monotonic():  # it may have been extended
                     return "hung"
-            except OSError:
+            except (OSError, ValueError):  # or half of a line
                 return "died"
-            else:
-                return ("" if reply == gymnasium_worker.OK else "faulty") if reply else "died"
 
-    def _replace_worker(self, worker: int, kind: str) -> None:
-        """Start another worker in place of one that died or hung, and record why."""
+    def _replace_worker(self, worker: int, kind: str) -> tuple[int, str, str]:
+        """Start another worker in place of one that died or hung; return the fault."""
         rows = slice(*self._setup.row_ranges[worker])
-        self._shared.consecutive_failures[rows] += 1
-        self._shared.generation[rows] += 1
-        self._shared.fault_counts[rows.start, FAULT_KINDS.index(kind)] += 1
+        self._shared.restart(rows)
         code = os.waitstatus_to_exitcode(self._fork_worker(worker))
         text = f"The process ended with {how_killed(-code) if code < 0 else code}."
         if kind == "hung":
             call = gymnasium_worker.CALLS[self._shared.call[worker]]
             seconds = getattr(self._setup, f"{call}_seconds")
             text = f"`{call}` had not returned after {seconds:g} s (`{call}_seconds`)."
-        self._shared.record_fault(rows, kind, text)
+        return rows.start, kind, text
 
     # --- processes ---
 
@@ -409,50 +397,44 @@ class GymnasiumBatch(_Batch):
         """Start a worker; return the wait status of the one whose place it takes."""
         limit = gymnasium_worker.MAX_CONSECUTIVE_FAILURES
         for _ in range(limit):
-            own_end, worker_end = socket.socketpair()
-            former, self._channels[worker] = self._channels[worker], own_end
-            with worker_end:
-                if former is not None:
-                    former.close()
-                try:
-                    number = worker.to_bytes(4, "little")
-                    socket.send_fds(self._control, [number], [worker_end.fileno()])
-                    reply = self._control.recv(gymnasium_worker.FORK_REPLY.size)
-                except OSError:
-                    reply = b""
-            if reply:
+            if worker in self._channels:
+                self._channels[worker].close()
+            self._channels[worker], worker_end = socket.socketpair()
+            with worker_end, contextlib.suppress(OSError):
+                number = worker.to_bytes(4, "little")
+                socket.send_fds(self._control, [number], [worker_end.fileno()])
+                self.pids[worker], status, problem = gymnasium_worker.receive(self._control)
+                if problem:
+                    self._fail(f"a worker cannot import the environment.\n{problem}")
                 self._control.settimeout(FORK_SECONDS)
                 self._shared.deadline[worker] = time.monotonic() + self._setup.reset_seconds
-                self.pids[worker], status = gymnasium_worker.FORK_REPLY.unpack(reply)
-                if self.pids[worker] < 0:
-                    text = self._shared.describe_fault(0)
-                    self._fail(f"a worker cannot import the environment.\n{text}")
                 return status
             self._stop_fork_server()
             self._start_fork_server()
-        self._fail(
-            f"the process that starts the workers died or hung {limit} times.",
-        )
+        self._fail(f"the process that starts the workers died or hung {limit} times.")
 
     def _start_fork_server(self) -> None:
         """Start it without waiting; it imports until its first reply is awaited."""
         self._control, server_end = socket.socketpair()
         self._control.settimeout(_IMPORT_SECONDS)
+        variables = dict.fromkeys(_ONE_THREAD, "1") | os.environ
+        variables["JAX_PLATFORMS"] = "cpu"  # environments that use JAX leave the run its GPU
         with server_end, tempfile.TemporaryFile() as setup:
             pickle.dump(self._setup, setup)
             setup.seek(0)
             descriptors = (server_end.fileno(), self._memory)
-            arguments = [json.dumps(sys.path), *map(str, descriptors)]
-            command = [sys.executable, "-c", _FORK_SERVER, *arguments]
+            command = gymnasium_worker.command(f"run_fork_server{descriptors}")
             try:
-                self._fork_server = subprocess.Popen(command, stdin=setup, pass_fds=descriptors)
+                self._fork_server = subprocess.Popen(
+                    command, stdin=setup, pass_fds=descriptors, env=variables
+                )
             except BaseException:
                 self._control.close()
                 raise
 
     def _stop_fork_server(self) -> None:
         """End the fork server, which ends the workers."""
-        for channel in filter(None, self._channels):
+        for channel in self._channels.values():
             with contextlib.suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)
         with self._control, contextlib.suppress(OSError):
@@ -472,26 +454,21 @@ class LocalBatch(_Batch):
     """
 
     def __init__(self, name: str, setup: WorkerSetup) -> None:
-        self._worker = gymnasium_worker.local_worker(setup)
-        super().__init__(name, setup, self._worker.shared)
+        super().__init__(name, setup, gymnasium_worker.map_shared_memory(-1, setup))
+        self._worker = gymnasium_worker.Worker(0, setup, setup.factory, self._shared)
 
     def _begin(self) -> None:
-        with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
-            for row in range(self._worker.end):
-                self._worker.remake(row)
-        self._check_reply()
+        self._call(self._worker.reset)
 
     def _advance(self) -> None:
-        with np.errstate(over="ignore"):
-            self._worker.step()
-        self._check_reply()
+        self._call(self._worker.step)
 
-    def _check_reply(self) -> None:
-        if self._worker.reply != gymnasium_worker.OK:
-            self._worker.reply = gymnasium_worker.OK
-            self._check_faults()
+    def _call(self, function: Callable[[], None]) -> None:
+        with np.errstate(over="ignore"):  # a fault, as infinity is, and no warning
+            function()
+        if self._worker.faults:
+            self._note_faults(self._worker.faults)
 
     def _end(self) -> None:
-        for row in list(self._worker.envs):
-            self._worker.close_env(row)
+        self._worker.close()
         del self._worker

@@ -13,7 +13,7 @@ import numpy as np
 from podracer.checks.errors import describe_error
 from podracer.envs.host import gymnasium_spec
 from podracer.envs.host.gymnasium import Gymnasium, timestep_of
-from podracer.envs.host.gymnasium_worker import Fault, Leaf, local_worker
+from podracer.envs.host.gymnasium_worker import Fault, Leaf, Worker, map_shared_memory
 from podracer.errors import ConfigError
 from podracer.ops.action_masks import action_mask
 from podracer.types import ACTION_MASK, TimeStep
@@ -29,11 +29,11 @@ class Watched:
     """
 
     def __init__(self, environment: Gymnasium) -> None:
-        fields = (environment.environment, environment.options, environment.observe)
-        self.spec, setup = gymnasium_spec.inspect_environment(*fields, in_process=True)
+        self.spec, setup = dataclasses.replace(environment, workers=0).inspect()
         setup = dataclasses.replace(setup, row_ranges=((0, 1),))
-        self._worker = local_worker(setup)
-        self._timestep = timestep_of(setup, self._worker.shared)
+        shared = map_shared_memory(-1, setup)
+        self._worker = Worker(0, setup, setup.factory, shared)
+        self._timestep = timestep_of(setup, shared)
         self._seconds: dict[str, list[float]] = {"reset": [], "step": []}
         self._numbers: dict[str, _Numbers] = {}
         self._reward_kinds, self._masks = set[str](), set[str]()  # masks that agents do not see

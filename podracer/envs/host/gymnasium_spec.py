@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
-import inspect
 import json
 import logging
 import os
 import pickle
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,7 +24,7 @@ from podracer.arguments import unknown_argument
 from podracer.checks.errors import describe_error
 from podracer.envs.common import atari_remedy, import_optional, narrower
 from podracer.envs.host import gymnasium_worker
-from podracer.envs.host.gymnasium_worker import Leaf, Pictured, Registered, WorkerSetup
+from podracer.envs.host.gymnasium_worker import Factory, Leaf, WorkerSetup
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.io.processes import children, kill_tree
 from podracer.io.text import redact
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
 _LOG = logging.getLogger("podracer")
+_TRY_SECONDS = 60.0
 Options = tuple[tuple[str, Any], ...]
 # Packages that register ids when they are imported: how the ids begin, the module, and how to
 # install it. A name can have no other module imported than these and those that it contains.
@@ -44,46 +45,32 @@ _PACKAGES = {
 }
 
 
-def check_options(environment: Any, options: Options) -> None:
-    """Raise `ConfigError` for options that are no pairs, or whose values are lists or the like."""
-    if isinstance(options, dict):
-        raise ConfigError(f"Gymnasium.options are pairs: write {tuple(options.items())}.")
-    try:
-        hash(options)
-    except TypeError:
-        raise ConfigError(
-            f"options of gymnasium:{environment} must be numbers and texts: for lists and "
-            "dictionaries give functools.partial(gymnasium.make, ID, ...) as the environment."
-        ) from None
-
-
 @functools.cache
 def inspect_environment(
-    environment: str | Callable[[], Env],
-    options: Options = (),
-    observe: tuple[str, ...] = (),
-    *,
-    in_process: bool = False,
+    factory: Factory, *, in_process: bool = False
 ) -> tuple[types.EnvironmentSpec, WorkerSetup]:
     """Make one environment in this process and return its specification and its workers' setup.
 
-    The arguments are the fields of `Gymnasium`; with `in_process` no other process needs to import
-    it. The setup still lacks rows and deadlines. Raises
-    `ConfigError` for what cannot be imported, made or used.
+    With `in_process` no other process needs to import it. The setup still lacks rows and deadlines.
+    Raises `ConfigError` for what cannot be imported, made or used.
     """
-    name = _display_name(environment, options, observe)
+    name = display_name(factory.environment, factory.options, factory.observe)
     library = import_optional("gymnasium", name, "gymnasium")
-    make = factory(name, environment, options, observe)
-    reference, main = (make, None) if in_process else _pickle(name, make)
-    if isinstance(environment, Pictured) and not in_process:
-        _check_drawable(name, reference, main)
+    factory = dataclasses.replace(factory, environment=_entry(name, factory))
+    setup = WorkerSetup(factory, {}) if in_process else _for_processes(name, factory)
+    if factory.pictures and not in_process:
+        _check_drawable(name, setup)
     earlier_children = children()
     try:
-        env = make()
+        env = factory()
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         if isinstance(error, TypeError):
-            reason += unknown_argument(error, _creator(library, environment))
+            entry: Any = factory.load()
+            creator = getattr(entry, "entry_point", entry)
+            if isinstance(creator, str):
+                creator = library.envs.registration.load_env_creator(creator)
+            reason += unknown_argument(error, creator)
         raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {reason}") from error
     if not isinstance(env, library.Env):
         raise ConfigError(f"{name} must make a gymnasium.Env, but it made {type(env).__name__}.")
@@ -102,31 +89,28 @@ def inspect_environment(
         for text in running_statistics(env):
             _LOG.warning("%s: %s", name, text)
         observation = _observation(name, env.observation_space, "observation")
-        action = _action(name, env.action_space)
-        setup = WorkerSetup(
-            reference,
-            main,
-            observation,
-            action_shape=tuple(env.action_space.shape or ()),
-            first_action=np.asarray(getattr(env.action_space, "start", 0)).tolist(),
-            action_dtype=np.dtype(env.action_space.dtype),
-        )
+        space: Any = env.action_space
+        action, source = _action(name, space), np.dtype(space.dtype)
     finally:
         _close(name, env)
         for pid in children() - earlier_children:  # they would outlive the run
             kill_tree(pid)
             with contextlib.suppress(OSError):
                 os.waitpid(pid, 0)
+    dtype = np.dtype(np.float32 if source.kind == "f" else np.int32)
+    first_value = np.asarray(getattr(space, "start", 0)).tolist()
+    leaf = Leaf("action", tuple(space.shape or ()), dtype, source, first_value=first_value)
     specs = jax.tree.map(
         lambda leaf: types.ArraySpec(
             leaf.shape,
             leaf.dtype,
             num_values=leaf.num_values,
             start=leaf.first_value,
-            scaled=leaf.scaled,
+            scaled=leaf.dtype == np.uint8 and leaf.low is None,  # 0 to 255
         ),
         observation,
     )
+    setup = dataclasses.replace(setup, observation=observation, action=leaf)
     return types.EnvironmentSpec(name, specs, action), setup
 
 
@@ -154,24 +138,6 @@ def running_statistics(env: Any) -> Iterator[str]:
                 )
 
 
-def _creator(library: Any, environment: str | Callable[[], Env]) -> Callable[..., Any]:
-    """Return the class or the function that makes an environment, by its id or as it is."""
-    if not isinstance(environment, str):
-        return environment
-    entry: Any = library.spec(environment).entry_point
-    return library.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-
-
-def with_pictures(environment: Any, options: Options, observe: tuple[str, ...]) -> Pictured:
-    """Return what makes one environment that shows pictures besides observations."""
-    name = _display_name(environment, options, observe)
-    if isinstance(environment, str):
-        options = (*options, ("render_mode", "rgb_array"))
-    elif "render_mode" in inspect.signature(environment).parameters:
-        environment = functools.partial(environment, render_mode="rgb_array")
-    return Pictured(factory(name, environment, options, observe), name)
-
-
 def _close(name: str, env: Env) -> None:
     """Close an environment; one that raises or does not return is left behind, and named."""
 
@@ -190,24 +156,14 @@ def _close(name: str, env: Env) -> None:
         )
 
 
-_TRY = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from podracer.envs.host.gymnasium_worker import try_environment
-try_environment()
-"""
-_TRY_SECONDS = 60.0
-
-
-def _check_drawable(name: str, reference: Any, main: str | None) -> None:
+def _check_drawable(name: str, setup: WorkerSetup) -> None:
     """Raise `ConfigError` where an environment does not draw itself in a process of its own.
 
     Without a screen, MuJoCo for one may end the process that tries.
     """
-    setup = WorkerSetup(reference, main, (), (), 0, np.dtype(np.int32))
     try:
         subprocess.run(
-            [sys.executable, "-c", _TRY, json.dumps(sys.path)],
+            gymnasium_worker.command("try_environment()"),
             input=pickle.dumps(setup),
             capture_output=True,
             timeout=_TRY_SECONDS,
@@ -221,89 +177,83 @@ def _check_drawable(name: str, reference: Any, main: str | None) -> None:
         raise ConfigError(f"{name} cannot be drawn: {reason.rstrip('.')}.") from error
 
 
-def factory(name: str, environment: Any, options: Options, observe: tuple[str, ...]) -> Any:
-    """Return what makes one environment when it is called."""
-    make = environment
-    if isinstance(environment, str):
-        make = _registered(environment, options)
-    elif not callable(environment):
-        raise ConfigError(
-            f"{name} is neither a registered id nor something to call, such as the class of an "
-            "environment."
-        )
-    elif options:
-        raise ConfigError(f"{name} is called without arguments: bind them by functools.partial.")
-    return gymnasium_worker.Filtered(make, observe) if observe else make
-
-
-def _display_name(environment: Any, options: Options = (), observe: tuple[str, ...] = ()) -> str:
+def display_name(environment: Any, options: Options = (), observe: tuple[str, ...] = ()) -> str:
+    """Return what messages call an environment, without secrets."""
     if isinstance(environment, str):
         if observe:
             options = (*options, ("observe", "+".join(observe)))
         settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options]
         return redact(",".join([f"gymnasium:{environment}", *settings]), stable=True)
-    if isinstance(environment, Pictured):
-        return environment.name
     if isinstance(environment, functools.partial):
         keywords = [f"{key}={value!r}" for key, value in environment.keywords.items()]
         arguments = ", ".join([*map(repr, environment.args), *keywords])
-        return redact(f"{_display_name(environment.func)}({arguments})", stable=True)
+        return redact(f"{display_name(environment.func)}({arguments})", stable=True)
     return f"gymnasium:{getattr(environment, '__qualname__', type(environment).__qualname__)}"
 
 
-def _registered(name: str, options: Options) -> Registered:
-    """Return an entry of the registry, by id where a module registers it in every process."""
+def _entry(name: str, factory: Factory) -> Any:
+    """Return the `Factory.environment` that other processes can find."""
     import gymnasium as library
 
-    module, _, environment_id = name.rpartition(":")
-    package = next((x for start, x in _PACKAGES.items() if name.startswith(start)), None)
+    environment: Any = factory.environment
+    if not isinstance(environment, str):
+        if not callable(environment):
+            raise ConfigError(
+                f"{name} is neither a registered id nor something to call, such as the class of an "
+                "environment."
+            )
+        if factory.options:
+            raise ConfigError(
+                f"{name} is called without arguments: bind them by functools.partial."
+            )
+        return environment
+    module, _, environment_id = environment.rpartition(":")
+    package = next((x for start, x in _PACKAGES.items() if environment.startswith(start)), None)
     module, install = (module, None) if package is None else package
     try:
         if module:
             importlib.import_module(module)
         entry = library.spec(environment_id)
-        return Registered(environment_id if module else entry, module, options)
+        return f"{module}:{environment_id}" if module else entry
     except Exception as error:
         if install is not None:
-            raise ConfigError(f"gymnasium:{name} needs the package {module}: {install}.") from error
+            raise ConfigError(f"{name} needs the package {module}: {install}.") from error
         if not isinstance(error, library.error.Error):
-            reason = describe_error(error)
-            raise ConfigError(f"gymnasium:{name} cannot be imported: {reason}") from error
-        if name.startswith("ALE/"):
-            raise ConfigError(atari_remedy(name)) from error
+            raise ConfigError(f"{name} cannot be imported: {describe_error(error)}") from error
+        if environment.startswith("ALE/"):
+            raise ConfigError(atari_remedy(environment)) from error
         registered = "`gymnasium.pprint_registry()` lists them."
         suggestion = nearest(environment_id, sorted(library.registry), registered)
         raise ConfigError(
-            f"Gymnasium has no environment {name!r}: {suggestion} If a package registers it, write "
-            f"gymnasium:MODULE:{environment_id}."
+            f"Gymnasium has no environment {environment!r}: {suggestion} If a package registers "
+            f"it, write gymnasium:MODULE:{environment_id}."
         ) from error
 
 
-def _pickle(name: str, environment: Any) -> tuple[bytes, str | None]:
-    """Return a reference for other processes, and the main module where they must import it."""
+def _for_processes(name: str, factory: Factory) -> WorkerSetup:
+    """Return the setup by which other processes find the factory."""
     if gymnasium_worker.inside_worker:  # where `Gymnasium.make` refuses anyway
-        return b"", None
+        return WorkerSetup(b"", {})
     try:
-        pickled = pickle.dumps(environment)
+        pickled = pickle.dumps(factory)
     except Exception as error:
         remedy = "define it at the top of a module"
-        if isinstance(environment, Registered):
+        if not callable(factory.environment):
             remedy = "name the module that registers it, gymnasium:MODULE:ID"
         raise ConfigError(
             f"{name} cannot be found by name in another process: {remedy}, or take workers=0, "
             "which steps it in this one."
         ) from error
-    if b"__main__" not in pickled:
-        return pickled, None
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return pickled, f":{main.__spec__.name}"
-    if getattr(main, "__file__", None) is None:
-        raise ConfigError(
-            f"{name} is defined in an interactive session: take workers=0, which steps it in this "
-            "process, or put it into a file."
-        )
-    return pickled, os.path.abspath(str(main.__file__))
+    main: dict[str, Any] = {}
+    if b"__main__" in pickled:
+        data = spawn.get_preparation_data(name)
+        main = {key: value for key, value in data.items() if key.startswith("init_main_")}
+        if not main:
+            raise ConfigError(
+                f"{name} is defined in an interactive session: take workers=0, which steps it in "
+                "this process, or put it into a file."
+            )
+    return WorkerSetup(pickled, main)
 
 
 def _observation(name: str, space: Any, path: str) -> Any:

@@ -2,8 +2,8 @@
 
 One *fork server* process per batch imports the environment's code once and forks the workers, so a
 worker that died is replaced in milliseconds. Workers unpickle a callable that makes one
-environment. All data goes through one block of shared memory (`SharedMemory`); sockets carry only a
-one-byte request for a step and a one-byte reply.
+environment. All numbers go through one block of shared memory (`SharedMemory`); sockets carry a
+one-byte request for a step and, as a line of JSON, the faults in it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
+import json
+import multiprocessing.spawn
 import os
 import pickle
 import random
-import runpy
 import select
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
 import traceback
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from mmap import mmap
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -36,7 +37,6 @@ from podracer.io.processes import go_on_guarded, kill_tree, request_signal_at_pa
 
 if TYPE_CHECKING:
     from gymnasium import Env
-    from gymnasium.envs.registration import EnvSpec
 
 inside_worker = False  # whether this process is a fork server or a worker
 BAD_DATA_FAULTS = ("not_finite", "wrong_dtype", "wrong_shape", "out_of_space", "malformed")
@@ -45,42 +45,33 @@ CALLS = ("reset", "step")  # methods of an environment that have a time limit
 MAX_CONSECUTIVE_FAILURES = 3  # restarts of a row without one good step between
 CLOSE_SECONDS = 1.0  # for the environments' own `close`; then their processes are killed
 STEP = b"s"  # the request for a step
-OK, FAULTY = b".", b"!"  # a worker's replies to it
-FORK_REPLY = struct.Struct("<ii")  # the new worker's pid, the former worker's wait status
-_TEXT_BYTES = 4096  # kept of a fault's description
+_TEXT_LENGTH = 4096  # characters kept of a fault's description
 _LINE_LENGTH = 300  # characters of a description in one line
 _ALIGNMENT = 64  # bytes: a cache line
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One array of an observation, without a batch axis."""
+    """One array of an observation, or an action, without a batch axis."""
 
     name: str  # its path in the observation, such as "observation['position']"
     shape: tuple[int, ...]
-    dtype: np.dtype  # the one that agents get
+    dtype: np.dtype  # the one that agents have
     source: np.dtype  # the one that the space declares
     low: np.ndarray | None = None  # bounds in `dtype`; None where they exclude nothing
     high: np.ndarray | None = None
-    num_values: int | None = None  # in Discrete spaces, whose values arrive as 0 .. num_values - 1
-    first_value: int = 0  # in Discrete spaces
-
-    @property
-    def scaled(self) -> bool:
-        """Whether these are bytes whose space says 0 to 255, see `ArraySpec.scaled`."""
-        return self.dtype == np.uint8 and self.low is None
+    num_values: int | None = None  # in Discrete spaces, whose values agents have from 0 on
+    first_value: Any = 0  # in Discrete spaces; in a MultiDiscrete one of actions a list
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
     """Settings of one batch."""
 
-    environment: Any  # a callable that makes one environment, for other processes pickled
-    main: str | None  # the script, or the module after a colon, to import first
-    observation: Any  # a tree of dicts, tuples and `Leaf`
-    action_shape: tuple[int, ...]  # () for Discrete, (n,) for others
-    first_action: int | tuple[int, ...]  # smallest values in a Discrete or MultiDiscrete space
-    action_dtype: np.dtype  # the one that the environment's own space declares
+    factory: Any  # a `Factory`, for other processes pickled
+    main: dict[str, Any]  # the script to import first, as `multiprocessing.spawn.prepare` takes it
+    observation: Any = ()  # a tree of dicts, tuples and `Leaf`
+    action: Any = None  # a `Leaf`, of the shape () or (n,)
     row_ranges: tuple[tuple[int, int], ...] = ()  # first row and end for each worker
     step_seconds: float = 0.0
     reset_seconds: float = 0.0
@@ -113,10 +104,6 @@ class SharedMemory:
     generation: Annotated[np.ndarray, np.int64, "B"]  # restarts since `reset`
     consecutive_failures: Annotated[np.ndarray, np.int64, "B"]  # restarts since the last good step
     step_seconds: Annotated[np.ndarray, np.float64, "B"]  # in `step` since a comparison
-    fault_counts: Annotated[np.ndarray, np.int64, "B", len(FAULT_KINDS)]
-    fault_kind: Annotated[np.ndarray, np.int64, "B"]  # index in `FAULT_KINDS` of the latest fault
-    fault_time: Annotated[np.ndarray, np.float64, "B"]  # when it happened, in monotonic seconds
-    fault_text: Annotated[np.ndarray, np.uint8, "B", _TEXT_BYTES]  # UTF-8 padded with zeros
     deadline: Annotated[np.ndarray, np.float64, "W"]  # to answer, in monotonic seconds
     call: Annotated[np.ndarray, np.int64, "W"]  # index in `CALLS` of what each worker does
 
@@ -127,25 +114,25 @@ class SharedMemory:
         self.generation[:] = 0
         self.consecutive_failures[:] = 0
 
-    def record_fault(self, rows: slice, kind: str, text: str) -> None:
-        """Store the latest fault of some rows."""
-        data = np.frombuffer(text.encode(errors="replace")[-_TEXT_BYTES:], np.uint8)
-        self.fault_kind[rows] = FAULT_KINDS.index(kind)
-        self.fault_time[rows] = time.monotonic()
-        self.fault_text[rows] = 0
-        self.fault_text[rows, : data.size] = data
+    def restart(self, rows: slice) -> None:
+        """Have some rows begin anew after a fault, with other seeds."""
+        self.consecutive_failures[rows] += 1
+        self.generation[rows] += 1
 
-    def describe_fault(self, row: int) -> str:
-        """Return the description of a row's latest fault."""
-        return self.fault_text[row].tobytes().rstrip(b"\0").decode(errors="replace").strip()
 
-    def describe_first_faults(self, descriptions: dict[str, str]) -> None:
-        """Add a line on the earliest known fault of each kind that has none; rows keep one each."""
-        for row in np.argsort(self.fault_time):
-            kind = FAULT_KINDS[self.fault_kind[row]]
-            if self.fault_time[row] and kind not in descriptions:
-                line = one_line(self.describe_fault(row))
-                descriptions[kind] = f"environment {self.env_index[row]}: {line}"
+def send(channel: socket.socket, message: list) -> None:
+    """Send a list of numbers, texts and lists, as a line; an empty one costs least."""
+    channel.sendall(json.dumps(message).encode() + b"\n" if message else b"\n")
+
+
+def receive(channel: socket.socket) -> list:
+    """Return the next list. Raises `OSError` where the other process has ended."""
+    line = channel.recv(4096)
+    while line[-1:] != b"\n":
+        if not (part := channel.recv(4096)):
+            raise ConnectionError("the other process has ended")
+        line += part
+    return json.loads(line) if len(line) > 1 else []
 
 
 def one_line(text: str) -> str:
@@ -167,29 +154,27 @@ def anonymous_file() -> int:
 
 
 def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
-    """Map the file behind a descriptor; a new file is sized first, and all zero."""
+    """Map the file behind a descriptor, sized first, or for -1 memory of this process; all zero."""
     sizes: dict[int | str, int] = {"B": setup.row_ranges[-1][1], "W": len(setup.row_ranges)}
     layout = {}
     for name, hint in get_type_hints(SharedMemory, include_extras=True).items():
         if get_origin(hint) is Annotated:
             _, dtype, *shape = get_args(hint)
             layout[name] = tuple(sizes.get(n, n) for n in shape), np.dtype(dtype)
-    action_dtype = np.dtype(np.float32 if setup.action_dtype.kind == "f" else np.int32)
-    layout["action"] = (sizes["B"], *setup.action_shape), action_dtype
-    leaves = observation_leaves(setup.observation)
-    observation = {x.name: ((sizes["B"], *x.shape), x.dtype) for x in leaves}
-    layout |= observation
+    leaves = (setup.action, *observation_leaves(setup.observation))
+    layout |= {leaf.name: ((sizes["B"], *leaf.shape), leaf.dtype) for leaf in leaves}
     offsets, size = {}, 0
     for name, (shape, dtype) in layout.items():
         offsets[name] = size
         size += -(-int(np.prod(shape)) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    os.ftruncate(descriptor, size)
+    if descriptor >= 0:
+        os.ftruncate(descriptor, size)
     buffer = mmap(descriptor, size)
     arrays = {
         name: np.ndarray(shape, dtype, buffer, offsets[name])
         for name, (shape, dtype) in layout.items()
     }
-    return SharedMemory({name: arrays.pop(name) for name in observation}, **arrays)
+    return SharedMemory({leaf.name: arrays.pop(leaf.name) for leaf in leaves[1:]}, **arrays)
 
 
 def observation_leaves(tree: Any) -> Iterator[Leaf]:
@@ -216,29 +201,31 @@ class Worker:
         self.start, self.end = setup.row_ranges[number]
         self.envs: dict[int, Env] = {}
         self.episode_ended: dict[int, bool] = {}
-        self.leaves = [
-            (x, shared.observation[x.name]) for x in observation_leaves(setup.observation)
-        ]
-        self.reply = OK
+        self.leaves = list(observation_leaves(setup.observation))
+        self.faults: list[tuple[int, str, str]] = []  # row, kind and description, in this step
 
     def serve(self, channel: socket.socket) -> None:
         """Reset all rows, then step them at every request, until the parent is gone."""
         seed = self.row_seed(self.start)
         random.seed(seed)  # environments with global generators differ between workers
         np.random.seed(seed)  # noqa: NPY002
+        self.reset()
+        with contextlib.suppress(OSError):  # the parent has closed, or died
+            send(channel, self.faults)
+            while channel.recv(1):
+                self.step()
+                send(channel, self.faults)
+        self.close()
+
+    def reset(self) -> None:
+        """Make and reset every row's environment."""
+        self.faults = []
         for row in range(self.start, self.end):
             self.remake(row)
-        with contextlib.suppress(OSError):  # the parent has closed, or died
-            channel.send(self.reply)
-            while channel.recv(1):
-                self.reply = OK
-                self.step()
-                channel.send(self.reply)
-        for row in list(self.envs):
-            self.close_env(row)
 
     def step(self) -> None:
         """Step every row: with its action, or after an episode's end by a reset."""
+        self.faults = []
         for row, action in enumerate(self.read_actions(), self.start):
             try:
                 if self.episode_ended[row]:
@@ -323,8 +310,8 @@ class Worker:
         """Iterate over the faults in the numbers of rows `start` to `end`."""
         if not np.isfinite(self.shared.reward[start:end]).all():
             yield Fault("not_finite", "reward is not finite")
-        for leaf, array in self.leaves:
-            block = array[start:end]
+        for leaf in self.leaves:
+            block = self.shared.observation[leaf.name][start:end]
             if leaf.dtype.kind == "f" and not np.isfinite(block).all():
                 yield Fault("not_finite", f"{leaf.name} is not finite")
             elif leaf.low is not None and not ((block >= leaf.low) & (block <= leaf.high)).all():
@@ -332,12 +319,10 @@ class Worker:
 
     def read_actions(self) -> list[Any]:
         """Return copies of the rows' actions, as the environments' own space declares them."""
-        actions = self.shared.action[self.start : self.end]
-        if self.setup.action_dtype.kind != "f":
-            actions = actions + np.asarray(self.setup.first_action)
-        if not self.setup.action_shape:
-            return actions.tolist()
-        return list(actions.astype(self.setup.action_dtype))
+        space, actions = self.setup.action, self.shared.action[self.start : self.end]
+        if space.dtype.kind != "f":
+            actions = actions + np.asarray(space.first_value)
+        return list(actions.astype(space.source)) if space.shape else actions.tolist()
 
     def row_seed(self, row: int) -> int:
         """Return the row's seed, of 31 bits as some engines want it."""
@@ -347,23 +332,20 @@ class Worker:
 
     def extend_deadline(self, call: str) -> None:
         """Tell the parent what is called next, and so how long it waits."""
-        seconds = self.setup.step_seconds if call == "step" else self.setup.reset_seconds
+        seconds = getattr(self.setup, f"{call}_seconds")
         self.shared.call[self.number] = CALLS.index(call)
         self.shared.deadline[self.number] = time.monotonic() + seconds
 
     def record_fault(self, row: int, error: BaseException) -> None:
-        """Count a fault and describe it to the parent: as text, no object crosses processes."""
+        """Note a fault for the parent: as text, no object crosses processes."""
         if isinstance(error, KeyboardInterrupt) and not inside_worker:
             raise error  # the user interrupts
         if isinstance(error, Fault):
             kind, text = error.kind, str(error)
         else:
             kind, text = "raised", "".join(traceback.format_exception(error))
-        self.shared.record_fault(slice(row, row + 1), kind, text)
-        self.shared.fault_counts[row, FAULT_KINDS.index(kind)] += 1
-        self.shared.consecutive_failures[row] += 1
-        self.shared.generation[row] += 1
-        self.reply = FAULTY
+        self.shared.restart(slice(row, row + 1))
+        self.faults.append((row, kind, text.strip()[-_TEXT_LENGTH:]))
 
     def close_env(self, row: int) -> None:
         """Close a row's environment, if it has one."""
@@ -371,14 +353,10 @@ class Worker:
             if row in self.envs:
                 self.envs.pop(row).close()
 
-
-def local_worker(setup: WorkerSetup) -> Worker:
-    """Return the only worker of a batch, which this process steps."""
-    memory = anonymous_file()
-    try:
-        return Worker(0, setup, setup.environment, map_shared_memory(memory, setup))
-    finally:
-        os.close(memory)
+    def close(self) -> None:
+        """Close every environment."""
+        for row in list(self.envs):
+            self.close_env(row)
 
 
 def _write(array: np.ndarray, row: int, leaf: Leaf, value: Any) -> None:
@@ -418,25 +396,33 @@ def _as_bool(value: Any, name: str) -> bool:
 # --- the fork server -----------------------------------------------------------------------------
 
 
-def run_fork_server(control: socket.socket, memory: int) -> None:
+def command(call: str) -> list[str]:
+    """Return the command of a process that has this one's path and does a `call` of this module."""
+    code = (
+        f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import *; {call}"
+    )
+    return [sys.executable, "-c", code, json.dumps(sys.path)]
+
+
+def run_fork_server(control_descriptor: int, memory: int) -> None:
     """Fork a worker at each request, until the parent is gone; then wait until all workers are.
 
     The `WorkerSetup` is read from stdin. A request is a worker's number, with the worker's end of
-    its channel; a former worker of that number is ended first. The answer is a `FORK_REPLY`; a pid
-    of -1 says that the environment's code cannot be imported, and the fault of row 0 says why.
+    its channel; a former worker of that number is ended first. The answer is the new worker's pid,
+    the former worker's wait status, and where the environment's code cannot be imported, why.
     """
     _enter_fork_server()
+    control = socket.socket(fileno=control_descriptor)
     setup: WorkerSetup = pickle.load(sys.stdin.buffer)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     shared = map_shared_memory(memory, setup)
     os.close(memory)
-    make, pids, server_pid = None, {}, os.getpid()
+    make, problem, pids, server_pid = None, "", {}, os.getpid()
     try:
         make = _import_environment(setup)
     except BaseException as error:
-        text = str(error) if isinstance(error, PodracerError) else traceback.format_exc()
-        shared.record_fault(slice(0, 1), "raised", text)
+        problem = str(error) if isinstance(error, PodracerError) else traceback.format_exc()
     alive, alive_in_workers = os.pipe()
     while True:
         request, channels, _, _ = socket.recv_fds(control, 4, 1)
@@ -444,7 +430,7 @@ def run_fork_server(control: socket.socket, memory: int) -> None:
             break
         number = int.from_bytes(request, "little")
         status = _end_child(pids.pop(number)) if number in pids else 0
-        pid = -1
+        pid = 0
         if make is not None:
             pid = os.fork()
             if pid == 0:
@@ -456,7 +442,7 @@ def run_fork_server(control: socket.socket, memory: int) -> None:
                 os.setpgid(pid, pid)
             pids[number] = pid
         os.close(channels[0])
-        control.sendall(FORK_REPLY.pack(pid, status))
+        send(control, [pid, status, problem])
     os.close(alive_in_workers)  # readable at the end of the last worker
     select.select([alive], [], [], CLOSE_SECONDS)
     for pid in pids.values():
@@ -510,88 +496,72 @@ def _end_child(pid: int) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def _import_environment(setup: WorkerSetup) -> Callable[[], Env]:
+def _import_environment(setup: WorkerSetup) -> Factory:
     """Return the environment's factory, with all its code imported before the forks."""
-    if setup.main is not None:
-        path, _, module = setup.main.partition(":")
-        run, target = (runpy.run_module, module) if module else (runpy.run_path, path)
-        main = types.ModuleType("__mp_main__")
-        main.__dict__.update(run(target, run_name="__mp_main__"))
-        sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    environment = factory = pickle.loads(setup.environment)
-    while isinstance(factory, Filtered | Pictured):
-        factory = factory.make
-    if isinstance(factory, Registered):
-        factory.load()
-    return environment
+    multiprocessing.spawn.prepare(setup.main)
+    factory: Factory = pickle.loads(setup.factory)
+    factory.load()
+    return factory
 
 
-# --- callables that make one environment ---------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Factory:
+    """What makes one environment when it is called; fields as in `Gymnasium`."""
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Registered:
-    """Environment of Gymnasium's registry."""
-
-    entry: str | EnvSpec
-    """Id, or where no module registers it in every process, the registry's entry itself."""
-    module: str = ""
-    """Module to import first, which registers the id."""
+    environment: Any
+    """Id with the module that registers it, an entry of the registry, or a callable."""
     options: tuple[tuple[str, Any], ...] = ()
+    observe: tuple[str, ...] = ()
+    pictures: bool = False
 
-    def load(self) -> EnvSpec:
-        """Import all code and return the registry's entry."""
+    def load(self) -> Any:
+        """Import all code of the environment; return its entry in the registry or its callable."""
+        if callable(self.environment):
+            return self.environment
         from gymnasium.envs import registration
 
-        if self.module:
-            importlib.import_module(self.module)
-        entry = registration.spec(self.entry) if isinstance(self.entry, str) else self.entry
+        entry = self.environment
+        if isinstance(entry, str):
+            module, _, environment_id = entry.rpartition(":")
+            importlib.import_module(module)
+            entry = registration.spec(environment_id)
         if isinstance(entry.entry_point, str):
             registration.load_env_creator(entry.entry_point)
         return entry
 
     def __call__(self) -> Env:
-        import gymnasium
-
-        return gymnasium.make(self.load(), disable_env_checker=True, **dict(self.options))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Filtered:
-    """Environment that shows some entries of its dictionaries of observations."""
-
-    make: Callable[[], Env]
-    entries: tuple[str, ...]
-
-    def __call__(self) -> Env:
-        from gymnasium.wrappers import FilterObservation
-
-        return FilterObservation(self.make(), self.entries)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pictured:
-    """Environment whose observations are dictionaries of the `observation` and a `picture`."""
-
-    make: Callable[[], Env]
-    """Factory of environments whose `render` returns uint8 `[H, W, 3]`."""
-    name: str
-    """Name of the environment, for messages."""
-
-    def __call__(self) -> Env:
-        from gymnasium import spaces
-        from gymnasium.wrappers import TransformObservation
-
+        if not self.pictures:
+            return self._make()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about modes that it does not have
-            env = self.make()
-            env.reset()
-            picture = np.asarray(env.render())
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
-            raise ValueError("`render` does not return an array uint8 [H, W, 3]")
-        space = spaces.Box(0, 255, picture.shape, np.uint8)
-        return TransformObservation(
-            env,
-            lambda observation: {"observation": observation, "picture": env.render()},
-            spaces.Dict({"observation": env.observation_space, "picture": space}),
-        )
+            return _with_pictures(self._make())
+
+    def _make(self) -> Env:
+        import gymnasium
+
+        entry, options = self.load(), dict[str, Any](self.options)
+        is_own = callable(entry)
+        if self.pictures and (not is_own or "render_mode" in inspect.signature(entry).parameters):
+            options["render_mode"] = "rgb_array"
+        make: Any = entry if is_own else partial(gymnasium.make, entry, disable_env_checker=True)
+        env = make(**options)
+        return gymnasium.wrappers.FilterObservation(env, self.observe) if self.observe else env
+
+
+def _with_pictures(env: Env) -> Env:
+    """Return an environment whose observations are an `observation` and a `picture`.
+
+    Raises `ValueError` where `render` draws none, uint8 `[H, W, 3]`.
+    """
+    from gymnasium import spaces, wrappers
+
+    env.reset()
+    picture = np.asarray(env.render())
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+        raise ValueError("`render` does not return an array uint8 [H, W, 3]")
+    space = spaces.Box(0, 255, picture.shape, np.uint8)
+    return wrappers.TransformObservation(
+        env,
+        lambda observation: {"observation": observation, "picture": env.render()},
+        spaces.Dict({"observation": env.observation_space, "picture": space}),
+    )

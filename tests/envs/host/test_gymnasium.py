@@ -466,8 +466,7 @@ def test_several_actions_at_once_fit_the_environments_own_space(batches):
 )
 def test_several_discrete_numbers_end_at_the_largest_of_int32(dtype, n, largest):
     space = spaces.MultiDiscrete([n, 3], dtype=dtype)
-    inspect = library("envs.host.gymnasium_spec").inspect_environment
-    leaf = inspect(functools.partial(Odd, space))[1].observation
+    leaf = library().Gymnasium(functools.partial(Odd, space)).inspect()[1].observation
     np.testing.assert_array_equal(leaf.high, np.array([largest, 2], np.int32), strict=True)
 
 
@@ -622,12 +621,12 @@ def test_what_cannot_be_is_one_sentence(environment, words, monkeypatch):
 
 
 def test_spaces_are_arrays_as_agents_want_them():
-    inspect = library("envs.host.gymnasium_spec").inspect_environment
     mask = spaces.Box(0, 1, (2,), np.float32)
     image = spaces.Box(0, 255, (8, 8, 3), np.int64)
     board = spaces.Box(0, 1, (8, 8, 2), np.uint8)
     space = {"action_mask": mask, "image": image, "x": SEEN, "codes": CODES, "board": board}
-    spec, setup = inspect(functools.partial(Odd, spaces.Dict(space)))
+    environment = functools.partial(Odd, spaces.Dict(space))
+    spec, setup = library().Gymnasium(environment).inspect()
     leaves = setup.observation
     kinds = {name: str(leaf.dtype) for name, leaf in leaves.items()}
     assert kinds == {
