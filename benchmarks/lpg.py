@@ -41,7 +41,7 @@ from podracer.agents.rules.lpg.student import lpg_student
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.anakin import AnakinConfig
-from podracer.environment import HasWorlds
+from podracer.environment import features
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Replay
@@ -64,7 +64,7 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
     world_key, enter_key, act_key, step_key, own_key = jax.random.split(key, 5)
     init_key, learn_key = jax.random.split(own_key)
     enter = env.reset
-    if isinstance(env, HasWorlds):
+    if features(env).kinds:
         enter = partial(env.enter, world=env.draw(world_key))
     env_state, timestep = jax.vmap(enter)(jax.random.split(enter_key, num_envs))
     actor = ActorState(env_state, timestep, agent.carry(num_envs), zero_episode_stats(num_envs))

@@ -32,7 +32,8 @@ from podracer.drivers.sebulba.config import SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.drivers.state import TrainState, place_agent
-from podracer.envs.host.dlpack import lives_on_device, on_host
+from podracer.environment import features
+from podracer.envs.host.dlpack import on_host
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 
@@ -42,7 +43,7 @@ def measure_simulator(driver: Sebulba, seconds: float) -> float:
     split, config, generator = driver.split, driver.config, np.random.default_rng(0)
     draw = partial(random_actions, generator, driver.host.spec, None, split.num_envs)
     actions = [draw() for _ in range(64)]
-    if lives_on_device(driver.host):
+    if features(driver.host).on_device:
         actions = jax.device_put(actions, split.actors[0])
     errors = list[Exception]()
     steps, stop = [0] * split.threads, threading.Event()

@@ -32,10 +32,7 @@ class Environment(Protocol):
     restarts in the same step: the timestep carries the last reward and the first observation of the
     next episode, with `first` set. A time-out has `last` set and `discount` 1, and the next
     step ignores its action and restarts. `auto_reset` adds both kinds of restart to an
-    environment that only marks the ends of episodes.
-
-    Optional features are protocols of their own: `Renderable`, `HasEvaluation`, `ChecksAgent`,
-    `HasWorlds`.
+    environment that only marks the ends of episodes. Optional methods are in `Features`.
     """
 
     @property
@@ -55,7 +52,7 @@ class Environment(Protocol):
 class HostEnvironment(Protocol):
     """A batch of B host environments, stepped together by one thread; numpy in, numpy out.
 
-    A factory that `LivesOnDevice` makes batches with arrays of a device instead.
+    A factory with `on_device` makes batches with arrays of a device instead.
 
     Leaves of a timestep are `[B, ...]` with the dtypes of `TimeStep`; the next `step` may overwrite
     them. The environments restart by themselves. A time-out or a terminal is shown with its final
@@ -64,9 +61,7 @@ class HostEnvironment(Protocol):
     1. An end that needs no reset, such as a lost life, may be both in one timestep: `discount` 0,
     `first` set and `last` not. An adapter that loses an episode to a fault returns the first
     timestep of the next one; the driver detects the missing end, and the broken transition does
-    not train.
-
-    Optional features are protocols of their own: `Resumable`, `ReportsFaults`, `DescribesFaults`.
+    not train. Optional methods are in `Features`.
     """
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
@@ -93,8 +88,7 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A factory of batches of host environments: a small hashable value, equal by settings.
 
-    Optional features are protocols of their own: `LivesOnDevice`, `ExistsOnce`, `HasEvaluation`,
-    `HasFrameSkip`, `HasDeadlines`, `HasPictures`.
+    Optional methods are in `Features`.
     """
 
     @property
@@ -105,144 +99,81 @@ class HostEnvironments(Protocol):
         ...
 
 
-# --- optional features, which callers check with `isinstance` ------------------------------------
+# --- optional features ---------------------------------------------------------------------------
 
 
-@runtime_checkable
-class Renderable(Protocol):
-    """A device environment that can be drawn, for `podracer play`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Features:
+    """Optional features of environments: attributes and methods of these names, see `features`.
 
-    def render(self, state: EnvState) -> np.ndarray:
-        """Return a picture of a state of one instance (numpy leaves), uint8 `[H, W, 3]`."""
-        ...
+    What an environment has not is absent or None, and has the default here. The first four are of
+    device environments, the next two of both kinds, and the others of host environments: of
+    factories, and the last four of batches.
+    """
 
+    render: Callable[[EnvState], np.ndarray] | None = None
+    """Draw a state of one instance (numpy leaves), uint8 `[H, W, 3]`, for `podracer play`."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of worlds (tasks), where there are many, for agents that learn across them."""
+    draw: Any = None
+    """`(key) -> world`: draw a tree of arrays whose attribute `kind`, i32, indexes `kinds`."""
+    enter: Any = None
+    """`(key, world) -> (state, timestep)`: begin an episode in a given world."""
 
-@runtime_checkable
-class HasPictures(Protocol):
-    """A factory of host environments that can be drawn, for `podracer play`."""
+    for_evaluation: Callable[[], Any] | None = None
+    """Return the environment to evaluate in, of the same kind as this one, such as whole games and
+    unclipped rewards of Atari, or a later period of prices."""
+    check_agent: Callable[[Any, Any], None] | None = None
+    """Raise `ConfigError` for an `Agent` that cannot learn here, in a run of the `Experiment`."""
 
-    def with_pictures(self) -> HostEnvironments:
-        """Return a factory of the same environments that show pictures besides observations.
+    with_pictures: Callable[[], HostEnvironments] | None = None
+    """Return the same environments with pictures besides observations, for `podracer play`.
 
-        Their observations are dictionaries of the `observation`, as here, and a `picture`, uint8
-        `[H, W, 3]`. Raises `ConfigError` where they cannot be drawn.
-        """
-        ...
-
-
-@runtime_checkable
-class HasEvaluation(Protocol):
-    """An environment, or a factory of host environments, with a variant for evaluation."""
-
-    def for_evaluation(self) -> Any:
-        """Return the environment to evaluate in, of the same kind as this one.
-
-        For example whole games and unclipped rewards of Atari, or a later period of prices.
-        """
-        ...
-
-
-@runtime_checkable
-class ChecksAgent(Protocol):
-    """An environment in which not every agent that can be built for it can learn."""
-
-    def check_agent(self, agent: Any, experiment: Any) -> None:
-        """Raise `ConfigError` for an `Agent` that cannot learn here, in a run of the experiment."""
-        ...
-
-
-@runtime_checkable
-class HasFrameSkip(Protocol):
-    """A factory of host environments whose steps repeat each action."""
-
-    frame_skip: int
-    """Emulator frames in a step."""
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A batch of host environments whose state can be saved and restored exactly."""
-
-    def snapshot(self) -> EnvState:
-        """Return the state of all rows, a tree of arrays `[B, ...]`, as a checkpoint keeps it."""
-        ...
-
-    def restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
-        """Continue from a snapshot, `start` steps into the run; see `HostEnvironment.reset`."""
-        ...
-
-
-@runtime_checkable
-class LivesOnDevice(Protocol):
-    """A factory of batches whose arrays lie on a device, not in NumPy.
+    Observations are then dictionaries of the `observation`, as here, and a `picture`, uint8
+    `[H, W, 3]`. Raises `ConfigError` where they cannot be drawn."""
+    with_deadline: Callable[[float], HostEnvironments] | None = None
+    """Return the same environments, which replace what takes longer than so many seconds."""
+    frame_skip: int = 0
+    """Emulator frames in a step, where a step repeats each action; 0 elsewhere."""
+    on_device: bool = False
+    """Whether arrays of batches lie on a device, not in NumPy.
 
     Leaves of their timesteps are arrays of any library with `__dlpack__`, such as torch, Warp, CuPy
     or JAX, compact in memory. They are views, not copies, where the device is the actor's. `step`
     gets an array of JAX on the simulator's device, to be read by `__dlpack__` and not written to.
-    It may then overwrite the arrays of the previous timestep.
-    """
+    It may then overwrite the arrays of the previous timestep."""
+    shared: bool = False
+    """Whether only one batch can be open in a process: then one thread steps all environments, and
+    a run evaluates nothing, but `podracer eval` does afterwards."""
 
-    on_device: bool
-    """Whether its arrays live on a device."""
-
-
-@runtime_checkable
-class ExistsOnce(Protocol):
-    """A factory of a simulator that cannot be open twice in a process.
-
-    One thread steps all environments, and a run evaluates nothing: `podracer eval` does afterwards.
-    """
-
-    shared: bool
-    """Whether only one batch can be open."""
-
-
-def exists_once(env: Any) -> bool:
-    """Return whether a factory may have one open batch only."""
-    return isinstance(env, ExistsOnce) and env.shared
-
-
-@runtime_checkable
-class HasDeadlines(Protocol):
-    """A factory of batches that replace environments which hang."""
-
-    def with_deadline(self, seconds: float) -> Any:
-        """Return this factory with a deadline: batches replace what takes longer than `seconds`."""
-        ...
-
-
-@runtime_checkable
-class ReportsFaults(Protocol):
-    """A batch of host environments that counts the faults it has recovered from."""
-
-    faults: Mapping[str, int]
-    """Number of faults by kind, such as `died` or `hung`, since the batch was made."""
-
-
-@runtime_checkable
-class DescribesFaults(Protocol):
-    """A batch of host environments that describes the faults it recovered from."""
-
-    first_faults: Mapping[str, str]
+    snapshot: Callable[[], EnvState] | None = None
+    """Return the state of all rows, a tree of arrays `[B, ...]`, as a checkpoint keeps it."""
+    restore: Any = None
+    """`(seed, indices, start, state)`: continue from a snapshot, `start` steps into the run; see
+    `HostEnvironment.reset`."""
+    faults: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Number of faults that the batch has recovered from, by kind, such as `died` or `hung`."""
+    first_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """A line on the first fault of each kind since the batch was made."""
 
 
-@runtime_checkable
-class HasWorlds(Protocol):
-    """A device environment with many worlds (tasks), for agents that learn across them."""
+_FEATURES = tuple(field.name for field in dataclasses.fields(Features))
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds of worlds."""
-        ...
 
-    def draw(self, key: jax.Array) -> Any:
-        """Return a random world: a tree of arrays whose attribute `kind`, i32, indexes `kinds`."""
-        ...
+def features(environment: Any) -> Features:
+    """Return the optional features of an environment, a factory of environments or a batch."""
+    values = {name: getattr(environment, name, None) for name in _FEATURES}
+    return Features(**{name: value for name, value in values.items() if value is not None})
 
-    def enter(self, key: jax.Array, world: Any) -> tuple[EnvState, TimeStep]:
-        """Return the state and the first timestep of an episode in a given world."""
-        ...
+
+def wrap_features(wrapper: Any, environment: Any, *names: str, **wrapped: Any) -> None:
+    """Give a wrapper optional features of the environment in it, if it has them.
+
+    Those of `names` are as there; `wrapped` has the wrapper's own functions in place of others.
+    """
+    for name in (*names, *wrapped):
+        if (value := getattr(environment, name, None)) is not None:
+            object.__setattr__(wrapper, name, wrapped.get(name, value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,9 +192,8 @@ class TaskGroups:
 
 def evaluation_environment(environment: Any) -> Any:
     """Return `environment.for_evaluation()` where there is such a variant, else the environment."""
-    if isinstance(environment, HasEvaluation):
-        return environment.for_evaluation()
-    return environment
+    variant = features(environment).for_evaluation
+    return environment if variant is None else variant()
 
 
 def call_environment(caller: str, function: Callable[[], T]) -> T:
@@ -358,17 +288,14 @@ class AutoReset:
     def __post_init__(self) -> None:
         if type(count := self.resets_per_step) is not int or count < 0:
             raise ConfigError(f"resets_per_step must be 0, 1, 2 and so on, not {count!r}.")
-        # Optional features of the inner environment, set on the instance, where `isinstance` looks.
-        if isinstance(self.inner, ChecksAgent):
-            object.__setattr__(self, "check_agent", self.inner.check_agent)
-        if isinstance(self.inner, Renderable):
-            object.__setattr__(self, "render", self._render)
-        if isinstance(self.inner, HasEvaluation):
-            object.__setattr__(self, "for_evaluation", self._for_evaluation)
-        if isinstance(self.inner, HasWorlds):
-            object.__setattr__(self, "kinds", self.inner.kinds)
-            object.__setattr__(self, "draw", self.inner.draw)
-            object.__setattr__(self, "enter", self._enter)
+        wrap_features(
+            self,
+            self.inner,
+            *("check_agent", "kinds", "draw"),
+            enter=self._enter,
+            render=self._render,
+            for_evaluation=self._for_evaluation,
+        )
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -162,7 +162,7 @@ def make_evaluator(
     The episodes depend on the run's key and on the number of the update, so that the evaluations of
     a run play fresh ones; leave `update` at 0 to play the same ones again. Each episode has an
     environment of its own, so that short episodes are not preferred to long ones. An environment
-    that is `HasEvaluation` is evaluated in `for_evaluation()`: whole games and unclipped rewards
+    with a `for_evaluation()` is evaluated in that: whole games and unclipped rewards
     for Atari.
 
     `policy` is `greedy`, the agent's best actions, or `sampled`, those of `act(explore=True)`;
@@ -387,8 +387,7 @@ def host_steps(
     with contextlib.closing(_call(make)) as batch:
         timestep = _call(partial(batch.reset, int(seed), indices, 0))
         for t in itertools.count(1):
-            if isinstance(batch, environment.DescribesFaults):
-                environment.log_first_faults(_PLACE, batch.first_faults, logged)
+            environment.log_first_faults(_PLACE, environment.features(batch).first_faults, logged)
             if (_forbids_all(environments.spec, timestep) & ~is_over).any():
                 raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
             previous_last = np.array(timestep.last)  # the next step may overwrite it

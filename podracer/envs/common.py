@@ -29,7 +29,7 @@ class Adapted:
     reset: Callable[[jax.Array], tuple[EnvState, TimeStep]]
     step: Callable[[jax.Array, EnvState, jax.Array], tuple[EnvState, TimeStep]]
     render: Callable[[EnvState], np.ndarray] | None = None
-    """Function that draws a state, uint8 `[H, W, 3]`, see `Renderable`."""
+    """Function that draws a state, uint8 `[H, W, 3]`, see `Features.render`."""
 
 
 def check_known(name: str, names: Iterable[str], problem: str) -> None:

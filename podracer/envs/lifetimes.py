@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import ChecksAgent, Environment, HasWorlds, Renderable, TaskGroups
+from podracer.environment import Environment, TaskGroups, features, wrap_features
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.ops.random import random_word
@@ -42,7 +42,7 @@ class Lifetimes:
 
     The last timestep of a lifetime has `last` set, and may also be a terminal; the next step
     ignores its action and starts the next lifetime in a new task. First lifetimes start at a
-    random age, so that they do not all end together. Environments that are `HasWorlds`
+    random age, so that they do not all end together. Environments with `Features.kinds` of worlds
     have many tasks, their worlds; any other one repeats a single task.
     """
 
@@ -54,11 +54,7 @@ class Lifetimes:
         if not isinstance(self.inner, Environment):
             kind = type(self.inner).__name__
             raise ConfigError(f"{kind} is not a device environment, so it cannot have lifetimes.")
-        # Optional features are on the instance, where `isinstance` looks.
-        if isinstance(self.inner, ChecksAgent):
-            object.__setattr__(self, "check_agent", self.inner.check_agent)
-        if isinstance(self.inner, Renderable):
-            object.__setattr__(self, "render", self._render)
+        wrap_features(self, self.inner, "check_agent", render=self._render)
         for name in ("envs", "steps"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -67,7 +63,7 @@ class Lifetimes:
     @property
     def spec(self) -> EnvironmentSpec:
         inner = self.inner.spec
-        tasks = self.inner.kinds if isinstance(self.inner, HasWorlds) else (inner.name,)
+        tasks = features(self.inner).kinds or (inner.name,)
         number = ArraySpec((), np.int32)
         return dataclasses.replace(
             inner,
@@ -104,7 +100,7 @@ class Lifetimes:
     ) -> tuple[LifetimeState, TimeStep]:
         """Begin a lifetime in a task that the group shares, with an episode for each row."""
         task_key, key = jax.random.split(key)
-        if isinstance(self.inner, HasWorlds):
+        if features(self.inner).kinds:
             world = shared_by_group(self.inner.draw, task_key, self.envs)
             task, (inner, timestep) = world.kind, self.inner.enter(key, world)
         else:

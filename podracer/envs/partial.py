@@ -8,7 +8,7 @@ import re
 import jax
 import numpy as np
 
-from podracer.environment import Environment, HasEvaluation, Renderable
+from podracer.environment import Environment, wrap_features
 from podracer.errors import ConfigError
 from podracer.types import ArraySpec, EnvironmentSpec, EnvState, TimeStep
 
@@ -57,10 +57,7 @@ class PartiallyObserved:
             raise ConfigError(
                 f"hide must be some of the components 0 to {size - 1} of {spec.name}, not all."
             )
-        if isinstance(self.environment, Renderable):
-            object.__setattr__(self, "render", self.environment.render)
-        if isinstance(self.environment, HasEvaluation):
-            object.__setattr__(self, "for_evaluation", self._for_evaluation)
+        wrap_features(self, self.environment, "render", for_evaluation=self._for_evaluation)
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -16,10 +16,9 @@ import numpy as np
 from podracer.agent import Agent
 from podracer.environment import (
     Environment,
-    HasPictures,
     HostEnvironments,
-    Renderable,
     evaluation_environment,
+    features,
 )
 from podracer.errors import ConfigError
 from podracer.evaluate import (
@@ -95,8 +94,8 @@ def record_frames(
 
 def _device_drawer(env: Environment) -> Callable[[ActorState], np.ndarray]:
     """Return a function that draws one environment's state. Raises `ConfigError`."""
-    if isinstance(env, Renderable):
-        return lambda actor: env.render(_first_row(actor.env_state))
+    if (render := features(env).render) is not None:
+        return lambda actor: render(_first_row(actor.env_state))
     spec = env.spec
     if has_picture(spec.observation):
         return lambda actor: draw_observation(_first_row(actor.timestep.observation), spec)
@@ -154,9 +153,8 @@ def _host_drawer(
     The functions return a picture, and the observation that the agent sees. Raises `ConfigError`.
     """
     env, spec = evaluation_environment(env), env.spec
-    if isinstance(env, HasPictures):
-        pictured = env.with_pictures()
-        return pictured, lambda x: np.array(x["picture"][0]), lambda x: x["observation"]
+    if (with_pictures := features(env).with_pictures) is not None:
+        return with_pictures(), lambda x: np.array(x["picture"][0]), lambda x: x["observation"]
     if has_picture(spec.observation):
         return env, lambda x: draw_observation(_first_row(x), spec), lambda x: x
     raise ConfigError(

@@ -12,7 +12,7 @@ from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.drivers.driver import arguments_of
-from podracer.environment import ChecksAgent, Environment, HostEnvironments
+from podracer.environment import Environment, HostEnvironments, features
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.paths import user_path
 from podracer.io.reading import LARGE_FILE, read_limited
@@ -38,9 +38,8 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     settings = over_run(experiment.agent, experiment.num_steps)
     context = _context(settings, experiment.driver.rollout_length)
     blueprint = Blueprint(settings, check_spec(env), context, arguments_of(env))
-    checks: Any = env
-    if isinstance(checks, ChecksAgent):
-        checks.check_agent(blueprint.build(), experiment)
+    if (check_agent := features(env).check_agent) is not None:
+        check_agent(blueprint.build(), experiment)
     return blueprint, env
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from podracer.config.experiment import Experiment
 from podracer.devices.memory import used_bytes, used_device_bytes
 from podracer.drivers.progress import Progress
-from podracer.environment import Environment, HasFrameSkip, HostEnvironments
+from podracer.environment import Environment, HostEnvironments, features
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.io.signals import Stopwatch
 from podracer.run.resume import Best, Totals
@@ -208,6 +208,6 @@ class Recorder:
             "steps_in_flight": collected - learned - dropped,
             "steps_dropped": dropped,
         }
-        if isinstance(self._env, HasFrameSkip):
-            accounts["emulator_frames"] = totals.frames * self._env.frame_skip
+        if frame_skip := features(self._env).frame_skip:
+            accounts["emulator_frames"] = totals.frames * frame_skip
         return accounts

@@ -18,11 +18,10 @@ from variants import variants
 
 from podracer.checks import check_environment
 from podracer.environment import (
-    HasEvaluation,
-    Renderable,
     action_struct,
     auto_reset,
     evaluation_environment,
+    features,
     restart,
     transition,
 )
@@ -159,15 +158,15 @@ def test_a_wrapper_has_the_abilities_of_its_environment_and_no_others() -> None:
             return shown
 
     drawn, evaluated = auto_reset(CartPole()), auto_reset(Evaluated(), resets_per_step=2)
-    assert isinstance(drawn, Renderable)
-    assert not isinstance(drawn, HasEvaluation)
-    assert isinstance(evaluated, HasEvaluation)
-    assert not isinstance(evaluated, Renderable)
+    assert features(drawn).render is not None
+    assert features(drawn).for_evaluation is None
+    assert features(evaluated).for_evaluation is not None
+    assert features(evaluated).render is None
     assert evaluation_environment(drawn) is drawn
     assert evaluation_environment(evaluated) == auto_reset(shown, resets_per_step=2)
     copy = pickle.loads(pickle.dumps(drawn))
     assert copy == drawn
-    assert isinstance(copy, Renderable)
+    assert features(copy).render is not None
 
 
 # --- every environment of the library ------------------------------------------------------------
@@ -505,8 +504,8 @@ def test_hidden_components_are_all_that_is_missing() -> None:
     _, expected_timestep = whole.step(jax.random.key(1), expected[0], action)
     np.testing.assert_array_equal(timestep.observation, expected_timestep.observation[:2])
     np.testing.assert_array_equal(timestep.reward, expected_timestep.reward)
-    assert isinstance(env, Renderable)
-    assert not isinstance(env, HasEvaluation)
+    assert features(env).render is not None
+    assert features(env).for_evaluation is None
     for hide, shown in (("0+2", [1]), ("1-2", [0]), ("1+2-2", [0])):
         other = make(f"partial:pendulum,hide={hide}")
         np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)

@@ -13,13 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from podracer.environment import (
-    ChecksAgent,
-    Renderable,
-    evaluation_environment,
-    sibling_key,
-)
+from podracer.environment import evaluation_environment, sibling_key, wrap_features
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
 from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep
@@ -46,11 +42,7 @@ class AgentsAsRows:
     def __post_init__(self) -> None:
         if type(self.num_agents) is not int or self.num_agents < 1:
             raise ConfigError(f"num_agents must be 1, 2, 3 and so on, not {self.num_agents!r}.")
-        # Optional features are set on the instance, where `isinstance` looks.
-        if isinstance(self.env, ChecksAgent):
-            object.__setattr__(self, "check_agent", self.env.check_agent)
-        if isinstance(self.env, Renderable):
-            object.__setattr__(self, "render", lambda state: self.env.render(state.inner))
+        wrap_features(self, self.env, "check_agent", render=self._render)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -59,6 +51,9 @@ class AgentsAsRows:
     def for_evaluation(self) -> AgentsAsRows:
         """Return the environment whose rows get the mean reward of all, to the end of the game."""
         return dataclasses.replace(self, env=evaluation_environment(self.env), by_team=True)
+
+    def _render(self, state: GameState) -> np.ndarray:
+        return self.env.render(state.inner)
 
     def reset(self, key: jax.Array) -> tuple[GameState, TimeStep]:
         return self._by_game(lambda keys: self._reset(keys[0]), key)

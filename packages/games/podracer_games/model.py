@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from podracer.environment import ChecksAgent, Environment, HasEvaluation, Renderable
+from podracer.environment import Environment, wrap_features
 from podracer.envs import make
 from podracer.envs.common import array_specs
 from podracer.errors import ConfigError
@@ -33,12 +33,8 @@ class WithModel:
         if not isinstance(self.environment, Environment):
             kind = type(self.environment).__name__
             raise ConfigError(f"{kind} is not a device environment, so an agent cannot plan in it.")
-        if isinstance(self.environment, ChecksAgent):
-            object.__setattr__(self, "check_agent", self.environment.check_agent)
-        if isinstance(self.environment, Renderable):
-            object.__setattr__(self, "render", self.environment.render)
-        if isinstance(self.environment, HasEvaluation):
-            object.__setattr__(self, "for_evaluation", self._for_evaluation)
+        features = {"for_evaluation": self._for_evaluation}
+        wrap_features(self, self.environment, "check_agent", "render", **features)
 
     @property
     def spec(self) -> EnvironmentSpec:

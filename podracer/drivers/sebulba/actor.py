@@ -20,13 +20,7 @@ from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.state import reset_episode_totals
-from podracer.environment import (
-    DescribesFaults,
-    HostEnvironment,
-    ReportsFaults,
-    Resumable,
-    call_environment,
-)
+from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
 from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
 
@@ -90,7 +84,7 @@ class Actor:
         self._env, self._programs, self._config = env, programs, config
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
         is_stored = context.start.timestep is not None
-        self._is_saved = isinstance(env, Resumable) and (is_stored or not on_device)
+        self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
         num_envs = len(context.indices)
         on_host = HostIntake(spec, num_envs)
         self._intake = DeviceIntake(spec, num_envs, context.device) if on_device else on_host
@@ -155,8 +149,8 @@ class Actor:
         seeds = (context.seed, context.indices, steps)
         if start.timestep is None:
             return self._call_environment(lambda: self._env.reset(*seeds))
-        assert isinstance(self._env, Resumable), "its state came from a snapshot"
-        call_environment(context.name, partial(self._env.restore, *seeds, start.env_state))
+        restore = features(self._env).restore  # there is one, as its state came from a snapshot
+        call_environment(context.name, partial(restore, *seeds, start.env_state))
         return self._intake.resume(start.timestep)
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
@@ -181,16 +175,12 @@ class Actor:
 
     def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int], dict[str, str]]:
         """Return a snapshot of the environments, the rows of bad data by kind, and the first."""
-        env_state = ()
-        if self._is_saved:
-            assert isinstance(self._env, Resumable)
-            env_state = self._intake.snapshot(self._env.snapshot())
+        env_state, optional = (), features(self._env)
+        if self._is_saved and optional.snapshot is not None:
+            env_state = self._intake.snapshot(optional.snapshot())
         faults = Counter(self._intake.validator.faults)
-        if isinstance(self._env, ReportsFaults):
-            faults.update(self._env.faults)
-        first_faults = dict(self._intake.validator.first_faults)
-        if isinstance(self._env, DescribesFaults):
-            first_faults = {**self._env.first_faults, **first_faults}
+        faults.update(optional.faults)
+        first_faults = {**optional.first_faults, **self._intake.validator.first_faults}
         return env_state, dict(faults), first_faults
 
 

@@ -30,8 +30,7 @@ from podracer.drivers.sebulba.trajectory import (
     empty_buffer,
 )
 from podracer.drivers.state import TrainState, reset_episode_totals
-from podracer.environment import HasDeadlines, HostEnvironment, HostEnvironments, call_environment
-from podracer.envs.host.dlpack import lives_on_device
+from podracer.environment import HostEnvironment, HostEnvironments, call_environment, features
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -211,7 +210,7 @@ def make_actor_pool(
     # A copy: the first update donates the state away.
     copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
     params = on_one_device(copy(state.learner))
-    on_device = lives_on_device(env)
+    on_device = features(env).on_device
     programs = make_actor_programs(agent, len(split.learners), on_device)
     make_buffer = partial(
         empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
@@ -314,8 +313,8 @@ def make_environments(
     supervisor: Supervisor,
 ) -> HostEnvironment:
     """Make the environments of one actor. A failure also ends the run, as a fault of `name`."""
-    if isinstance(env, HasDeadlines):
-        env = env.with_deadline(config.env_timeout_seconds)
+    if (with_deadline := features(env).with_deadline) is not None:
+        env = with_deadline(config.env_timeout_seconds)
     make = partial(env.make, split.num_envs, native_threads(config, split))
     try:
         return call_environment(name, make)

@@ -14,7 +14,7 @@ from jaxtyping import UInt32
 
 from podracer.arguments import named
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
-from podracer.environment import HostEnvironments, exists_once
+from podracer.environment import HostEnvironments, features
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 
@@ -97,7 +97,7 @@ def with_threads(config: SebulbaConfig, env: HostEnvironments) -> SebulbaConfig:
 
     Raises `ConfigError` where more are asked for.
     """
-    if not exists_once(env):
+    if not features(env).shared:
         return dataclasses.replace(config, threads_per_actor=config.num_threads)
     if config.threads_per_actor > 1 or config.actors > 1:
         raise ConfigError(

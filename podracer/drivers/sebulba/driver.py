@@ -29,7 +29,7 @@ from podracer.drivers.sebulba.config import (
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.state import TrainState, abstract_state, make_init
-from podracer.environment import Environment, HostEnvironments, exists_once
+from podracer.environment import Environment, HostEnvironments, features
 from podracer.envs.host.device import DeviceEnvironments, to_host_environments
 from podracer.errors import ConfigError
 from podracer.evaluate import ProgramEvaluator
@@ -88,7 +88,7 @@ class Sebulba(Driver):
 
     def evaluator(self, episodes: int, **policy: Any) -> ProgramEvaluator:
         """Return a function `(state) -> Evaluation`, unless training has the one simulator."""
-        if exists_once(self.host):
+        if features(self.host).shared:
             raise ConfigError(
                 f"{self.host.spec.name} exists once, and training has it: take `evaluations=0`, "
                 "and `podracer eval` afterwards."

@@ -17,11 +17,6 @@ from podracer.errors import EnvironmentFault
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
-def lives_on_device(env: environment.HostEnvironments) -> bool:
-    """Return whether batches of this factory take and return arrays of a device."""
-    return isinstance(env, environment.LivesOnDevice) and env.on_device
-
-
 def take_timestep(name: str, timestep: TimeStep) -> TimeStep:
     """Return a timestep of a device with arrays of JAX, see `from_device`."""
     environment.expect_timestep(name, timestep)
@@ -51,7 +46,7 @@ def from_device(name: str, tree: PyTree) -> PyTree:
 
 def on_host(env: environment.HostEnvironments) -> environment.HostEnvironments:
     """Return a factory of the same environments whose batches take and return NumPy arrays."""
-    return _OnHost(env) if lives_on_device(env) else env
+    return _OnHost(env) if environment.features(env).on_device else env
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +69,7 @@ class _BatchOnHost:
     def __init__(self, name: str, batch: environment.HostEnvironment) -> None:
         self._name, self._batch = name, batch
         self._device: Any = None  # the simulator's
-        # Optional features of the batch, set on the instance, where `isinstance` looks.
-        if isinstance(batch, environment.Resumable):
-            self.snapshot, self.restore = batch.snapshot, batch.restore
-        if isinstance(batch, environment.ReportsFaults):
-            self.faults = batch.faults
-        if isinstance(batch, environment.DescribesFaults):
-            self.first_faults = batch.first_faults
+        environment.wrap_features(self, batch, "snapshot", "restore", "faults", "first_faults")
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         return self._fetch(self._batch.reset(seed, indices, start))

@@ -139,7 +139,7 @@ class Gymnasium:
         return dataclasses.replace(self, step_seconds=seconds / 2)
 
     def with_pictures(self) -> Gymnasium:
-        """Return the same environments with what their `render` draws, see `HasPictures`."""
+        """Return the same environments with what their `render` draws, see `Features`."""
         # pygame, which many draw with, needs no screen and no sound card, and greets no one.
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
