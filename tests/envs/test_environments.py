@@ -6,7 +6,10 @@ import dataclasses
 import functools
 import importlib.util
 import pickle
+import re
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,6 +21,7 @@ from variants import variants
 
 from podracer.checks import check_environment
 from podracer.environment import (
+    Features,
     action_struct,
     auto_reset,
     evaluation_environment,
@@ -167,6 +171,18 @@ def test_a_wrapper_has_the_abilities_of_its_environment_and_no_others() -> None:
     copy = pickle.loads(pickle.dumps(drawn))
     assert copy == drawn
     assert features(copy).render is not None
+
+
+def test_a_feature_that_is_none_is_absent() -> None:
+    none = dict.fromkeys((field.name for field in dataclasses.fields(Features)), None)
+    assert features(SimpleNamespace(**none)) == features(object()) == Features()
+
+
+def test_the_page_on_environments_names_all_features() -> None:
+    page = Path(__file__).parents[2] / "docs" / "add-an-environment.md"
+    table = page.read_text().split("## Optional abilities")[1].split("### ")[0]
+    members = re.findall(r"`(\w+)[(`:]", table)
+    assert {field.name for field in dataclasses.fields(Features)} <= set(members)
 
 
 # --- every environment of the library ------------------------------------------------------------

@@ -248,10 +248,11 @@ def _for_processes(name: str, factory: Factory) -> WorkerSetup:
     if b"__main__" in pickled:
         data = spawn.get_preparation_data(name)
         main = {key: value for key, value in data.items() if key.startswith("init_main_")}
-        if not main:
+        if not main or main.get("init_main_from_name", "").endswith("__main__"):
+            place = "the `__main__` of a package" if main else "an interactive session"
             raise ConfigError(
-                f"{name} is defined in an interactive session: take workers=0, which steps it in "
-                "this process, or put it into a file."
+                f"{name} is defined in {place}: take workers=0, which steps it in this process, or "
+                "put it into another file."
             )
     return WorkerSetup(pickled, main)
 

@@ -6,6 +6,7 @@ Workers import this module for its environments, so nothing here imports JAX at 
 import contextlib
 import functools
 import importlib
+import importlib.machinery
 import os
 import queue
 import select
@@ -1324,12 +1325,15 @@ def test_a_class_without_a_module_runs_in_this_process(how, tmp_path):
     assert done.stdout.endswith("__main__ went on\n"), done.stderr
 
 
-def test_a_class_of_a_session_is_told_the_remedy(monkeypatch):
+@pytest.mark.parametrize("place", ["interactive session", "package"])
+def test_a_class_that_no_process_can_import_is_told_the_remedy(place, monkeypatch):
     local = type("Local", (gymnasium.Env,), {"__module__": "__main__"})
     main = type(sys)("__main__")
     main.Local = local
+    if place == "package":
+        main.__spec__ = importlib.machinery.ModuleSpec("their.__main__", None)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    with pytest.raises(library("errors").ConfigError, match="interactive session: take workers=0"):
+    with pytest.raises(library("errors").ConfigError, match=f"{place}: take workers=0"):
         library().Gymnasium(local)
 
 
