@@ -1,10 +1,14 @@
 """Meta-training: a rule learns from L lifetimes of students, whose last K rollouts are kept.
 
-The rule updates the students after each rollout. After K updates the next rollout gives the
-meta-objective: how well the students do then, a policy gradient with the advantages of critics. It
-is differentiated through all K updates with respect to the rule.
+After each rollout the rule η updates the parameters θ of the students, and after K updates the next
+rollout judges them, with advantages A of critics:
+
+    θ_k+1 = θ_k - α ∇_θ L(θ_k, η)                         `Students.update`
+    J(η)  = E[A log π_θK(a|s)] + β_0 H(π) + β_1 H(y) - penalties of the targets    `meta_loss`
+    η    <- η + Adam(∇_η J(η)), through all K updates      `update_rule`
+
 The agents that learn rules differ in their rule, its students and the weights of its regularizers.
-Source: Oh et al. 2020 (arXiv 2007.08794), equations 4 and 5.
+Source: Oh et al. 2020 (arXiv 2007.08794), algorithm 1, equations 4 and 5.
 """
 
 from __future__ import annotations
