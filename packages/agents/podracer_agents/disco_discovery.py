@@ -22,11 +22,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common.value_based import gather_action
-from podracer.agents.rules import meta_training
 from podracer.agents.rules.disco.network import (
     Outputs,
     StudentNetwork,
@@ -52,12 +50,12 @@ from podracer.agents.rules.lifetimes import (
     map_lifetimes,
     student_spec,
 )
-from podracer.agents.rules.meta_training import MetaSettings
+from podracer.agents.rules.meta_training import MetaSettings, MetaTraining
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
-from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
+from podracer.types import EnvironmentSpec, Params, PyTree
 from podracer_agents.disco_rules import RuleSize, encode_rule
 
 
@@ -96,25 +94,22 @@ class DiscoDiscovery(MetaSettings):
             raise ConfigError("students of a rule that is discovered need a feed-forward network.")
         # Adam's step has a derivative of up to 1e4 with this constant within its root. With 1e-12
         # gradients near 0, as of states that are seldom seen, decided the meta-gradient.
-        students = _Students(self, network, build_optimizer(root_epsilon=1e-8))
-        costs = {"target_divergence": self.target_divergence_cost}
+        optimizer = build_optimizer(root_epsilon=1e-8)
+        training = _DiscoDiscovery(self, spec, context.rollout_length, network, optimizer)
         # The published format has no place for the origin.
-        rule = Rule(lambda state, origin: encode_rule(state.shared.rule))
-        return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
+        return training.agent(lambda state, origin: encode_rule(state.shared.rule))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Students:
-    """Students that the rule trains, one for each lifetime, see `meta_training.Students`.
+class _DiscoDiscovery(MetaTraining):
+    """Students that the rule trains, one for each lifetime.
 
     Each learns from its newest rollout, which its own policy made, without a replay.
     """
 
     settings: DiscoDiscovery
     network: StudentNetwork
-    optimizer: optax.GradientTransformation
 
-    def init(self, key: jax.Array) -> StudentState:
+    def init_student(self, key: jax.Array) -> StudentState:
         memory_units = self.settings.rule.lifetime_units
         return init_student(self.network, self.optimizer, memory_units, key)
 
@@ -130,10 +125,10 @@ class _Students:
 
         return map_lifetimes(apply, params, (observation, first))
 
-    def update(
+    def update_students(
         self, rule: RuleParams, students: StudentState, data: Experience
-    ) -> tuple[StudentState, Metrics]:
-        """Update the students, see `meta_training.Students`.
+    ) -> tuple[StudentState, dict[str, jax.Array]]:
+        """Update the students, see `MetaTraining`.
 
         All that the rule reads and its targets stay functions of rule and students, through which
         meta-gradients are taken; the students' own gradients take the targets as constants.

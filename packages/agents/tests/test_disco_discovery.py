@@ -139,9 +139,9 @@ def test_a_student_learns_as_one_of_disco_does():
     single: Any = disco.build(spec, Context(T + 1, rule)).init.__self__  # type: ignore[attr-defined]
     data = jax.tree.map(lambda x: x[0], to_rollouts(batch.window))
     settings = dataclasses.replace(SMALL, student_learning_rate=0.01)
-    students = dataclasses.replace(AGENT.students, settings=settings, optimizer=build_optimizer())
+    students = dataclasses.replace(AGENT, settings=settings, optimizer=build_optimizer())
     logits = students.policy(batch.students.params, data.observation, data.first)
-    got, _ = jax.jit(students.update)(rule, batch.students, data)
+    got, _ = jax.jit(students.update_students)(rule, batch.students, data)
     update = jax.jit(partial(single.update, axis=None))
     for lifetime in range(LIFETIMES):
         own = slice(lifetime * ENVS, (lifetime + 1) * ENVS)
@@ -188,7 +188,7 @@ def meta_loss(batch: MetaBatch, rule: Any) -> jax.Array:
     students, aux = batch.students, []
     for k in range(K):
         data = jax.tree.map(lambda x, k=k: x[k], to_rollouts(batch.window))
-        students, regularizers = AGENT.students.update(rule, students, data)
+        students, regularizers = AGENT.update_students(rule, students, data)
         aux.append(regularizers)
     data, advantages = to_rollout((batch.rollout, batch.advantages))
     return AGENT.meta_loss(
@@ -228,7 +228,7 @@ def test_the_meta_gradient_equals_finite_differences():
 @pytest.mark.parametrize("gradient", [0.0, 1e-9, 1e-6, 1e-3])
 def test_small_gradients_of_students_do_not_decide_the_meta_gradient(gradient):
     """Adam's step is a function of its gradient whose slope grows as that becomes small."""
-    optimizer = AGENT.students.optimizer
+    optimizer = AGENT.optimizer
 
     def step(gradient):
         return optimizer.update(gradient, optimizer.init(jnp.float32(0)))[0]

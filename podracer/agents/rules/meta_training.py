@@ -3,7 +3,7 @@
 After each rollout the rule η updates the parameters θ of the students, and after K updates the next
 rollout judges them, with advantages A of critics:
 
-    θ_k+1 = θ_k - α ∇_θ L(θ_k, η)                         `Students.update`
+    θ_k+1 = θ_k - α ∇_θ L(θ_k, η)                         `update_students`
     J(η)  = E[A log π_θK(a|s)] + β_0 H(π) + β_1 H(y) - penalties of the targets    `meta_loss`
     η    <- η + Adam(∇_η J(η)), through all K updates      `update_rule`
 
@@ -13,17 +13,19 @@ Source: Oh et al. 2020 (arXiv 2007.08794), algorithm 1, equations 4 and 5.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import Agent, Context, Rule
+from podracer.agent import Agent, Rule
 from podracer.agents.common.meta import meta_grad
 from podracer.agents.common.optimizers import ParamsState, global_norm, take_step
 from podracer.agents.rules.lifetimes import (
@@ -89,37 +91,6 @@ class MetaSettings:
     """Network of the students, without the outputs that the rule asks for, and of the critics."""
 
 
-class Students(Protocol):
-    """Functions of students that a rule updates; states of L of them have leaves `[L, ...]`.
-
-    Their losses, objectives and regularizers are means over all steps of a lifetime, where those
-    that are not valid count as 0: so a rule is learned and used with one scale of updates.
-    """
-
-    def init(self, key: jax.Array) -> Any:
-        """Return one untrained student, with an attribute `params`."""
-        ...
-
-    def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Any:
-        """Return each student's outputs on its own timesteps `[T, B, ...]`, such as `policy`."""
-        ...
-
-    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
-        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
-        ...
-
-    def update(self, rule: Params, students: Any, data: Experience) -> tuple[Any, Metrics]:
-        """Return the students after one update, and regularizers `[L]` of the meta-objective."""
-        ...
-
-    def entropies(self, outputs: Any, data: Experience, lifetimes: int) -> Metrics:
-        """Return `policy_entropy` and `prediction_entropy` `[L]`.
-
-        `update` has them before the update among its regularizers.
-        """
-        ...
-
-
 @struct
 class RuleState:
     """State of the update rule, the same on all devices."""
@@ -158,36 +129,6 @@ class MetaBatch:
     task: jax.Array  # i32 [L]
 
 
-def build(
-    settings: MetaSettings,
-    init_rule: Callable[[jax.Array], Params],
-    students: Students,
-    target_costs: Mapping[str, float | jax.Array],
-    rule: Rule,
-    spec: EnvironmentSpec,
-    context: Context,
-) -> Agent:
-    """Return an agent that learns a rule from the lifetimes of students, see `student_spec`.
-
-    `target_costs` are the weights of the students' regularizers that are not entropies.
-    """
-    groups: TaskGroups = spec.extension
-    observation = spec.observation["observation"]
-    critic = settings.network.build(observation, {"value": Head(1)})
-    training = MetaTraining(
-        settings,
-        init_rule,
-        students,
-        target_costs,
-        critic,
-        groups,
-        observation,
-        context.rollout_length,
-    )
-    name = type(settings).__name__
-    return Agent.of(training, spec, name=name, actor_params=training.actor_params, rule=rule)
-
-
 def descend(
     optimizer: optax.GradientTransformation,
     learning_rate: float | jax.Array,
@@ -205,27 +146,68 @@ def descend(
 
 
 @dataclasses.dataclass(frozen=True)
-class MetaTraining:
-    """Functions of an agent that learns a rule."""
+class MetaTraining(abc.ABC):
+    """Functions of an agent that learns a rule; a subclass has those of the rule's students.
 
-    settings: MetaSettings
-    init_rule: Callable[[jax.Array], Params]
-    students: Students
-    target_costs: Mapping[str, float | jax.Array]
-    critic: Network
-    groups: TaskGroups
-    observation: PyTree  # specification of what students observe
+    Leaves of L students are `[L, ...]`. Their losses, objectives and regularizers are means over
+    all steps of a lifetime, where those that are not valid count as 0: so a rule is learned and
+    used with one scale of updates.
+    """
+
+    settings: Any
+    """`MetaSettings` with the `rule`, and the weight `NAME_cost` of each regularizer."""
+    spec: EnvironmentSpec
     rollout_length: int
+    network: Any
+    """Network of the students, see `student_spec`."""
+    optimizer: optax.GradientTransformation
+    """Unscaled optimizer of the students."""
+
+    def agent(self, export: Callable[[LearnerState, Mapping[str, Any]], bytes]) -> Agent:
+        """Return the agent; `export` goes into its `Rule`."""
+        name = type(self.settings).__name__
+        functions = {"actor_params": self.actor_params, "rule": Rule(export)}
+        return Agent.of(self, self.spec, name=name, **functions)
+
+    # --- students ---------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def init_student(self, key: jax.Array) -> Any:
+        """Return one untrained student, with an attribute `params`."""
+
+    @abc.abstractmethod
+    def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Any:
+        """Return each student's outputs on its own timesteps `[T, B, ...]`, such as `policy`."""
+
+    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
+        """Return the logits `[T, B, A]` of L policies, each in its own of B environments."""
+        return self.outputs(params, observation, first).policy
+
+    @abc.abstractmethod
+    def update_students(
+        self, rule: Any, students: Any, data: Experience
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Return the students after one update, and the regularizers `[L]` of the meta-objective.
+
+        They are `entropies` before the update, rewards, and penalties of the targets.
+        """
+
+    @abc.abstractmethod
+    def entropies(self, outputs: Any, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+        """Return `policy_entropy` and `prediction_entropy` `[L]`."""
+
+    # --- updates ----------------------------------------------------------------------------------
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return the state before the first update."""
-        rule, key = self.init_rule(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 1)
+        rule = self.settings.rule.init(jax.random.fold_in(key, 0))
+        key = jax.random.fold_in(key, 1)
         lifetimes = num_lifetimes(self.groups, num_envs, self.settings.lifetime_groups)
         students, critics = self.untrained(jax.random.split(key, lifetimes))
         names = ("loss", "gradient_norm", *self.reward_names)
         shared = RuleState(
             rule,
-            self.optimizer.init(rule),
+            self.rule_optimizer.init(rule),
             frames=schedules.init_frames(),
             num_rollouts=jnp.int32(0),
             metrics={name: jnp.float32(0) for name in names},
@@ -235,7 +217,7 @@ class MetaTraining:
             critics,
             initial_students=jax.tree.map(jnp.copy, students),
             window=empty_window(
-                self.observation,
+                self.spec.observation["observation"],
                 (lifetimes, self.settings.inner_updates),
                 self.rollout_length,
                 self.groups.num_envs,
@@ -254,7 +236,7 @@ class MetaTraining:
         """Choose actions `[B]`, each student in its own environments."""
         observation = timestep.observation["observation"]
         time_major = jax.tree.map(lambda x: x[None], observation)
-        policy = Categorical(self.students.policy(params, time_major, timestep.first[None])[0])
+        policy = Categorical(self.policy(params, time_major, timestep.first[None])[0])
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
@@ -279,7 +261,7 @@ class MetaTraining:
             MetaBatch(local.initial_students, local.window, rollout, advantages, is_whole, task),
         )
         index = jnp.where(is_full, 0, shared.num_rollouts)
-        updated, regularizers = self.students.update(shared.rule, local.students, data)
+        updated, regularizers = self.update_students(shared.rule, local.students, data)
         updated, critics = self.reset_where(is_new, (updated, critics), key)
         initial = jax.lax.cond(is_full, lambda: local.students, lambda: local.initial_students)
         local = LifetimeStates(
@@ -303,7 +285,7 @@ class MetaTraining:
         grads, loss, reward, valid = global_mean(gradients, axis)
         rate = schedules.value_at(self.settings.learning_rate, shared.frames)
         rule, optimizer_state = take_step(
-            self.optimizer, shared.rule, shared.optimizer_state, grads, rate
+            self.rule_optimizer, shared.rule, shared.optimizer_state, grads, rate
         )
         metrics = {"loss": loss, "gradient_norm": global_norm(grads)}
         for name, total, count in zip(self.reward_names, reward, valid, strict=True):
@@ -344,7 +326,7 @@ class MetaTraining:
             return value, value
 
         grads, (_, value) = meta_grad(
-            self.students.update,
+            self.update_students,
             loss,
             rule,
             batch.students,
@@ -371,18 +353,18 @@ class MetaTraining:
         `aux` has the regularizers of each update, `[K, L]`; `weights` of lifetimes are `[L]`.
         """
         lifetimes = weights.shape[0]
-        outputs = self.students.outputs(students.params, data.observation, data.first)
+        outputs = self.outputs(students.params, data.observation, data.first)
         log_prob = Categorical(outputs.policy[:-1]).log_prob(data.action)
         objective = lifetime_means(advantages * log_prob, lifetimes)
-        final = self.students.entropies(outputs, data, lifetimes)
+        final = self.entropies(outputs, data, lifetimes)
         # Entropies count after each update of a student, targets at each update.
         entropies = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in final.items()}
         means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **entropies}.items()}
         total = -jnp.mean(weights * objective)
         total = total - self.settings.policy_entropy_cost * means["policy_entropy"]
         total = total - self.settings.prediction_entropy_cost * means["prediction_entropy"]
-        for name, cost in self.target_costs.items():
-            total = total + cost * means[name]
+        for name in (x for x in aux if x not in final):
+            total = total + getattr(self.settings, f"{name}_cost") * means[name]
         return total
 
     def update_critics(
@@ -425,7 +407,7 @@ class MetaTraining:
             keys = jax.random.split(key)
             params = self.critic.init(keys[1])
             critic = ParamsState(params, CRITIC_OPTIMIZER.init(params))
-            return self.students.init(keys[0]), critic
+            return self.init_student(keys[0]), critic
 
         return jax.vmap(init_one)(keys)
 
@@ -446,11 +428,19 @@ class MetaTraining:
         return jax.lax.cond(jnp.any(is_new), reset, lambda: states)
 
     @property
+    def groups(self) -> TaskGroups:
+        return self.spec.extension
+
+    @functools.cached_property
+    def critic(self) -> Network:
+        return self.settings.network.build(self.spec.observation["observation"], {"value": Head(1)})
+
+    @property
     def reward_names(self) -> list[str]:
         return [f"reward_{task}" for task in self.groups.tasks]
 
     @property
-    def optimizer(self) -> optax.GradientTransformation:
+    def rule_optimizer(self) -> optax.GradientTransformation:
         """Unscaled optimizer of the rule."""
         clip = optax.clip_by_global_norm(self.settings.max_gradient_norm)
         return optax.chain(clip, optax.scale_by_adam())

@@ -29,7 +29,7 @@ from podracer.agents.rules.lpg import LPG, UpdateRule
 from podracer.agents.rules.lpg import rule as update_rule
 from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.rules.lpg.student import lpg_student
-from podracer.agents.rules.meta_training import CRITIC_OPTIMIZER, MetaBatch
+from podracer.agents.rules.meta_training import CRITIC_OPTIMIZER, MetaBatch, MetaTraining
 from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
@@ -71,6 +71,9 @@ def test_a_rule_does_not_learn_by_self_play():
     for agent in (*students, blueprint(SMALL, lifetimes, T)):
         with pytest.raises(ConfigError, match="cannot learn by self-play, as in board"):
             agent.build()
+
+
+FIELDS = dataclasses.fields(MetaTraining)
 
 
 def training_of(settings):
@@ -132,7 +135,7 @@ def objective(agent, batch, rule):
     learners = batch.students
     aux = []
     for k in range(K):
-        learners, more = agent.students.update(
+        learners, more = agent.update_students(
             rule, learners, jax.tree.map(lambda x, k=k: x[k], to_rollouts(batch.window))
         )
         aux.append(more)
@@ -177,7 +180,7 @@ def rollout_of():
     """A rollout `[T, B, ...]`, and what learners that prefer something say of it."""
     agent, rule, batch, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
-    outputs = agent.students.outputs(batch.students.params, data.observation, data.first)
+    outputs = agent.outputs(batch.students.params, data.observation, data.first)
     return agent, rule, batch, data, outputs
 
 
@@ -244,7 +247,7 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
 def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     """Each term of its objective with its sign and weight, of numbers made by hand."""
 
-    class FixedStudents:
+    class FixedStudents(type(training_of(SMALL))):
         def outputs(self, params, observation, first):
             return SimpleNamespace(policy=jnp.zeros((2, 2, 2)))
 
@@ -260,7 +263,7 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
         "policy_target": jnp.asarray([[1.0, 9.0], [3.0, 9.0]]),
         "prediction_target": jnp.asarray([[4.0, 9.0], [6.0, 9.0]]),
     }
-    agent = dataclasses.replace(training_of(SMALL), students=FixedStudents())
+    agent = FixedStudents(*(getattr(training_of(SMALL), x.name) for x in FIELDS))
     data = SimpleNamespace(observation=(), first=(), action=jnp.zeros((1, 2), jnp.int32))
     advantages = jnp.asarray([[2.0, 5.0]]) / math.log(0.5)  # of actions as likely as not
     weights = jnp.asarray([1.0, 0.0])  # the second life ended
@@ -316,7 +319,7 @@ def test_nothing_behind_an_end_is_seen_from_before_it(end):
     two = dataclasses.replace(
         one, reward=one.reward.at[after:].add(5.0), action=(one.action.at[after:].add(1)) % 3
     )
-    outputs = agent.students.outputs(batch.students.params, data.observation, data.first)
+    outputs = agent.outputs(batch.students.params, data.observation, data.first)
     later = outputs.prediction.at[after + (end == "time-out") :].add(1.0)
     other = dataclasses.replace(outputs, prediction=later)
     first = agent.settings.rule.apply(rule, one, outputs, 0.9)

@@ -12,16 +12,13 @@ prediction of the student, where GROOVE stops them. That is the exact gradient, 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Rule
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common.optimizers import ParamsState
-from podracer.agents.rules import meta_training
 from podracer.agents.rules.lifetimes import Experience, lifetime_means, map_lifetimes, student_spec
 from podracer.agents.rules.lpg.rule import (
     Outputs,
@@ -33,13 +30,12 @@ from podracer.agents.rules.lpg.rule import (
     to_outputs,
 )
 from podracer.agents.rules.lpg.rule_file import encode_rule
-from podracer.agents.rules.meta_training import MetaSettings, descend
+from podracer.agents.rules.meta_training import MetaSettings, MetaTraining, descend
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.networks import Network
 from podracer.ops.distributions import Categorical
 from podracer.schedules import Schedule
-from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
+from podracer.types import EnvironmentSpec, Params, PyTree
 
 
 @struct
@@ -64,29 +60,21 @@ class LPG(MetaSettings):
         network = build_network(self.network, task, self.rule)
         if jax.tree.leaves(network.carry(1)):
             raise ConfigError("students of LPG need a feed-forward network.")
-        costs = {
-            "policy_target": self.policy_target_cost,
-            "prediction_target": self.prediction_target_cost,
-        }
-        students = _Students(self, network, student_optimizer(self.optimizer))
-        rule = Rule(lambda state, origin: encode_rule(self.rule, state.shared.rule, origin))
-        return meta_training.build(self, self.rule.init, students, costs, rule, spec, context)
+        optimizer = student_optimizer(self.optimizer)
+        training = _LPG(self, spec, context.rollout_length, network, optimizer)
+        return training.agent(
+            lambda state, origin: encode_rule(self.rule, state.shared.rule, origin)
+        )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Students:
-    """Students that the rule trains, one for each lifetime, see `meta_training.Students`."""
+class _LPG(MetaTraining):
+    """Students that the rule trains, one for each lifetime."""
 
     settings: LPG
-    network: Network
-    optimizer: optax.GradientTransformation
 
-    def init(self, key: jax.Array) -> ParamsState:
+    def init_student(self, key: jax.Array) -> ParamsState:
         params = self.network.init(key)
         return ParamsState(params, self.optimizer.init(params))
-
-    def policy(self, params: Params, observation: PyTree, first: jax.Array) -> jax.Array:
-        return self.outputs(params, observation, first).policy
 
     def outputs(self, params: Params, observation: PyTree, first: jax.Array) -> Outputs:
         def apply(params: Params, observation: PyTree, first: jax.Array) -> Outputs:
@@ -95,9 +83,10 @@ class _Students:
 
         return map_lifetimes(apply, params, (observation, first))
 
-    def update(
+    def update_students(
         self, rule: RuleParams, students: ParamsState, data: Experience
-    ) -> tuple[ParamsState, Metrics]:
+    ) -> tuple[ParamsState, dict[str, jax.Array]]:
+        """Take one step on the loss of equation 3, whose targets pi-hat and y-hat the rule gives."""
         settings, lifetimes = self.settings, jax.tree.leaves(students.params)[0].shape[0]
         outputs, pullback = jax.vjp(
             lambda params: self.outputs(params, data.observation, data.first), students.params
