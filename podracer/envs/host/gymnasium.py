@@ -20,7 +20,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -356,14 +356,12 @@ class GymnasiumBatch(_Batch):
 
     def _await_workers(self) -> None:
         """Wait for replies, and replace workers until every row has a timestep."""
-        workers = list(range(len(self.pids)))
-        while workers:
-            replies = {worker: self._await_worker(worker) for worker in workers}
+        workers: Iterable[int] = range(len(self.pids))
+        while any((replies := {x: self._await_worker(x) for x in workers}).values()):
             workers = [worker for worker, reply in replies.items() if isinstance(reply, str)]
             for worker in workers:
                 replies[worker] = [self._replace_worker(worker, replies[worker])]
-            if faults := list(itertools.chain(*replies.values())):
-                self._note_faults(faults)
+            self._note_faults([*itertools.chain(*replies.values())])
 
     def _await_worker(self, worker: int) -> Any:
         """Wait for a worker; return the faults in its rows, or "died" or "hung"."""

@@ -128,11 +128,11 @@ def send(channel: socket.socket, message: list) -> None:
 def receive(channel: socket.socket) -> list:
     """Return the next list. Raises `OSError` where the other process has ended."""
     line = channel.recv(4096)
-    while line[-1:] != b"\n":
+    while not line.endswith(b"\n"):
         if not (part := channel.recv(4096)):
             raise ConnectionError("the other process has ended")
         line += part
-    return json.loads(line) if len(line) > 1 else []
+    return [] if line == b"\n" else json.loads(line)
 
 
 def one_line(text: str) -> str:
@@ -332,7 +332,7 @@ class Worker:
 
     def extend_deadline(self, call: str) -> None:
         """Tell the parent what is called next, and so how long it waits."""
-        seconds = getattr(self.setup, f"{call}_seconds")
+        seconds = self.setup.step_seconds if call == "step" else self.setup.reset_seconds
         self.shared.call[self.number] = CALLS.index(call)
         self.shared.deadline[self.number] = time.monotonic() + seconds
 

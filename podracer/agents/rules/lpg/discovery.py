@@ -86,7 +86,7 @@ class _LPG(MetaTraining):
     def update_students(
         self, rule: RuleParams, students: ParamsState, data: Experience
     ) -> tuple[ParamsState, dict[str, jax.Array]]:
-        """Take one step on the loss of equation 3, whose targets pi-hat and y-hat the rule gives."""
+        """Take one step on the loss of equation 3, with targets pi-hat and y-hat of the rule."""
         settings, lifetimes = self.settings, jax.tree.leaves(students.params)[0].shape[0]
         outputs, pullback = jax.vjp(
             lambda params: self.outputs(params, data.observation, data.first), students.params
