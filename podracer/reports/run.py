@@ -10,7 +10,7 @@ import html
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from podracer.scores.runs import (
     read_members,
     read_object,
 )
+from podracer.scores.seeds import count_seeds
 
 _LOG = logging.getLogger("podracer")
 
@@ -79,7 +80,7 @@ def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
             waits.append(f"<p>{name}{text}</p>")
     body = [
         *(crash_note(run) for run in loaded if run.crash),
-        _summary(loaded, seeds.remarks(groups)),
+        _summary(loaded, groups),
         _end_note(loaded),
         section("Scores", seeds.final_scores(groups)),
         *_learning_sections(groups),
@@ -124,10 +125,12 @@ def _installed_sections(run: Path, config: dict[str, Any]) -> dict[str, str]:
     return sections
 
 
-def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:
-    rows = [
-        facts(run) | ({seeds.REMARKS: notes[run.name]} if run.name in notes else {}) for run in runs
-    ]
+def _summary(runs: Sequence[RunRecords], groups: charts.Groups) -> str:
+    repeated = {k: x for members in groups.values() for k, x in count_seeds(members)[1].items()}
+    rows = []
+    for run in runs:
+        marks = [*filter(None, [repeated.get(run.name)]), *run.marks]
+        rows.append(facts(run) | ({"Remarks": "; ".join(marks)} if marks else {}))
     if len(runs) == 1:
         return tiles(rows[0])
     names = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)

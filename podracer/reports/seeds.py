@@ -12,10 +12,9 @@ from podracer.scores.runs import RunRecords
 from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_runs
 from podracer.scores.statistics import ENOUGH
 
-REMARKS = "Remarks"
 _FEWEST = 3  # configurations that are a sweep
 _SPREAD = "95 % interval, or each seed"
-_HEAD = ("Configuration", "Score", _SPREAD, "Mean", "Measure", REMARKS)
+_HEAD = ("Configuration", "Score", _SPREAD, "Mean", "Measure", "Remarks")
 
 _CAPTION = (
     "A thick line is the mean over the seeds, or pods, of a configuration; of five or more it is "
@@ -56,18 +55,6 @@ def _score_rows(groups: Groups, settings: Settings) -> list[list[str]]:
         cells = [name or label, number(score.mean), spread_text(score), of_all, measure.lstrip()]
         rows.append([*cells, "; ".join(score.marks) or "-"])
     return rows
-
-
-def remarks(groups: Groups) -> dict[str, str]:
-    """Return by a run's name what a reader must know of it, for those that have such a thing."""
-    notes = {}
-    for members in groups.values():
-        repeated = count_seeds(members)[1]
-        for run in members:
-            marks = ([repeated[run.name]] if run.name in repeated else []) + run.marks
-            if marks:
-                notes[run.name] = "; ".join(marks)
-    return notes
 
 
 def by_environment(groups: Groups) -> dict[str, Groups]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,15 @@ def scores(log: TournamentLog) -> str:
     def time(entry: Entry) -> float:
         return log.since(entry.created) / unit
 
+    score = attrgetter("score")
     best = np.maximum.accumulate([entry.score for entry in entries])
     times = [*map(time, entries), log.seconds / unit]
     line = {"shape": "hv", "width": 2, "color": charts.TEXT}
     best_trace = charts.trace(
         np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line
     )
-    over_time = [*_lines(log, log.pods(), time, _score), best_trace]
-    over_frames = _lines(log, log.links(entries), lambda entry: entry.frames, _score)
+    over_time = [*_lines(log, log.pods(), time, score), best_trace]
+    over_frames = _lines(log, log.links(entries), attrgetter("frames"), score)
     figures = [
         charts.figure("Score over wall time", over_time, name, height=340),
         charts.figure("Score over the frames of the lineage", over_frames, "frames", height=340),
@@ -71,21 +73,14 @@ def hyperparameters(log: TournamentLog) -> str:
                 return entry.hyperparameters.get(name, math.nan) if is_of_recipe else math.nan
 
             scale = {"type": "log" if charts.is_positive(map(value, entries)) else "linear"}
-            traces = _lines(log, log.pods(), lambda entry: entry.round, value)
+            traces = _lines(log, log.pods(), attrgetter("round"), value)
             title = f"{name} of {recipe}" if len(recipes) > 1 else name
             figures.append(charts.figure(title, traces, "round", xaxis=_rounds(log), yaxis=scale))
     return charts.charts("hyperparameters", figures, _NAMES, width=300)
 
 
-def _score(entry: Entry) -> float:
-    return entry.score
-
-
 def _lines(
-    log: TournamentLog,
-    links: Sequence[Link],
-    x: Position,
-    y: Position,
+    log: TournamentLog, links: Sequence[Link], x: Position, y: Position
 ) -> list[charts.Trace]:
     """Return thin lines and dots for all entries, and the winner's ancestors over them."""
     traces = []

@@ -284,16 +284,6 @@ def restore_experiment(
     return from_json(without_retired(data), kinds, lender)
 
 
-def check_all_begin(tournament: Tournament) -> None:
-    """Raise `ConfigError` if there are fewer pods than experiments, some of which nobody trains."""
-    pods, count = tournament.pods, len(tournament.experiments)
-    if pods < count:
-        raise ConfigError(
-            f"pods is {pods}, but there are {count} recipes, and pod i begins with recipe i: take "
-            f"{count} pods or more, or fewer recipes."
-        )
-
-
 def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:
     """Raise `ConfigError` if pods with `user_experiments` cannot run all of a tournament's."""
     if tournament.engine == "ray" and importlib.util.find_spec("ray") is None:

@@ -164,7 +164,7 @@ class LocalEngine:
         codes = {token: process.poll() for token, process in self._processes.items()}
         finished = {token: code for token, code in codes.items() if code is not None}
         for token in finished:
-            self._close(self._processes.pop(token))
+            self._processes.pop(token).communicate()  # closes the pipe
         return finished
 
     def stop(self, token: int) -> None:
@@ -180,14 +180,8 @@ class LocalEngine:
         for token in self._processes:
             self.kill(token)
         for process in self._processes.values():
-            process.wait()
-            self._close(process)
+            process.communicate()
         self._processes.clear()
-
-    @staticmethod
-    def _close(process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def _memory_variables(gpu_share: float) -> dict[str, str]:

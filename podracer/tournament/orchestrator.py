@@ -24,7 +24,7 @@ from podracer import recipes as recipes_by_name
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.drivers.population import hyperparameters, with_hyperparameters
-from podracer.errors import PodracerError
+from podracer.errors import ConfigError, PodracerError
 from podracer.io.attachments import MakeAttachment, find_attachments
 from podracer.io.directories import holds_begun_tournament
 from podracer.io.paths import user_path
@@ -107,8 +107,12 @@ def run_tournament(
         user_experiments = tournament.experiments
     config.check_pods(tournament, user_experiments)
     directory = user_path(directory)
-    if not holds_begun_tournament(directory):
-        config.check_all_begin(tournament)
+    pods, count = tournament.pods, len(tournament.experiments)
+    if pods < count and not holds_begun_tournament(directory):
+        raise ConfigError(
+            f"pods is {pods}, but there are {count} recipes, and pod i begins with recipe i: take "
+            f"{count} pods or more, or fewer recipes."
+        )
     info = TournamentInfo(directory, lambda: board.snapshot())
     attachments = [make(info) for make in find_attachments(attach, directory)]
 
