@@ -13,17 +13,9 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
 from podracer.errors import CheckpointError, PodracerError, StorageError
-from podracer.io import text
+from podracer.io import seal, text
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import write_bytes
-from podracer.io.seal import (
-    MANIFEST,
-    check_digests,
-    check_files,
-    digest_files,
-    encode_json,
-    read_sealed_json,
-)
 
 _REQUEST = 10**12  # and a step, of which each process verifies a share; no step is so large
 _BARRIER_MILLISECONDS = 600_000  # as long as Orbax waits for its processes
@@ -62,7 +54,7 @@ def from_first_process(
 
 def verify_with_others(path: Path) -> None:
     """Verify a step on process 0, and have every process verify a share of its bytes."""
-    check_files(path)
+    seal.check_files(path)
     _broadcast(_REQUEST + int(path.name))
     code, name = verify_share(path)
     if code == StorageError.exit_code:
@@ -76,12 +68,12 @@ def verify_share(path: Path) -> tuple[int, str]:
 
     Return, in all, the exit code of the worst fault that any of them found, and its file.
     """
-    names, number, code = [MANIFEST], 0, 0
+    names, number, code = [seal.MANIFEST], 0, 0
     try:
-        entries = read_sealed_json(path / MANIFEST)["files"]
+        entries = seal.read_sealed_json(path / seal.MANIFEST)["files"]
         names = sorted(entries, key=lambda name: (entries[name]["size"], name))
         for number in range(jax.process_index(), len(names), jax.process_count()):
-            check_digests(path, {names[number]: entries[names[number]]})
+            seal.check_digests(path, {names[number]: entries[names[number]]})
     except PodracerError as error:
         code = error.exit_code
         if code == StorageError.exit_code:  # process 0 names what has changed
@@ -107,9 +99,11 @@ def digests_of_arrays(draft: Path) -> dict[str, Any]:
     try:
         if folder.exists():
             prefix = folder.relative_to(draft).as_posix()
-            entries = {f"{prefix}/{path}": entry for path, entry in digest_files(folder).items()}
+            entries = {
+                f"{prefix}/{path}": entry for path, entry in seal.digest_files(folder).items()
+            }
         if index > 0:
-            write_bytes(files[index], encode_json(entries))
+            write_bytes(files[index], seal.encode_json(entries))
     finally:  # or the others would wait until they are told of a loss
         name = f"podracer_digests_{next(_SAVES)}"
         get_barrier_sync_fn()(key=name, timeout_ms=_BARRIER_MILLISECONDS)

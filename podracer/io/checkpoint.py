@@ -24,33 +24,12 @@ import jax
 import numpy as np
 
 from podracer.errors import CheckpointError, StorageError
-from podracer.io import text
-from podracer.io.agreement import (
-    digests_of_arrays,
-    from_first_process,
-    verify_share,
-    verify_with_others,
-)
+from podracer.io import agreement, steps, text
 from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
 from podracer.io.seal import MANIFEST, encode_json, is_there, seal, seal_json, verify_seal
-from podracer.io.steps import (
-    CHECKPOINTS,
-    FORMAT,
-    SAVED,
-    Choice,
-    best_step,
-    identity_of,
-    newest_saved,
-    paths_in,
-    read_chosen,
-    read_meta,
-    step_directories,
-    step_name,
-    valid_step,
-    verified_step,
-)
+from podracer.io.steps import CHECKPOINTS, Choice
 from podracer.types import PyTree
 
 QUARANTINE = "quarantine"
@@ -104,10 +83,10 @@ class Checkpointer:
         self._inode: int | None = None  # inode of `directory`, on process 0
         if jax.process_index() == 0:
             self._inode = own_directory(self.directory)
-            for path in paths_in(self.directory):
+            for path in steps.paths_in(self.directory):
                 if _REMAINS.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
-            for path in self.run.glob(f".{SAVED}.*"):  # a process was killed while it wrote
+            for path in self.run.glob(f".{steps.SAVED}.*"):  # a process was killed while it wrote
                 path.unlink(missing_ok=True)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
@@ -117,10 +96,12 @@ class Checkpointer:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
 
         def decide() -> bool:
-            remains = step_directories(self.directory) or is_there(self.directory / QUARANTINE)
-            return bool(remains) or newest_saved(self.run) is not None
+            remains = steps.step_directories(self.directory) or is_there(
+                self.directory / QUARANTINE
+            )
+            return bool(remains) or steps.newest_saved(self.run) is not None
 
-        return bool(from_first_process(decide))
+        return bool(agreement.from_first_process(decide))
 
     def start(self) -> concurrent.futures.Future[Any]:
         """Import Orbax in a thread, which takes longer than the start of a small run."""
@@ -139,10 +120,14 @@ class Checkpointer:
         import orbax.checkpoint as ocp  # takes long, see `start`
 
         self.wait()
-        target = self.directory / step_name(step)
-        if from_first_process(lambda: is_there(target / MANIFEST)):
+        target = self.directory / steps.step_name(step)
+        if agreement.from_first_process(lambda: is_there(target / MANIFEST)):
             return
-        content = {"format": FORMAT, "run": identity_of(self.run), "schema": schema(state)}
+        content = {
+            "format": steps.FORMAT,
+            "run": steps.identity_of(self.run),
+            "schema": schema(state),
+        }
         meta = encode_json({**content, "metadata": metadata})
         draft = target.with_suffix(_DRAFT)
         try:
@@ -189,16 +174,16 @@ class Checkpointer:
         aside = self.directory / QUARANTINE
 
         def decide() -> int:
-            verify = verify_seal if jax.process_count() == 1 else verify_with_others
+            verify = verify_seal if jax.process_count() == 1 else agreement.verify_with_others
             if step is None:
-                return valid_step(self.run, aside, verify)
-            return verified_step(self.run, step, verify)
+                return steps.valid_step(self.run, aside, verify)
+            return steps.verified_step(self.run, step, verify)
 
         def verify_own(step: int) -> None:
-            verify_share(self.directory / step_name(step))
+            agreement.verify_share(self.directory / steps.step_name(step))
 
-        valid = from_first_process(decide, verify_own)
-        return _read(self.directory / step_name(valid), target)
+        valid = agreement.from_first_process(decide, verify_own)
+        return _read(self.directory / steps.step_name(valid), target)
 
     def close(self) -> None:
         """Seal the last save and release the threads. Raises `StorageError` if it failed."""
@@ -226,14 +211,14 @@ class Checkpointer:
         step, first = int(target.name), jax.process_index() == 0
         try:
             self.start().result().wait_until_finished()  # until all processes have written
-            digests = digests_of_arrays(draft)
+            digests = agreement.digests_of_arrays(draft)
             if first:
                 self._check_directory()
                 write_bytes(draft / "meta.json", meta)
                 seal(draft, target.name, digests)
                 draft.rename(target)
                 fsync_directory(self.directory)
-                seal_json(self.run / SAVED, {"step": step})
+                seal_json(self.run / steps.SAVED, {"step": step})
                 self._retire(step)
                 self._sealed()
         except Exception as error:
@@ -243,10 +228,11 @@ class Checkpointer:
 
     def _retire(self, step: int) -> None:
         """Delete the oldest steps of this run that none names best; this one is sealed."""
-        steps = [path for path in step_directories(self.directory) if self._is_own(path)]
-        old = [path for path in steps if int(path.name) <= step][: -self._keep]
-        best = {path: best_step(read_meta(path)["metadata"]) for path in steps if path not in old}
-        old = [path for path in old if int(path.name) not in best.values()]
+        paths = [path for path in steps.step_directories(self.directory) if self._is_own(path)]
+        old = [path for path in paths if int(path.name) <= step][: -self._keep]
+        metas = [steps.read_meta(path)["metadata"] for path in paths if path not in old]
+        best = set(map(steps.best_step, metas))
+        old = [path for path in old if int(path.name) not in best]
         # Renamed first: a kill half way leaves remains to remove, not a damaged step.
         remains = [path.rename(path.with_suffix(_REMOVED)) for path in old]
         if remains:
@@ -256,7 +242,7 @@ class Checkpointer:
 
     def _is_own(self, path: Path) -> bool:
         try:
-            return read_meta(path)["run"] == identity_of(self.run)
+            return steps.read_meta(path)["run"] == steps.identity_of(self.run)
         except CheckpointError:
             return False
 
@@ -283,7 +269,7 @@ def load(
 
     Arrays whose paths begin with one of `excluded` are not read: `target` has none of them.
     """
-    return read_chosen(Path(run).absolute(), step, lambda path: _read(path, target, excluded))
+    return steps.read_chosen(Path(run).absolute(), step, lambda path: _read(path, target, excluded))
 
 
 def load_part(run: Path, prefix: str, step: Choice = "newest") -> Restored:
@@ -294,7 +280,7 @@ def load_part(run: Path, prefix: str, step: Choice = "newest") -> Restored:
     """
 
     def read(path: Path) -> Restored:
-        meta = read_meta(path)
+        meta = steps.read_meta(path)
         names = [name for name in meta["schema"] if name.startswith(prefix)]
         arrays = read_arrays(path, meta["schema"], dict.fromkeys(names))
         for name in names:
@@ -303,7 +289,7 @@ def load_part(run: Path, prefix: str, step: Choice = "newest") -> Restored:
         state = {name.removeprefix(prefix): array for name, array in arrays.items()}
         return Restored(int(path.name), state, meta["metadata"])
 
-    return read_chosen(Path(run).absolute(), step, read)
+    return steps.read_chosen(Path(run).absolute(), step, read)
 
 
 def fingerprint(state: PyTree) -> str:
@@ -323,11 +309,11 @@ def stored_fingerprint(run: Path, step: Choice = "newest") -> tuple[int, str]:
     """
 
     def read(path: Path) -> tuple[int, str]:
-        stored = read_meta(path)["schema"]
+        stored = steps.read_meta(path)["schema"]
         arrays = read_arrays(path, stored, dict.fromkeys(stored))
         return int(path.name), _digest(stored, arrays.__getitem__)
 
-    return read_chosen(Path(run).absolute(), step, read)
+    return steps.read_chosen(Path(run).absolute(), step, read)
 
 
 def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
@@ -339,7 +325,7 @@ def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
 
 
 def _read(path: Path, target: PyTree, excluded: tuple[str, ...] = ()) -> Restored:
-    meta, leaves, expected = read_meta(path), leaves_by_path(target), schema(target)
+    meta, leaves, expected = steps.read_meta(path), leaves_by_path(target), schema(target)
     stored = {name: x for name, x in meta["schema"].items() if not name.startswith(excluded)}
     shardings = {name: sharding_of(leaf) for name, leaf in leaves.items()}
     added = {

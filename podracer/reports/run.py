@@ -24,12 +24,7 @@ from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.selection import lineage_figures
 from podracer.scores.facts import facts, verdict
 from podracer.scores.format import clock, percent
-from podracer.scores.runs import (
-    RunRecords,
-    as_text,
-    read_members,
-    read_object,
-)
+from podracer.scores.runs import RunRecords, as_text, read_members, read_object
 from podracer.scores.seeds import count_seeds
 
 _LOG = logging.getLogger("podracer")

@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 
 from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
-from podracer.reports.charts import (
-    POD,
-    WINNER,
-    LegendEntry,
-    charts,
-    figure,
-    is_positive,
-    joined,
-    trace,
-)
+from podracer.reports import charts
 from podracer.scores.runs import has_selection
 from podracer.scores.score import returns_of
 
-_LEGEND = (LegendEntry("a pod", POD), LegendEntry("the best pod and its ancestors", WINNER))
+_LEGEND = (
+    charts.LegendEntry("a pod", charts.POD),
+    charts.LegendEntry("the best pod and its ancestors", charts.WINNER),
+)
 
 
 def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str:
@@ -49,16 +43,18 @@ def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str
     winners = _ancestors(parents, records[-1])
     figures = []
     for title, values in panels.items():
-        scale = {"type": "log" if title != "Pods" and is_positive(values.ravel()) else "linear"}
+        scale = {
+            "type": "log" if title != "Pods" and charts.is_positive(values.ravel()) else "linear"
+        }
         traces = [
-            trace(*_lines(updates, values, parents, shown), entry.label, text=entry.label,
+            charts.trace(*_lines(updates, values, parents, shown), entry.label, text=entry.label,
                   opacity=opacity, line={"color": entry.color, "width": width})
             for shown, entry, width, opacity in (
                 (numbers, _LEGEND[0], 0.8, 0.7), (winners, _LEGEND[1], 2.2, 1.0),
             )
         ]  # fmt: skip
-        figures.append(figure(title, traces, "updates", yaxis=scale))
-    return charts(f"lineage {name}", figures, _LEGEND)
+        figures.append(charts.figure(title, traces, "updates", yaxis=scale))
+    return charts.charts(f"lineage {name}", figures, _LEGEND)
 
 
 def _ancestors(parents: np.ndarray, last: Mapping[str, Any]) -> np.ndarray:
@@ -96,4 +92,4 @@ def _lines(
             ]
         end -= 0.2 * (end - begin) * (step + 1 < len(pods))
         lines += [[(begin, value), (end, value)] for value in values[step][shown]]
-    return joined(lines)
+    return charts.joined(lines)

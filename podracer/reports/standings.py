@@ -17,11 +17,7 @@ from rich.text import Text
 
 from podracer.io.addresses import in_addresses
 from podracer.io.text import printable
-from podracer.reports.tournament_log import (
-    board_rows,
-    recipe_of,
-    ways_of_acting,
-)
+from podracer.reports.tournament_log import board_rows, recipe_of, ways_of_acting
 from podracer.scores.format import compact, number
 from podracer.tournament.events import Entry, TournamentState
 

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from podracer.reports import charts
-from podracer.reports.tournament_log import (
-    Link,
-    TournamentLog,
-    recipe_of,
-    varying_hyperparameters,
-)
+from podracer.reports.tournament_log import Link, TournamentLog, recipe_of, varying_hyperparameters
 from podracer.scores.format import compact, number
 from podracer.tournament.events import Entry
 

@@ -19,12 +19,7 @@ from podracer.io.differences import leaves
 from podracer.io.json_schema import anything, conforms
 from podracer.io.sinks import PARENT, group, read_metrics
 from podracer.io.text import redact
-from podracer.scores.score import (
-    NOT_EVALUATED,
-    final_score,
-    has_fault,
-    whole_return,
-)
+from podracer.scores.score import NOT_EVALUATED, final_score, has_fault, whole_return
 from podracer.scores.statistics import final_mean
 
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
