@@ -18,20 +18,20 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3070,  # the contract: files beside the rooms
-    "agents": 6590,
+    "": 2990,  # the contract: files beside the rooms
+    "agents": 6570,
     "checks": 800,
     "cli": 2390,
     "config": 620,
     "devices": 1710,
-    "drivers": 4120,
-    "envs": 3810,
+    "drivers": 4110,
+    "envs": 3690,
     "io": 3200,
     "networks": 1450,
     "ops": 1220,
     "recipes": 1270,
     "reports": 1940,
-    "run": 2950,
+    "run": 2940,
     "scores": 880,
     "testing": 680,
     "tournament": 2920,
