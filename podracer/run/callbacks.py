@@ -119,8 +119,7 @@ class Function(Callback):
         self._function = function
 
     def on_boundary(self, run: Run) -> Wish:
-        with tag_component("callback"):
-            return Wish.END if self._function(run.boundary()) else Wish.NONE
+        return Wish.END if self._function(run.boundary()) else Wish.NONE
 
 
 class Control(Callback):

@@ -202,11 +202,14 @@ class Run:
                 self.is_due = self.budget.is_due(self.budget.frames(self.totals))
                 if progress.state is not None and (progress.request or self.is_due):
                     self.state = progress.state
-                for callback in self.callbacks:
-                    callback.on_record(self, self.record)
+                with tag_component("callback"):
+                    for callback in self.callbacks:
+                        callback.on_record(self, self.record)
                 if self.state is not progress.state:  # no boundary
                     continue
-                wish = _agreed(max([*map(self._ask, self.callbacks), self._wish()]))
+                with tag_component("callback"):
+                    wishes = [*map(self._ask, self.callbacks)]
+                wish = _agreed(max([*wishes, self._wish()]))
                 if wish >= Wish.SAVE or progress.request:
                     self._save()
                 if wish is Wish.LEAVE:  # the signal may have been another process's
@@ -270,7 +273,8 @@ class Run:
             if type(callback).on_save is not Callback.on_save:
                 with tag_component("checkpointer"):
                     self.checkpointer.wait()
-                callback.on_save(self)
+                with tag_component("callback"):
+                    callback.on_save(self)
         self.times.add("time_save")
         self.watchdog.alive()
 
