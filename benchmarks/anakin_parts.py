@@ -20,7 +20,7 @@ from podracer.devices.mesh import find_devices
 from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
 from podracer.drivers.progress import Request, request_array
-from podracer.drivers.state import TrainState, place_agent
+from podracer.drivers.state import TrainState, place_leaves
 from podracer.environment import HostEnvironments, action_struct
 from podracer.errors import ConfigError
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
@@ -82,7 +82,7 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
 def training(driver: Anakin) -> tuple[Program, tuple[TrainState, jax.Array]]:
     """Return one chunk of the whole program, and its state: the run's state and the request."""
     mesh, config = driver.mesh, driver.config
-    chunk = partial(make_chunk(driver.env, mesh, config), place_agent(driver.blueprint, mesh))
+    chunk = partial(make_chunk(driver.env, mesh, config), place_leaves(driver.blueprint, mesh))
     state = driver.init(jax.random.key(0))
     request = request_array(mesh, Request.NONE, config.updates_per_chunk)
 

@@ -31,7 +31,7 @@ from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool, nati
 from podracer.drivers.sebulba.config import SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
-from podracer.drivers.state import TrainState, place_agent
+from podracer.drivers.state import TrainState, place_leaves
 from podracer.environment import features
 from podracer.envs.host.dlpack import on_host
 from podracer.networks import CNN, MLP, TorsoNetwork
@@ -121,7 +121,7 @@ def measure_acting(driver: Sebulba, seconds: float) -> float:
 def measure_learning(driver: Sebulba, seconds: float) -> float:
     """Measure the learner alone: updates from the same rollouts, while the actors wait."""
     config, mesh = dataclasses.replace(driver.config, policy_lag=0), driver.mesh
-    state, agent = _first_state(driver), place_agent(driver.blueprint, mesh)
+    state, agent = _first_state(driver), place_leaves(driver.blueprint, mesh)
     update = make_update(mesh, driver.split.threads, config.updates_per_batch)
     with _acting(driver, config, state) as actors:
         rollouts = actors.collect(lambda: False) or []

@@ -10,7 +10,6 @@ Source: Hessel et al. 2021, section 3 (arXiv 2104.06272).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -54,9 +53,9 @@ from podracer.drivers.state import (
     abstract_state,
     learn_key,
     make_init,
-    place_agent,
+    place_leaves,
     reset_episode_totals,
-    with_agent,
+    with_blueprint,
 )
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
@@ -131,20 +130,13 @@ class Anakin(Driver):
         mesh = make_mesh(devices)
         blueprint = blueprint_for(agent, env, config)
         check(blueprint, env, config, mesh.size)
-        shapes = abstract_state(blueprint, env, mesh, config)
-        super().__init__(blueprint, env, config, mesh, shapes, mesh.size)
-
-    @functools.cached_property
-    def _init(self) -> Callable[[jax.Array], TrainState]:
-        return make_init(self.blueprint, self.env, self.mesh, self.config)
-
-    def init(self, key: jax.Array) -> TrainState:
-        return self._init(key)
+        parts = (blueprint, env, mesh, config)
+        shapes, init = abstract_state(*parts), make_init(*parts)
+        super().__init__(blueprint, env, config, mesh, shapes, init, mesh.size)
 
     def lower(self) -> Callable[[], Program]:
-        agent = place_agent(self.blueprint, self.mesh)
-        # By itself JAX takes empty arrays out of a program as replicated, and refuses them in the
-        # next.
+        agent = place_leaves(self.blueprint, self.mesh)
+        # JAX by itself returns empty arrays replicated, and then refuses them as arguments.
         placed = jax.tree.map(lambda x: x.sharding if x.size == 0 else None, self.abstract_state)
         program = make_chunk(self.env, self.mesh, self.config, out_shardings=(placed, None))
         lowered = program.lower(agent, self.abstract_state, abstract_request(self.mesh))
@@ -163,7 +155,7 @@ class Anakin(Driver):
         multi_host, updates_per_chunk = jax.process_count() > 1, self.config.updates_per_chunk
         updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
         start = time.perf_counter()
-        program = self.program().result()
+        program = self.compile().result()
         compile_seconds = time.perf_counter() - start
 
         def report(updates: int, arrival: Arrival) -> Progress:
@@ -179,7 +171,7 @@ class Anakin(Driver):
             length = min(chunk_end, target) - updates
             requests = request_array(self.mesh, orders.request(), length)
             if (blueprint := orders.change()) is not None:
-                program = with_agent(program, blueprint, self.mesh)
+                program = with_blueprint(program, blueprint, self.mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = program(state, requests)
                 _handle_signals()

@@ -16,7 +16,7 @@ from podracer.devices.compiling import CompileInThread
 from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.drivers.progress import Orders, Progress
-from podracer.drivers.state import HasNumEnvs, TrainState
+from podracer.drivers.state import RolloutConfig, TrainState
 from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.evaluate import PolicyKind, ProgramEvaluator, make_evaluator
@@ -43,6 +43,7 @@ class Driver(abc.ABC):
         config: Any,
         mesh: Mesh,
         abstract_state: TrainState,
+        init: Callable[[jax.Array], TrainState],
         num_devices: int,
     ) -> None:
         self.blueprint, self.env, self.config = blueprint, env, config
@@ -55,12 +56,11 @@ class Driver(abc.ABC):
         """Shape, dtype and sharding of every leaf of a state."""
         self.state_bytes = checked_size(abstract_state, mesh)
         """Size of a state on each device of the mesh."""
-        self.program = CompileInThread(self.lower)
+        self.init = init
+        """`(key)`: Return the state before the first update, from a run's key; of a population from
+        keys `[P]`."""
+        self.compile = CompileInThread(self.lower)
         """`()`: Begin to compile the program of training in a thread, once; return its future."""
-
-    @abc.abstractmethod
-    def init(self, key: jax.Array) -> TrainState:
-        """Return the state before the first update, from the run's key; of a population `[P]`."""
 
     @abc.abstractmethod
     def lower(self) -> Callable[[], Any]:
@@ -95,8 +95,11 @@ class Driver(abc.ABC):
         return play.after(inputs)
 
     def continues_episodes(self, state: TrainState) -> bool:
-        """Return whether training from a state goes on within the episodes of its environments."""
-        return True
+        """Return whether training from a state goes on within the episodes of its environments.
+
+        It does where environments can be saved: in JAX, under Sebulba in lock-step.
+        """
+        return bool(jax.tree.leaves(state.actor))
 
     @property
     def saved_bytes(self) -> int:
@@ -120,7 +123,7 @@ class Driver(abc.ABC):
 
 
 def blueprint_for(
-    agent: Blueprint | Settings, env: Environment | HostEnvironments, config: HasNumEnvs
+    agent: Blueprint | Settings, env: Environment | HostEnvironments, config: RolloutConfig
 ) -> Blueprint:
     """Return the blueprint of an agent's settings for a driver's environments, or the given one."""
     if isinstance(agent, Blueprint):
@@ -139,8 +142,7 @@ def arguments_of(env: Any) -> Any:
 def checked_size(state: TrainState, mesh: Mesh) -> int:
     """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
 
-    On a CPU a save reads the arrays themselves, so the next chunk, which may not write into them,
-    makes a copy.
+    On a CPU a save reads the arrays themselves, so the next chunk has to write into others.
     """
 
     def size(part: Any) -> int:

@@ -66,8 +66,7 @@ def fault_bits(
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard.
 
-    From `_LEAF_SHIFT` on they are one more than the place of the first leaf of `_checked_leaves`
-    that is not finite.
+    The bits from `_LEAF_SHIFT` on are 1 + the index of the first bad leaf of `_checked_leaves`.
     """
     final, steps = trajectory.final, trajectory.steps.timestep
     observations, rewards = (steps.observation, final.observation), (steps.reward, final.reward)

@@ -10,7 +10,6 @@ agent's float leaves are an argument of the program, so other values need no rec
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -221,19 +220,11 @@ class Population(Anakin):
         self.pods, self.exchange, self.num_pods = tuple(pods), exchange, len(pods)
         mesh = population_mesh(find_devices() if devices is None else devices, len(pods))
         shapes = abstract_states(blueprint, pods, env, mesh, config, exchange)
-        Driver.__init__(self, blueprint, env, config, mesh, shapes, mesh.size)
-
-    @functools.cached_property
-    def _init(self) -> Callable[[jax.Array], TrainState]:
-        make = partial(
-            make_initial_states, self.pods, self.env, self.mesh, self.config, self.exchange
-        )
-        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-        return partial(jax.jit(make, out_shardings=shardings), self._agents)
-
-    @functools.cached_property
-    def _agents(self) -> Blueprint:
-        return stack_agents(self.blueprint, self.pods)
+        self._agents = stack_agents(blueprint, pods)
+        make = partial(make_initial_states, pods, env, mesh, config, exchange)
+        program = jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
+        init = partial(program, self._agents)
+        Driver.__init__(self, blueprint, env, config, mesh, shapes, init, mesh.size)
 
     def lower(self) -> Callable[[], anakin.Program]:
         agents = jax.device_put(self._agents, shardings(self.mesh, agent_specs(self._agents)))

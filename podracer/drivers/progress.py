@@ -26,7 +26,7 @@ from podracer.types import EnvironmentSpec, Metrics, PyTree
 class Request(enum.IntEnum):
     """Request of a host for a boundary, to save or to stop; the largest over all hosts counts.
 
-    A chunk of Anakin is one program, so there an update ends for a host when its chunk does.
+    A chunk of Anakin is one program, so there both take effect at the end of the chunk.
     """
 
     NONE = 0
@@ -39,8 +39,8 @@ class Orders:
     """What a driver asks of the loop around it: how far to go, and where to stop or look."""
 
     num_updates: int | Callable[[int], int]
-    """How many updates the run has; where that is not known before, a function of the updates so
-    far: how many there are at least. It is called anew after each report."""
+    """Number of updates of the run, or a function of the updates so far that returns the least it
+    can be, called anew after each report."""
     is_boundary: Callable[[int], bool] = lambda updates: False
     """Whether the report after so many updates has the state. All hosts answer the same."""
     request: Callable[[], int] = lambda: Request.NONE
@@ -49,7 +49,7 @@ class Orders:
     """A blueprint with other numbers to go on with, if any; nothing else may differ in it."""
 
     def last_update(self, updates: int) -> int:
-        """Return how many updates the run has at least, `updates` of which were made."""
+        """Return the least number of updates of the run, `updates` of which were made."""
         return self.num_updates(updates) if callable(self.num_updates) else self.num_updates
 
 

@@ -40,8 +40,8 @@ class TrainState:
 TRAIN_SPEC = TrainState(LEARNER_SPEC, SHARDED, REPLICATED, REPLICATED, REPLICATED)  # type: ignore[arg-type]
 
 
-class HasNumEnvs(Protocol):
-    """Driver configuration with a number of environments, on which a state depends."""
+class RolloutConfig(Protocol):
+    """Driver configuration with the shape of rollouts, on which a state depends."""
 
     @property
     def num_envs(self) -> int: ...
@@ -51,12 +51,12 @@ class HasNumEnvs(Protocol):
 
 
 def make_init(
-    blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: HasNumEnvs
+    blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: RolloutConfig
 ) -> Callable[[jax.Array], TrainState]:
     """Return the function of a run's key that makes the state before the first update.
 
     The state is sharded over the mesh. Without an environment its `actor` is (): acting then begins
-    with a reset.
+    with a reset. The program is compiled by the first call.
     """
 
     def make(data: PyTree, key: jax.Array) -> TrainState:
@@ -66,52 +66,46 @@ def make_init(
     shapes = abstract_state(blueprint, env, mesh, config)
     program = jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
     # Arrays of an environment are arguments, not to compile them into the program.
-    data = None if env is None else place_agent(blueprint.environment, mesh)
-    return partial(program, data)
+    data = None if env is None else blueprint.environment
+    return lambda key: program(place_leaves(data, mesh), key)
 
 
-def place_agent(agent: Any, mesh: Mesh) -> Any:
-    """Return the agent with its leaves, the hyperparameters, as arrays: arguments of a program.
+def place_leaves(tree: Any, mesh: Mesh) -> Any:
+    """Return a tree, such as a blueprint, with its numbers as arrays: arguments of a program.
 
     As constants of the program, other values would be compiled again (docs/decisions/0038).
     """
+    sharding = NamedSharding(mesh, REPLICATED)
 
-    def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    def place(leaf: Any) -> jax.Array:
         value = np.asarray(leaf, jnp.result_type(leaf))
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
-    return jax.tree.map(place, agent, _agent_shardings(agent, mesh))
+    return jax.tree.map(place, tree)
 
 
-def _agent_shardings(agent: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda _: NamedSharding(mesh, REPLICATED), agent)
+def abstract_leaves(tree: Any, mesh: Mesh) -> Any:
+    """Return shape, dtype and sharding of every leaf of `place_leaves`."""
+    sharding = NamedSharding(mesh, REPLICATED)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=sharding), tree
+    )
 
 
-def with_agent(program: partial[Any], agent: Any, mesh: Mesh) -> partial[Any]:
-    """Return a driver's program with other leaves of its agent, which compiles nothing.
+def with_blueprint(program: partial[Any], blueprint: Blueprint, mesh: Mesh) -> partial[Any]:
+    """Return a driver's program with other numbers of its blueprint, which compiles nothing.
 
     Arrays of JAX, such as a data set's, have not changed: they stay on the devices.
     """
 
     def place(old: jax.Array, new: Any) -> jax.Array:
-        return old if isinstance(new, jax.Array) else place_agent(new, mesh)
+        return old if isinstance(new, jax.Array) else place_leaves(new, mesh)
 
-    return partial(program.func, jax.tree.map(place, *program.args, agent))
-
-
-def abstract_agent(agent: Any, mesh: Mesh) -> Any:
-    """Return shape, dtype and sharding of every leaf of `place_agent`."""
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(
-            np.shape(x), jnp.result_type(x), sharding=sharding
-        ),
-        agent,
-        _agent_shardings(agent, mesh),
-    )
+    return partial(program.func, jax.tree.map(place, *program.args, blueprint))
 
 
 def abstract_state(
-    blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: HasNumEnvs
+    blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: RolloutConfig
 ) -> TrainState:
     """Return shape, dtype and sharding of every leaf of a state, to restore one."""
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -131,7 +125,7 @@ def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
 
 
 def make_initial_state(
-    blueprint: Blueprint, env: Environment | None, config: HasNumEnvs, key: jax.Array
+    blueprint: Blueprint, env: Environment | None, config: RolloutConfig, key: jax.Array
 ) -> TrainState:
     """Return the state before the first update, for tracing; `make_init` also shards it."""
     length = blueprint.context.rollout_length

@@ -1,7 +1,7 @@
 """Budget of a run: when it evaluates, and when and why it ends.
 
-How many steps of an update are frames is known once it was computed. So a run goes as far as it may
-if all of them are, and looks there.
+An update's number of frames is known once it was computed. So a run goes on as if each step were a
+frame, and looks there.
 """
 
 from __future__ import annotations

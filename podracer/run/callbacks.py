@@ -39,7 +39,6 @@ class Evaluator(Callback):
         progress = run.progress
         if not run.is_due or progress is None or progress.state is None:
             return
-        run.budget.begin(run.totals)
         with tag_component("evaluator"):
             program = self._compile(progress.state)
             if not program.done():
@@ -103,7 +102,7 @@ class Writers(Callback):
         return self._files[name]
 
     def on_record(self, run: Run, record: dict[str, Any]) -> None:
-        # The pods' first: their file lacks an evaluation of the other only if it cannot be written.
+        # The pods' first: a record that is missing there could not be written.
         if run.progress is not None and run.progress.pods is not None:
             self._pods.write({"updates": run.progress.updates, **run.progress.pods})
         self._sinks.write(record)

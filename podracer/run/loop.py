@@ -83,7 +83,7 @@ class Callback:
         """Look at the record of a chunk, or add numbers to it before it is written."""
 
     def on_boundary(self, run: Run) -> Wish | bool | None:
-        """Look at `run.boundary()`; True ends the run. It is not saved yet."""
+        """Look at `run.boundary()`, before its save; True ends the run."""
 
     def saved(self) -> Mapping[str, Any]:
         """Return entries for the metadata of a checkpoint, in JSON."""
@@ -119,7 +119,9 @@ class Run:
         """Whether an evaluation is due at this report."""
         self.evaluation: Evaluation | None = None
         self.resumed_from: int | None = None
-        """Number of updates at the restored checkpoint, 0 without one; None for a new run."""
+        """None for a new run, else the number of updates at the restored checkpoint."""
+        self.state: TrainState
+        """State of the newest boundary, at first the one that the run begins with."""
         self._pending: Blueprint | None = None  # with changes that the driver has not taken
         self._last_saved: int | None = None
 
@@ -177,7 +179,7 @@ class Run:
             exit_code = 0
             self.budget.begin(self.totals)
             if not self.budget.reason_to_end(self.totals):
-                self.driver.program()
+                self.driver.compile()
                 for callback in self.callbacks:
                     callback.on_start(self)
                 self.checkpointer.start()  # once all is traced, as both need Python's lock
@@ -197,15 +199,18 @@ class Run:
                     self.checkpointer.check()
                 self.progress = progress
                 self.record = self.recorder.record(
-                    progress, self.times, self.driver.program.seconds
+                    progress, self.times, self.driver.compile.seconds
                 )
                 self.is_due = self.budget.is_due(self.budget.frames(self.totals))
-                if progress.state is not None and (progress.request or self.is_due):
-                    self.state = progress.state
+                at_boundary = progress.state if progress.request or self.is_due else None
+                if at_boundary is not None:
+                    self.state = at_boundary
+                    if self.is_due:
+                        self.budget.begin(self.totals)
                 with tag_component("callback"):
                     for callback in self.callbacks:
                         callback.on_record(self, self.record)
-                if self.state is not progress.state:  # no boundary
+                if at_boundary is None:
                     continue
                 with tag_component("callback"):
                     wishes = [*map(self._ask, self.callbacks)]
@@ -286,7 +291,7 @@ class Run:
         begin = begin or recorded_begin(self.directory, self.driver)
         if self.is_main:
             seal_json(self.directory / CONFIG, self.config | (begin.entries if begin else {}))
-        self.driver.program()  # compiles side by side with that of the initial state
+        self.driver.compile()  # compiles side by side with that of the initial state
         if begin is None:
             return self.driver.init(self.experiment.key)
         state, totals = begin.first_state(self.driver, self.experiment.key)

@@ -61,8 +61,8 @@ class Recorder:
     ) -> dict[str, Any]:
         """Return a line of the log; its speed leaves out compiling, evaluating and saving.
 
-        The program took `compile_seconds` to compile, of which the driver waited for the last ones
-        alone: until then the initial state was made.
+        The program took `compile_seconds` to compile. The driver waited for a part of them: the
+        initial state was made meanwhile.
         """
         waited = progress.compile_seconds
         lap = times.lap(waited, progress.time)

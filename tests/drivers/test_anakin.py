@@ -80,14 +80,14 @@ def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
 def test_a_chunk_has_its_own_time_where_calls_take_as_long_as_chunks():
     """As on a GPU, whose launches wait for each other; a boundary is reported with its chunk."""
     driver, state = anakin_setup(AGENTS["a2c"], updates_per_chunk=1)
-    program = driver.program().result()
+    program = driver.compile().result()
 
     def blocking(state, requests):
         result = jax.block_until_ready(program(state, requests))
         time.sleep(0.2)
         return result
 
-    driver.program = lambda: types.SimpleNamespace(result=lambda: blocking)
+    driver.compile = lambda: types.SimpleNamespace(result=lambda: blocking)
     orders = Orders(4, is_boundary=lambda updates: updates == 3)
     reports = driver.run(state, orders)
     ends = [progress.time for progress in reports]
@@ -133,7 +133,7 @@ def test_resets_after_a_time_out_are_no_frames():
 
 def compiled_text(devices, agent="ppo"):
     driver, _ = anakin_setup(AGENTS[agent], environment_for(agent), devices=devices)
-    return driver.program().result().func.as_text()
+    return driver.compile().result().func.as_text()
 
 
 @pytest.mark.slow

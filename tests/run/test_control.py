@@ -15,7 +15,7 @@ import podracer
 from podracer import recipes
 from podracer.devices.mesh import make_mesh
 from podracer.drivers.population import Pod
-from podracer.drivers.state import place_agent, with_agent
+from podracer.drivers.state import place_leaves, with_blueprint
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.run.blueprint import build
@@ -243,8 +243,8 @@ def test_arrays_of_an_environment_are_arguments_and_are_not_copied(tmp_path):
     new = changed_blueprint(experiment, blueprint, env, {"agent": {"learning_rate": 1e-4}})
     assert new.environment is blueprint.environment
     mesh = make_mesh(jax.devices()[:1])
-    (placed,) = (program := partial(abs, place_agent(blueprint, mesh))).args
-    (again,) = with_agent(program, new, mesh).args
+    (placed,) = (program := partial(abs, place_leaves(blueprint, mesh))).args
+    (again,) = with_blueprint(program, new, mesh).args
     assert again.environment.rows is placed.environment.rows
     assert float(again.settings.learning_rate) == pytest.approx(1e-4)
     moved = changed_blueprint(experiment, blueprint, env, {"environment": {"center": 1.0}})

@@ -19,7 +19,7 @@ from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.learner import abstract_update
 from podracer.drivers.sebulba.trajectory import infer
-from podracer.drivers.state import TrainState, abstract_agent, abstract_state, with_shardings
+from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments
 from podracer.errors import ConfigError
@@ -72,7 +72,7 @@ def _anakin(config: AnakinConfig, blueprint: Blueprint, env: Any, target: Target
         )
     mesh = make_mesh(target.devices)
     anakin.check(blueprint, env, config, mesh.size)
-    agent, state = abstract_agent(blueprint, mesh), abstract_state(blueprint, env, mesh, config)
+    agent, state = abstract_leaves(blueprint, mesh), abstract_state(blueprint, env, mesh, config)
     chunk, steps = anakin.make_chunk(env, mesh, config), config.steps_per_update
     return _on_every_device(chunk, agent, state, mesh, steps, config.rollout_length)
 

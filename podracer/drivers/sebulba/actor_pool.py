@@ -115,7 +115,7 @@ class ActorPool:
     def collect(self, give_up: Callable[[], bool]) -> list[Rollout] | None:
         """Wait for the next rollout of every actor, in order; return None if `give_up()`.
 
-        Of actors that share a queue it is the next rollout of any. Raises the first fault of any
+        From a shared queue it takes any actor's next rollout. Raises the first fault of any
         thread.
         """
         self._occupancies.append(np.mean([actor.rollouts.occupancy for actor in self._actors]))
@@ -185,14 +185,6 @@ def _final_actor_state(rollout: Rollout) -> ActorState:
 # --- construction --------------------------------------------------------------------------------
 
 
-def continues_episodes(config: SebulbaConfig, state: TrainState) -> bool:
-    """Return whether a run from a state goes on within the episodes of its environments.
-
-    It does in lock-step, with environments that can be saved.
-    """
-    return config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
-
-
 def make_actor_pool(
     agent: Agent,
     env: HostEnvironments,
@@ -217,7 +209,7 @@ def make_actor_pool(
     )
     buffer = jax.jit(make_buffer)(params)
     queues = rollout_queues(config, split.threads, state)
-    keep_actor_state = continues_episodes(config, state)
+    keep_actor_state = bool(jax.tree.leaves(state.actor))  # in lock-step
     key_data = on_one_device(jax.random.key_data(state.key))
     run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
@@ -239,7 +231,7 @@ def rollout_queues(
     """Return the queue of each actor's rollouts.
 
     Where the policy's lag has no bound they share one, so that a slow actor costs no more than its
-    share. What the learner keeps for each environment would get rows of others, so then they don't.
+    share; but not where the learner keeps something for each environment, whose rows must stay.
     """
     if config.policy_lag is None and not jax.tree.leaves(state.learner.local):
         return [ClosableQueue(config.queue_depth * num_actors)] * num_actors

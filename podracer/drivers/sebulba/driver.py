@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA, Device, find_devices
 from podracer.drivers.driver import Driver, blueprint_for
 from podracer.drivers.progress import Orders, Progress, Request
-from podracer.drivers.sebulba.actor_pool import continues_episodes, make_actor_pool
+from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import (
     DeviceSplit,
     SebulbaConfig,
@@ -68,19 +67,12 @@ class Sebulba(Driver):
         self.split = split_devices(devices, config)
         check(blueprint, self.host, config, self.split)
         # Lock-step training goes on exactly in environments that checkpoints can hold.
-        self._saved: Environment | None = None
-        if config.policy_lag == 0 and isinstance(host, DeviceEnvironments):
-            self._saved = host.environment
+        is_saved = config.policy_lag == 0 and isinstance(host, DeviceEnvironments)
+        saved = cast(DeviceEnvironments, host).environment if is_saved else None
         mesh = self.split.mesh
-        shapes = abstract_state(blueprint, self._saved, mesh, config)
-        super().__init__(blueprint, env, config, mesh, shapes, len(devices))
-
-    @functools.cached_property
-    def _init(self) -> Callable[[jax.Array], TrainState]:
-        return make_init(self.blueprint, self._saved, self.mesh, self.config)
-
-    def init(self, key: jax.Array) -> TrainState:
-        return self._init(key)
+        parts = (blueprint, saved, mesh, config)
+        shapes, init = abstract_state(*parts), make_init(*parts)
+        super().__init__(blueprint, env, config, mesh, shapes, init, len(devices))
 
     def lower(self) -> Callable[[], UpdateProgram]:
         parts = (self.blueprint, self.host.spec, self.split, self.config)
@@ -94,9 +86,6 @@ class Sebulba(Driver):
                 "and `podracer eval` afterwards."
             )
         return super().evaluator(episodes, **policy)
-
-    def continues_episodes(self, state: TrainState) -> bool:
-        return continues_episodes(self.config, state)
 
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done, as Anakin does.
@@ -115,7 +104,7 @@ class Sebulba(Driver):
         with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
             parts = (self.agent, self.host, self.split, config, state)
             actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
-            program = self.program().result()
+            program = self.compile().result()
             parts = (self.split, actors, program, orders.request)
             learner = Learner(*parts, self.host.spec, state.learner.shared)
             compile_seconds = time.perf_counter() - start

@@ -29,7 +29,7 @@ from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
-from podracer.drivers.state import TrainState, abstract_agent, place_agent, with_agent
+from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, with_blueprint
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
 from podracer.rollout import zero_episode_stats
@@ -68,7 +68,7 @@ def abstract_update(
     update = make_update(split.mesh, split.threads, config.updates_per_batch)
     state = dataclasses.replace(state, actor=())
     arguments = (
-        abstract_agent(blueprint, split.mesh),
+        abstract_leaves(blueprint, split.mesh),
         state,
         [abstract_on_mesh(split.mesh, shards[0])] * split.threads,
         abstract_request(split.mesh),
@@ -88,7 +88,7 @@ def lower_update(
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     update, arguments, _ = abstract_update(blueprint, spec, split, config, state)
-    agent, lowered = place_agent(blueprint, split.mesh), update.lower(*arguments)
+    agent, lowered = place_leaves(blueprint, split.mesh), update.lower(*arguments)
     return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
 
 
@@ -157,7 +157,7 @@ class Learner:
 
     def change(self, blueprint: Blueprint) -> None:
         """Go on with a blueprint that differs in its numbers alone."""
-        self._update = with_agent(self._update, blueprint, self._split.mesh)
+        self._update = with_blueprint(self._update, blueprint, self._split.mesh)
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""
