@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from podracer.cli.help import page
-from podracer.cli.settings import Flag, Table, split_flags
+from podracer.cli.settings import Flag, Table, split_flags, with_values
 from podracer.cli.values import Limits as Limits
 from podracer.cli.values import Mark, kind_of
 from podracer.errors import ConfigError
@@ -36,7 +36,7 @@ def read_parts(
     arguments: Sequence[str],
     description: str = "",
     explain: Callable[[str], str] = lambda name: "",
-) -> Sequence[Any]:
+) -> list[Any]:
     """Return configurations with the values of flags; `--help` prints their page and exits with 0.
 
     Flags that choose a part are read first. Raises `ConfigError` for what does not fit.
@@ -50,7 +50,8 @@ def read_parts(
     while choice := table.choice(flags):
         flags.remove(choice)
         setting, value, extra_words = table.read(choice)
-        table = table.with_values({setting.path: value})
+        parts = [with_values(part, {setting.path: value}) for part in parts]
+        table = Table(parts, command, explain)
         strays += extra_words
     if pages:
         print(page(table, description, pages[0].words))
@@ -71,7 +72,7 @@ def read_parts(
             strays = strays[count:]
     for word, flag in strays:
         table.refuse(word, flag)
-    return table.with_values(values).parts
+    return [with_values(part, values) for part in parts]
 
 
 def parse(kind: Any, command: str, arguments: Sequence[str], description: str = "") -> Any:

@@ -207,10 +207,9 @@ class Table:
         command: str = "",
         explain: Callable[[str], str] = lambda name: "",
     ):
-        self.parts = parts
         self.settings = {x.path: x for part in parts for x in settings_of(part)}
-        self.command = command
-        self.explain = explain
+        self.command, self.explain = command, explain
+        self.advice = f"`podracer {command} --help` lists what there is."
 
     def paths(self, name: str) -> list[str]:
         """Return the shallowest paths that a name is or ends, in the spelling of Python."""
@@ -249,11 +248,6 @@ class Table:
             words = ("true" if self.paths(flag.name) else "false",)
         return setting, setting.read(words, flag.spelling), [(word, flag) for word in extra_words]
 
-    def with_values(self, values: Mapping[str, Any]) -> Table:
-        """Return the table of the same configurations with other values, by path."""
-        parts = [with_values(part, values) for part in self.parts]
-        return Table(parts, self.command, self.explain)
-
     def _unknown(self, flag: Flag) -> str:
         """Return the sentence about an unknown flag: its name here, or whose it is."""
         problem, last = f"There is no flag {flag.spelling} here:", flag.name.split(".")[-1]
@@ -278,7 +272,7 @@ class Table:
             return f"{problem} {_OF_OTHERS[last]}"
         names = [x.flag.removeprefix("--") for x in self.settings.values()]
         names = names if "." in flag.name else [name.split(".")[-1] for name in names]
-        hint = nearest(flag.name.removeprefix("no_").replace("_", "-"), names, self._advice)
+        hint = nearest(flag.name.removeprefix("no_").replace("_", "-"), names, self.advice)
         return f"{problem} {hint.replace('mean ', 'mean --').replace(' or ', ' or --')}"
 
     def refuse(self, word: str, flag: Flag | None) -> None:
@@ -286,7 +280,7 @@ class Table:
         if sentence := self.explain(word):
             raise ConfigError(sentence)
         name, equals, text = word.partition("=")
-        advice = self._advice
+        advice = self.advice
         if equals and re.fullmatch(r"[a-z_.]+", name):  # the spelling of version 0.1
             old = Flag(f"--{name.replace('_', '-')}", (text,), True)
             advice = f"write {self.find(old).flag} {text}."
@@ -296,7 +290,3 @@ class Table:
             several = "several are for a sweep, --vary NAME=VALUE,VALUE."
             advice = f"{flag.spelling} takes one value; {several}"
         raise ConfigError(f"{word!r} is none of the arguments of {self.command}: {advice}")
-
-    @property
-    def _advice(self) -> str:
-        return f"`podracer {self.command} --help` lists what there is."
