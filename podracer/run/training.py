@@ -83,8 +83,9 @@ def train(
     `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
     reason in `crash.json`.
     """
+    run_dir = None if run_dir is None else user_path(run_dir)
     if isinstance(experiment, str):
-        recorded = recipe_name(user_path(run_dir)) if resume and run_dir is not None else None
+        recorded = recipe_name(run_dir) if resume and run_dir is not None else None
         experiment = _find_recipe(experiment, size, recorded, overrides)
     elif size is not None:
         raise ConfigError("a size is a recipe's: name the recipe as text, or leave `size` out.")
@@ -95,7 +96,7 @@ def train(
         raise ConfigError(
             "a run is resumed in its directory, with its own weights: give run_dir, and no Weights."
         )
-    run_dir, num_saved = None if run_dir is None else user_path(run_dir), 0
+    num_saved = 0
     if resume and run_dir is not None:
         num_saved = saved_devices(run_dir)
         name = recipe_name(run_dir) or experiment.recipe  # a run keeps its name
