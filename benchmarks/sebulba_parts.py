@@ -93,7 +93,7 @@ def measure_simulator(driver: Sebulba, seconds: float) -> float:
 def _acting(driver: Sebulba, config: SebulbaConfig, state: TrainState) -> Iterator[ActorPool]:
     """Run a driver's actors within the context."""
     with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
-        parts = (driver.agent, driver.host, driver.split, config, state)
+        parts = (driver.actor_programs, driver.host, driver.split, config, state)
         actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
         actors.start()
         stack.pop_all()  # from now on each thread closes its own environments

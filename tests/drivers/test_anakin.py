@@ -1,5 +1,6 @@
 """The Anakin driver: one program, any number of devices, nothing non-finite ever applied."""
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from agents import AGENTS, SMALL, environment_for
 from programs import request, unordered
-from runs import anakin_setup, train_anakin
+from runs import anakin_setup, sebulba_setup, train_anakin
 from variants import variants
 from walk import Walk
 
@@ -218,6 +219,33 @@ def test_nothing_is_compiled_after_the_first_chunk():
         assert len(list(progresses)) == 19
     finally:
         jax.monitoring.clear_event_listeners()
+    assert compiles == []
+
+
+@pytest.mark.parametrize("make_setup", [anakin_setup, sebulba_setup])
+def test_a_second_seed_and_other_numbers_compile_nothing(make_setup):
+    agent = dataclasses.replace(AGENTS["impala"], learning_rate=1e-3)
+    driver, state = make_setup(agent)
+    faster = dataclasses.replace(driver.blueprint.settings, learning_rate=2e-3)
+    changed = dataclasses.replace(driver.blueprint, settings=faster)
+
+    def train(state, change=None):
+        orders = Orders(10, change=lambda: change)
+        with contextlib.closing(driver.run(state, orders)) as progresses:
+            return fingerprint([*progresses][-1].state.learner.shared)
+
+    first = train(state)
+    compiles = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **about: "backend_compile" in name and compiles.append(about)
+    )
+    try:
+        states = [driver.init(jax.random.key(seed)) for seed in (7, 8, 7)]
+        again, second, other = train(states[0]), train(states[1]), train(states[2], changed)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert first == again
+    assert len({first, second, other}) == 3
     assert compiles == []
 
 

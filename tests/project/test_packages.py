@@ -24,7 +24,7 @@ BUDGETS = {
     "cli": 2390,
     "config": 620,
     "devices": 1710,
-    "drivers": 4070,
+    "drivers": 4080,
     "envs": 3690,
     "io": 3200,
     "networks": 1450,

@@ -11,15 +11,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import SHARDED, on_one_device, shardings
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
-from podracer.drivers.sebulba.intake import make_actor_programs, zero_inputs
+from podracer.drivers.sebulba.intake import zero_inputs
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import (
@@ -27,7 +25,6 @@ from podracer.drivers.sebulba.trajectory import (
     RolloutStart,
     TrajectoryBuffer,
     copy_tree,
-    empty_buffer,
 )
 from podracer.drivers.state import TrainState, reset_episode_totals
 from podracer.environment import HostEnvironment, HostEnvironments, call_environment, features
@@ -186,7 +183,7 @@ def _final_actor_state(rollout: Rollout) -> ActorState:
 
 
 def make_actor_pool(
-    agent: Agent,
+    programs: ActorPrograms,
     env: HostEnvironments,
     split: DeviceSplit,
     config: SebulbaConfig,
@@ -195,24 +192,17 @@ def make_actor_pool(
     supervisor: Supervisor,
     stack: contextlib.ExitStack,
 ) -> ActorPool:
-    """Return the actors of this host, their programs compiled; `ActorPool.start` starts them.
+    """Return the actors of this host, with `programs` compiled; `ActorPool.start` starts them.
 
     `stack` closes the environments as long as no threads own them.
     """
-    # A copy: the first update donates the state away.
-    copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
-    params = on_one_device(copy(state.learner))
-    on_device = features(env).on_device
-    programs = make_actor_programs(agent, len(split.learners), on_device)
-    make_buffer = partial(
-        empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
-    )
-    buffer = jax.jit(make_buffer)(params)
+    params = on_one_device(programs.copy_params(state.learner))
+    buffer, on_device = programs.buffer(params), features(env).on_device
     queues = rollout_queues(config, split.threads, state)
     keep_actor_state = bool(jax.tree.leaves(state.actor))  # in lock-step
     key_data = on_one_device(jax.random.key_data(state.key))
     run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
-    contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
+    contexts = _actor_contexts(programs, split, config, state, seed, resume=keep_actor_state)
     keys = row_keys(run_key, contexts[0].indices)
     compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
     actors = []
@@ -259,7 +249,7 @@ def compile_actor_programs(
 
 
 def _actor_contexts(
-    agent: Agent,
+    programs: ActorPrograms,
     split: DeviceSplit,
     config: SebulbaConfig,
     state: TrainState,
@@ -278,8 +268,7 @@ def _actor_contexts(
 
         start = jax.tree.map(rows_of_host, state.actor)
     else:
-        carry = jax.jit(partial(agent.carry, config.num_envs))()
-        start = ActorState((), None, carry, zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
+        start = ActorState((), None, programs.carry(), zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
         start = jax.tree.map(lambda x: np.asarray(x)[first_row : first_row + num_rows], start)
     contexts = []
     for thread in range(split.threads):

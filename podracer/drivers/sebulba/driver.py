@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -25,8 +26,10 @@ from podracer.drivers.sebulba.config import (
     split_devices,
     with_threads,
 )
+from podracer.drivers.sebulba.intake import make_actor_programs
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.drivers.state import TrainState, abstract_state, make_init
 from podracer.environment import Environment, HostEnvironments, features
 from podracer.envs.host.device import DeviceEnvironments, to_host_environments
@@ -74,6 +77,12 @@ class Sebulba(Driver):
         shapes, init = abstract_state(*parts), make_init(*parts)
         super().__init__(blueprint, env, config, mesh, shapes, init, len(devices))
 
+    @functools.cached_property
+    def actor_programs(self) -> ActorPrograms:
+        """Programs of the actors, compiled by the first run."""
+        on_device = features(self.host).on_device
+        return make_actor_programs(self.agent, self.split, self.config, on_device)
+
     def lower(self) -> Callable[[], UpdateProgram]:
         parts = (self.blueprint, self.host.spec, self.split, self.config)
         return lower_update(*parts, self.abstract_state)
@@ -102,7 +111,7 @@ class Sebulba(Driver):
         """
         start, config = time.perf_counter(), self.config
         with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
-            parts = (self.agent, self.host, self.split, config, state)
+            parts = (self.actor_programs, self.host, self.split, config, state)
             actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
             program = self.compile().result()
             parts = (self.split, actors, program, orders.request)

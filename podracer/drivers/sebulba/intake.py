@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Int32
 from podracer.agent import Agent
 from podracer.devices.mesh import Device
 from podracer.drivers.sebulba import trajectory
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, mask_rows
 from podracer.envs.host.dlpack import from_device, take_timestep
 from podracer.fields import struct
@@ -178,16 +179,23 @@ def _pack(timestep: TimeStep) -> tuple[PyTree, jax.Array]:
 
 
 def make_actor_programs(
-    agent: Agent, num_learners: int, on_device: bool
+    agent: Agent, split: DeviceSplit, config: SebulbaConfig, on_device: bool
 ) -> trajectory.ActorPrograms:
-    """Return the programs of actors whose rows are split over `num_learners` devices."""
+    """Return the programs of actors whose environments' arrays are on a device or not."""
+    num_learners = len(split.learners)
     infer_program = partial(trajectory.infer, agent)
     finish_program = partial(trajectory.finish, num_learners)
     if on_device:
         infer_program = partial(infer_on_device, agent)
         finish_program = partial(finish_on_device, agent.spec, num_learners)
+    make_buffer = partial(trajectory.empty_buffer, agent, agent.spec)
+    make_buffer = partial(make_buffer, num_envs=split.num_envs, length=config.rollout_length)
     return trajectory.ActorPrograms(
-        jax.jit(infer_program, donate_argnums=1), jax.jit(finish_program, donate_argnums=1)
+        jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner))),
+        jax.jit(make_buffer),
+        jax.jit(partial(agent.carry, config.num_envs)),
+        jax.jit(infer_program, donate_argnums=1),
+        jax.jit(finish_program, donate_argnums=1),
     )
 
 

@@ -25,7 +25,7 @@ from podracer.agent import Agent
 from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct
 from podracer.rollout import EpisodeStats, count_episodes
-from podracer.types import Carry, EnvironmentSpec, Params, Step, TimeStep, Trajectory
+from podracer.types import Carry, EnvironmentSpec, LearnerState, Params, Step, TimeStep, Trajectory
 
 
 @struct
@@ -184,10 +184,13 @@ def finish(
 
 @dataclasses.dataclass(frozen=True)
 class ActorPrograms:
-    """Jitted programs of the actors: `infer` donates the buffer, `finish` the rollout's start."""
+    """Jitted programs of the actors, which all runs of a driver share."""
 
-    infer: Callable[..., tuple[Any, jax.Array]]
-    finish: Callable[..., Any]
+    copy_params: Callable[[LearnerState], Params]  # actor parameters that no update takes away
+    buffer: Callable[[Params], TrajectoryBuffer]  # empty
+    carry: Callable[[], Carry]  # of all environments
+    infer: Callable[..., tuple[Any, jax.Array]]  # donates the buffer
+    finish: Callable[..., Any]  # donates the rollout's start
 
 
 @jax.jit

@@ -31,11 +31,11 @@ from podracer.drivers.progress import Orders, Request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba import actor as actor_module
 from podracer.drivers.sebulba import actor_pool as pool_module
+from podracer.drivers.sebulba import driver as driver_module
 from podracer.drivers.sebulba import learner as learner_module
 from podracer.drivers.sebulba import supervisor as supervisor_module
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import StageTimer, Supervisor
-from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.errors import EnvironmentFault
 from podracer.io import checkpoint
 from podracer.io.jsonl import JsonlSink
@@ -150,16 +150,14 @@ class Compiled:
 @pytest.fixture(scope="module")
 def once():
     """Programs and states that all runs of this file share; `made(**config)` are a run's parts."""
-    make_actor_programs, programs = pool_module.make_actor_programs, {}
+    make_actor_programs = driver_module.make_actor_programs
     updates = functools.cache(lambda *args: Compiled(make_update(*args)))
     make_update = learner_module.make_update
 
-    def make_programs(agent, num_learners, on_device):
-        key = agent.name, agent.spec, num_learners  # each run builds its agent anew
-        if key not in programs:
-            programs[key] = make_actor_programs(agent, num_learners, on_device)
-        made = programs[key]
-        return ActorPrograms(visited("inference", made.infer), visited("finish", made.finish))
+    def make_programs(*args):
+        made = make_actor_programs(*args)
+        watched = {"infer": visited("inference", made.infer)}
+        return dataclasses.replace(made, finish=visited("finish", made.finish), **watched)
 
     @functools.cache
     def made(**config):
@@ -168,7 +166,7 @@ def once():
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_module, "make_actor_programs", make_programs)
+        patch.setattr(driver_module, "make_actor_programs", make_programs)
         patch.setattr(learner_module, "make_update", updates)
         patch.setattr(learner_module, "on_mesh", visited("on_mesh", learner_module.on_mesh))
         patch.setattr(learner_module, "to_progress", visited("fetch", learner_module.to_progress))
@@ -313,7 +311,7 @@ def test_environments_are_closed_if_the_learner_cannot_be_made(once, monkeypatch
     def fail(*args):
         raise Injected("compile")
 
-    monkeypatch.setattr(learner_module, "make_update", fail)
+    monkeypatch.setattr(driver_module, "Learner", fail)
     outcome = attempt(once, Injector("nowhere"))
     assert type(outcome.error) is Injected
     assert CounterBatch.open == 0
