@@ -29,11 +29,11 @@ from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
-from podracer.devices import reductions
+from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops import action_values
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
-from podracer.ops.action_values import ActionValue, Atoms, Mean
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
@@ -69,7 +69,7 @@ class DQN(QLearningSettings):
     """Noisy layers in the streams, which explore by themselves: set epsilon to 0."""
     noise_scale: float = static(default=0.5, low=0.0)
     """Initial scale sigma_0 of the noise, over the square root of a layer's inputs, at least 0."""
-    value: ActionValue = static(default=Mean())
+    value: action_values.ActionValue = static(default=action_values.Mean())
     """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
@@ -142,21 +142,21 @@ class Method:
 
     def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
-    ) -> tuple[reductions.Mean, tuple[Metrics, jax.Array]]:
-        """Return the mean loss of TD errors, metrics and priorities `[N]`."""
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+        """Return the mean loss of TD errors from G + γ Q'(s', a'), metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)
         noises = value_based.noises_of_learning(settings.noisy, key)
-        outputs = self.outputs(params, transition.timestep, noises[0])
+        outputs = self.outputs(params, transition.timestep, noises.prediction)
         prediction = value_based.gather_action(outputs, transition.action)
-        returns, bootstrap = jax.lax.stop_gradient(
+        returns, next_values = jax.lax.stop_gradient(
             self.targets(params, target_params, transition, noises)
         )
         losses, priorities = value.loss(
-            prediction, bootstrap, returns, transition.bootstrap_discount
+            prediction, next_values, returns, transition.bootstrap_discount
         )
-        loss = reductions.mean_of(transition.weight * losses, transition.mask)
-        metrics = {"loss": loss, "q": reductions.mean_of(value.mean(prediction), transition.mask)}
+        loss = mean_of(transition.weight * losses, transition.mask)
+        metrics = {"loss": loss, "q": mean_of(value.mean(prediction), transition.mask)}
         return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))
 
     def targets(
@@ -166,15 +166,15 @@ class Method:
         transition: off_policy.Transition,
         noises: value_based.Noises,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the returns `[N]`, and the outputs `[N, Z]` of the values behind them."""
+        """Return the returns G `[N]`, and the outputs `[N, Z]` of the values Q'(s', a')."""
         settings, value = self.settings, self.settings.value
         next_timestep = transition.next_timestep
-        target_outputs = selector = self.outputs(target_params, next_timestep, noises[1])
+        target_outputs = selector = self.outputs(target_params, next_timestep, noises.target)
         if settings.double:  # the online network selects the action that the target network values
-            selector = self.outputs(params, next_timestep, noises[2])
+            selector = self.outputs(params, next_timestep, noises.selection)
         next_q = mask_logits(next_timestep.observation, value.mean(selector))
-        bootstrap = value_based.gather_action(target_outputs, jnp.argmax(next_q, axis=-1))
-        return transition.n_step_return, bootstrap
+        next_action = jnp.argmax(next_q, axis=-1)
+        return transition.n_step_return, value_based.gather_action(target_outputs, next_action)
 
     def outputs(self, params: Params, timestep: TimeStep, noise: jax.Array | None) -> jax.Array:
         """Return the network's outputs `[N, A, Z]` for timesteps `[N, ...]`."""
@@ -197,7 +197,7 @@ def rainbow(**settings: Any) -> DQN:
         "dueling": True,
         "stream_hidden": (128,),
         "noisy": True,
-        "value": Atoms(),
+        "value": action_values.Atoms(),
         "optimizer": Optimizer(epsilon=1.5e-4),
         "replay": Replay(
             prioritized=True,

@@ -61,35 +61,37 @@ def scan(
     xs: PyTree,
     *,
     reverse: bool = False,
-    pack_carry: bool = False,
+    packed: bool = False,
 ) -> tuple[Any, PyTree]:
     """Return what `jax.lax.scan` returns.
 
     On an accelerator an iteration runs as many steps as XLA fuses in a reasonable time to compile.
     On a GPU few remain, which are fused with the program around the loop: of many, XLA makes a
     kernel that takes minutes to compile. There a step writes the small arrays of its results
-    together, and with `pack_carry` the small arrays of its carry, too: parameters with their
-    optimizer's state are many.
+    together. With `packed`, for parameters and metrics, a CPU does so, too, and a GPU writes the
+    small arrays of the carry together.
     """
-    if is_for("cpu") or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+    is_plain = is_for("cpu") and not packed
+    if is_plain or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.lax.scan(body, carry, xs, reverse=reverse)
+    body = jax.jit(body, inline=True)  # traced once
     first = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], xs))
     program, (_, shapes) = jax.make_jaxpr(body, return_shape=True)(carry, first)
     limit = max(1, min(_MOST_STEPS, _MOST_EQUATIONS // max(count_equations(program.jaxpr), 1)))
-    if not is_for("gpu"):
+    if is_for("tpu"):
         return jax.lax.scan(body, carry, xs, reverse=reverse, unroll=limit)
     length = len(jax.tree.leaves(xs)[0])
     sizes = (n for n in range(limit, limit // 2, -1) if length % n <= _MOST_REMAINING)
-    steps = next(sizes, limit)
+    steps = 1 if is_for("cpu") else next(sizes, limit)
 
-    def packed_body(packed: Any, x: Any) -> tuple[Any, Any]:
-        new_carry, y = body(unpack(packed, carry) if pack_carry else packed, x)
-        return pack(new_carry) if pack_carry else new_carry, pack(y)
+    def packed_body(loop: Any, x: Any) -> tuple[Any, Any]:
+        new_carry, y = body(unpack(loop, carry) if packed else loop, x)
+        return pack(new_carry) if packed else new_carry, _pack(y)
 
-    packed = pack(carry) if pack_carry else carry
-    packed, ys = jax.lax.scan(packed_body, packed, xs, reverse=reverse, unroll=steps)
-    ys = jax.vmap(lambda y: unpack(y, shapes))(ys) if ys else shapes
-    return unpack(packed, carry) if pack_carry else packed, ys
+    loop = pack(carry) if packed else carry
+    loop, ys = jax.lax.scan(packed_body, loop, xs, reverse=reverse, unroll=steps)
+    ys = jax.vmap(lambda y: _unpack(y, shapes))(ys) if ys else shapes
+    return unpack(loop, carry) if packed else loop, ys
 
 
 def cond(
@@ -117,8 +119,10 @@ def pack(tree: PyTree) -> PyTree:
     A loop copies and writes it with one kernel, and its elementwise operations are one, too. A TPU
     would rearrange matrices for it, so elsewhere than on a GPU this is the tree itself.
     """
-    if not is_for("gpu"):
-        return tree
+    return _pack(tree) if is_for("gpu") else tree
+
+
+def _pack(tree: PyTree) -> dict[str, jax.Array]:
     leaves = jax.tree.leaves(tree)
     return {
         kind: jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
@@ -130,8 +134,10 @@ def pack(tree: PyTree) -> PyTree:
 
 def unpack(packed: PyTree, shapes: PyTree) -> PyTree:
     """Return the tree that was packed; `shapes` is one with the same arrays, or their shapes."""
-    if not is_for("gpu"):
-        return packed
+    return _unpack(packed, shapes) if is_for("gpu") else packed
+
+
+def _unpack(packed: dict[str, jax.Array], shapes: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(shapes)
     for kind, group in _groups(leaves).items():
         ends = list(itertools.accumulate(leaves[i].size for i in group))[:-1]

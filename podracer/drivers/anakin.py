@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
 from podracer.agent import Agent, Blueprint, Fused, Settings
@@ -244,21 +245,20 @@ def chunk(
     agent, env = blueprint.build(), eqx.combine(blueprint.environment, env)
     update = jax.jit(partial(update_once, agent, env=env, config=config, axis=axis))  # traced once
 
+    shapes = state.learner.shared
     metrics = jax.eval_shape(update, state)[1]
-    zeros = {**jax.tree.map(lambda x: jnp.zeros(x.shape), metrics), "frames": jnp.int32(0)}
-    shared_and_sums = (state.learner.shared, zeros)
+    zeros, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), metrics))
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, packed = loop
-        shared, sums = kernels.unpack(packed, shared_and_sums)
-        state, metrics = update(state.with_shared(shared))
-        sums = jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, metrics)
-        return state.with_shared(()), kernels.pack((state.learner.shared, sums))
+        state, (frames, sums) = loop
+        state, metrics = update(state.with_shared(kernels.unpack(state.learner.shared, shapes)))
+        state = state.with_shared(kernels.pack(state.learner.shared))
+        return state, (frames + metrics["frames"], sums + ravel_pytree(metrics)[0])
 
-    loop = state.with_shared(()), kernels.pack(shared_and_sums)
-    state, packed = jax.lax.fori_loop(0, num_updates, body, loop)
-    shared, metrics = kernels.unpack(packed, shared_and_sums)
-    state = state.with_shared(shared)
+    loop = state.with_shared(kernels.pack(state.learner.shared)), (jnp.int32(0), zeros)
+    state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, loop)
+    state = state.with_shared(kernels.unpack(state.learner.shared, shapes))
+    metrics = {**unravel(sums), "frames": frames}
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))

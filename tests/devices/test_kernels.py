@@ -125,7 +125,7 @@ def test_loops_and_conditions_with_packed_trees_return_the_same():
 
     def run(positive):
         def loop(carry):
-            return kernels.scan(body, carry, jnp.arange(1.0, 8.0), pack_carry=True)
+            return kernels.scan(body, carry, jnp.arange(1.0, 8.0), packed=True)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(loop, carry)[1])
         return kernels.cond(positive, loop, lambda carry: (carry, none), carry)
@@ -133,7 +133,7 @@ def test_loops_and_conditions_with_packed_trees_return_the_same():
     for positive in (True, False):
         assert_close(on_gpu(run, positive), jax.jit(run)(positive), rtol=0, atol=0)
     with traced_for("gpu"):
-        program = jax.make_jaxpr(lambda: kernels.scan(body, carry, jnp.ones(40), pack_carry=True))()
+        program = jax.make_jaxpr(lambda: kernels.scan(body, carry, jnp.ones(40), packed=True))()
     (scan,) = (x for x in program.eqns if x.primitive.name == "scan")
     assert scan.params["num_carry"] == 2  # a vector of floats and the integer
 

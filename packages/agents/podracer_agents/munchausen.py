@@ -60,8 +60,8 @@ class Method(dqn.Method):
         settings, value = self.settings, self.settings.value
 
         timestep, next_timestep = transition.timestep, transition.next_timestep
-        outputs = self.outputs(target_params, timestep, noises[2])
-        next_outputs = self.outputs(target_params, next_timestep, noises[1])
+        outputs = self.outputs(target_params, timestep, noises.selection)
+        next_outputs = self.outputs(target_params, next_timestep, noises.target)
         q = mask_logits(timestep.observation, value.mean(outputs))
         next_q = mask_logits(next_timestep.observation, value.mean(next_outputs))
         policy, entropy = soft_policy(next_q, settings.temperature)

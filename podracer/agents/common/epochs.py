@@ -128,7 +128,7 @@ def fit(
     if target_kl is not None:
         return _scan_until(1.5 * target_kl, step, learner, minibatches)
     with jax.named_scope("minibatches"):
-        learner, metrics = kernels.scan(step, learner, minibatches, pack_carry=True)
+        learner, metrics = kernels.scan(step, learner, minibatches, packed=True)
     return learner, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
 

@@ -86,7 +86,7 @@ def learn_from_replay(
     def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
         keys = jax.random.split(key, config.updates_per_rollout)
         with jax.named_scope("minibatches"):
-            loop, metrics = kernels.scan(step, loop, keys, pack_carry=True)
+            loop, metrics = kernels.scan(step, loop, keys, packed=True)
         return loop, jax.tree.map(partial(jnp.mean, axis=0), metrics)
 
     loop = state.shared, replay.priorities

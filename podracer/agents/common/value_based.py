@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +106,13 @@ def select_action(values: jax.Array, action: jax.Array) -> jax.Array:
 
 # --- noise of the Q-network ----------------------------------------------------------------------
 
-Noises = tuple[jax.Array | None, jax.Array | None, jax.Array | None]  # keys [1] of each pass
+
+class Noises(NamedTuple):
+    """Keys `[1]` of the noise of each pass of an update; None for no noise."""
+
+    prediction: jax.Array | None
+    target: jax.Array | None
+    selection: jax.Array | None
 
 
 def noise_of_acting(noisy: bool, keys: jax.Array, explore: bool) -> jax.Array | None:
@@ -114,12 +121,8 @@ def noise_of_acting(noisy: bool, keys: jax.Array, explore: bool) -> jax.Array | 
 
 
 def noises_of_learning(noisy: bool, key: jax.Array) -> Noises:
-    """Return the noise for the passes of an update: prediction, target, action selection.
-
-    It is one for all samples, as in Fortunato et al. 2018, section 3.1.
-    """
-    keys = jax.random.split(key, (3, 1)) if noisy else (None, None, None)
-    return keys[0], keys[1], keys[2]
+    """Return the noise for an update, one for all samples (Fortunato et al. 2018, section 3.1)."""
+    return Noises(*(jax.random.split(key, (3, 1)) if noisy else (None, None, None)))
 
 
 # --- exploration ---------------------------------------------------------------------------------
