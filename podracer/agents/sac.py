@@ -103,12 +103,7 @@ class Method:
         )
         state = self.step(state, Parts(None, grads))
         actor_grads, actor_metrics = global_grad(
-            self.actor_loss,
-            state.params.actor,
-            state,
-            transition,
-            actor_key,
-            axis=axis,
+            self.actor_loss, state.params.actor, state, transition, actor_key, axis=axis
         )
         state = self.step(state, Parts(actor_grads, None))
         state = self.learner.move_targets(state, state.params.critics)

@@ -8,10 +8,6 @@ Functions that reduce take the name of a mesh axis; with `axis=None` there is on
 is reduced. Only the drivers have other collectives.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import math
