@@ -103,7 +103,6 @@ def print_ranking(
 
     from podracer.drivers.selection import Generational, Selection
     from podracer.io.sinks import PARENT
-    from podracer.reports.seeds import spread_text
     from podracer.run.sweep import ancestors, read_pods, selections
     from podracer.scores.format import number
     from podracer.scores.runs import acting_text
@@ -127,7 +126,7 @@ def print_ranking(
         table.add_row(
             *(f"{of_name[name]:.4g}" if name in of_name else "-" for name in names),
             number(configuration.score.mean),
-            *([spread_text(configuration.score)] if are_seeds else []),
+            *([configuration.score.spread] if are_seeds else []),
             str(len(configuration.score.values)),
         )
     Console().print(table)

@@ -9,7 +9,7 @@ from podracer.reports.charts import Groups, Settings, differing_settings, settin
 from podracer.reports.page import table
 from podracer.scores.format import number
 from podracer.scores.runs import RunRecords
-from podracer.scores.seeds import Score, are_independent, count_seeds, score_of_runs
+from podracer.scores.seeds import are_independent, count_seeds, score_of_runs
 from podracer.scores.statistics import ENOUGH
 
 _FEWEST = 3  # configurations that are a sweep
@@ -52,7 +52,7 @@ def _score_rows(groups: Groups, settings: Settings) -> list[list[str]]:
         noun = "seed" if score.are_independent else "dependent pod"
         of_all = f"{mean} of {count} {noun}{'' if count == 1 else 's'}"
         measure = f"{first.acting} evaluation" if score.is_evaluation else "episode return"
-        cells = [name or label, number(score.mean), spread_text(score), of_all, measure.lstrip()]
+        cells = [name or label, number(score.mean), score.spread, of_all, measure.lstrip()]
         rows.append([*cells, "; ".join(score.marks) or "-"])
     return rows
 
@@ -68,15 +68,6 @@ def by_environment(groups: Groups) -> dict[str, Groups]:
 def environment_title(name: str, environments: Mapping[str, Groups]) -> str:
     """Return a title above the panels of an environment, as HTML, where there are several."""
     return f"<h3>{html.escape(name or 'unknown')}</h3>" if len(environments) > 1 else ""
-
-
-def spread_text(score: Score) -> str:
-    """Return the 95 % interval of a score; of few seeds the score of each."""
-    if score.interval:
-        return " to ".join(map(number, score.interval))
-    if score.are_independent and 1 < len(score.values) < ENOUGH:
-        return ", ".join(number(float(value)) for value in score.values)
-    return "-"
 
 
 def counted(members: Sequence[RunRecords]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer.scores.format import number
 from podracer.scores.runs import RunRecords
 from podracer.scores.score import NOT_EVALUATED
 from podracer.scores.statistics import ENOUGH, bootstrap_interval, score_of_seeds
@@ -55,6 +56,14 @@ class Score:
             return None
         low, high = bootstrap_interval(self.values)
         return float(low), float(high)
+
+    @property
+    def spread(self) -> str:
+        """The 95 % interval in words; of few seeds the score of each."""
+        if self.interval:
+            return " to ".join(map(number, self.interval))
+        is_listed = self.are_independent and 1 < len(self.values) < ENOUGH
+        return ", ".join(map(number, self.values.tolist())) if is_listed else "-"
 
 
 def score_of_runs(
