@@ -87,6 +87,7 @@ class ClippedDQN:
 def main(**fields: Any) -> float:
     """Train on the shaped pendulum; return the mean of the environment's own returns."""
     result = podracer.train(upright_ppo(), recipe="upright_ppo", **fields)
+    assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 
 
