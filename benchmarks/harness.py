@@ -22,7 +22,7 @@ from machine import machine
 
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import Anakin, AnakinConfig
-from podracer.networks import layers
+from podracer.networks import convolutions as networks
 from podracer.types import PyTree
 
 
@@ -218,9 +218,9 @@ def plain_convolution(x: jax.Array, w: jax.Array, stride: int, padding: int = 0)
 @contextmanager
 def convolutions(form: Callable[..., jax.Array] = plain_convolution) -> Iterator[None]:
     """While this lasts, programs are built with another convolution than the library's."""
-    ours = layers.convolution
-    layers.convolution = form
+    ours = networks.convolution
+    networks.convolution = form
     try:
         yield
     finally:
-        layers.convolution = ours
+        networks.convolution = ours
