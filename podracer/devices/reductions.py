@@ -36,13 +36,13 @@ class Mean:
     over all their items.
     """
 
-    total: Float32[Array, "*h"]
+    total: Float[Array, "*h"]
     """Sum over the items that count, divided by the number of all items."""
-    share: Float32[Array, "*h"]
+    share: Float[Array, "*h"]
     """Share of the items that count, in [0, 1]."""
 
     @property
-    def value(self) -> Float32[Array, "*h"]:
+    def value(self) -> Float[Array, "*h"]:
         """Mean over the items that count; 0 where none does."""
         # The limit is below the smallest share that an item has.
         return self.total / jnp.maximum(self.share, 1e-12)
@@ -51,7 +51,7 @@ class Mean:
         return float(self.value)
 
 
-def mean_of(x: Array, mask: Bool[Array, "..."] | Float32[Array, "..."]) -> Mean:
+def mean_of(x: Array, mask: Bool[Array, "..."] | Float[Array, "..."]) -> Mean:
     """Return the mean of items where a mask of their shape is True, or 1."""
     mask = mask.astype(jnp.float32)
     return Mean(jnp.mean(mask * x), jnp.mean(mask))
