@@ -188,7 +188,7 @@ class ActorPrograms:
 
     copy_params: Callable[[LearnerState], Params]  # actor parameters that no update takes away
     buffer: Callable[[Params], TrajectoryBuffer]  # empty
-    carry: Callable[[], Carry]  # of all environments
+    carry: Callable[[], Carry]  # the first of every environment
     infer: Callable[..., tuple[Any, jax.Array]]  # donates the buffer
     finish: Callable[..., Any]  # donates the rollout's start
 
