@@ -70,7 +70,8 @@ class DQN(QLearningSettings):
     noise_scale: float = static(default=0.5, low=0.0)
     """Initial scale sigma_0 of the noise, over the square root of a layer's inputs, at least 0."""
     value: action_values.ActionValue = static(default=action_values.Mean())
-    """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
+    """Kind of action value: its mean, by the Huber loss or squared errors, a categorical
+    distribution (C51) or quantiles (QR-DQN)."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
 

@@ -48,7 +48,23 @@ class Mean:
         discounts: Batch,
     ) -> tuple[Batch, Batch]:
         error = returns + discounts * next_outputs[:, 0] - outputs[:, 0]
-        return optax.losses.huber_loss(error), jnp.abs(error)
+        return self.loss_of(error), jnp.abs(error)
+
+    def loss_of(self, error: Batch) -> Batch:
+        """Return the loss of temporal-difference errors."""
+        return optax.losses.huber_loss(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaredMean(Mean):
+    """Expected return, learned with squared errors.
+
+    The Huber loss bounds the gradient of an error above 1. Where rewards are not clipped and
+    returns are large, the end of an episode then cannot correct values that are far too high.
+    """
+
+    def loss_of(self, error: Batch) -> Batch:
+        return optax.losses.l2_loss(error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,4 +176,4 @@ class Quantiles:
         )
 
 
-ActionValue = Mean | Atoms | Quantiles
+ActionValue = Mean | SquaredMean | Atoms | Quantiles

@@ -13,7 +13,7 @@ from variants import variants
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
 from podracer.networks.layers import NoisyLinear
-from podracer.ops.action_values import Atoms, Mean, Quantiles
+from podracer.ops.action_values import Atoms, Mean, Quantiles, SquaredMean
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.random import random_normals
 from podracer.ops.returns import n_step_returns, n_step_targets
@@ -38,12 +38,15 @@ def batch():
     return draw, draw(scale=3.0), discounts
 
 
-def test_the_mean_learns_by_huber(batch):
+@pytest.mark.parametrize(
+    ("value", "expected"), [(Mean(), rlax.huber_loss), (SquaredMean(), rlax.l2_loss)]
+)
+def test_the_mean_learns_by_huber_or_by_squares(value, expected, batch):
     draw, returns, discounts = batch
     ours, after = draw(1), draw(1)
-    loss, priority = Mean().loss(ours, after, returns, discounts)
+    loss, priority = value.loss(ours, after, returns, discounts)
     error = returns + discounts * after[:, 0] - ours[:, 0]
-    np.testing.assert_allclose(loss, rlax.huber_loss(error), rtol=1e-5)
+    np.testing.assert_allclose(loss, expected(error), rtol=1e-5)
     np.testing.assert_allclose(priority, jnp.abs(error), rtol=1e-5)
 
 
