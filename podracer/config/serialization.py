@@ -113,23 +113,35 @@ _RETIRED: dict[str, dict[str, Any]] = {
 }
 
 
-def without_retired(data: Any) -> Any:
-    """Return a configuration's JSON without the fields that have left their classes.
+def of_this_version(data: Any, kinds: Mapping[str, type] = KINDS) -> Any:
+    """Return a configuration's JSON as this version writes it, to compare it with one.
 
-    Raises `ConfigError` where one has another value than the one that changes nothing.
+    Fields that have left their classes are gone, and fields that came later have their defaults.
+    Raises `ConfigError` where one that is gone has another value than the one that changes nothing.
     """
     if isinstance(data, list):
-        return [without_retired(item) for item in data]
+        return [of_this_version(item, kinds) for item in data]
     if not isinstance(data, dict):
         return data
-    retired = _RETIRED.get(str(data.get("kind")), {})
-    for name, value in retired.items():
-        if data.get(name, value) != value:
+    name = str(data.get("kind"))
+    retired, kind = _RETIRED.get(name, {}), kinds.get(name)
+    for field, value in retired.items():
+        if data.get(field, value) != value:
             raise ConfigError(
-                f"the run was made with {name}={data[name]!r}, which this version no longer has. "
-                f"{package_of(name)}".rstrip()
+                f"the run was made with {field}={data[field]!r}, which this version no longer has. "
+                f"{package_of(field)}".rstrip()
             )
-    return {name: without_retired(x) for name, x in data.items() if name not in retired}
+    kept = {field: of_this_version(x, kinds) for field, x in data.items() if field not in retired}
+    return kept if kind is None else {**_defaults_in_json(kind), **kept}
+
+
+@functools.cache
+def _defaults_in_json(kind: type) -> dict[str, Any]:
+    """Return the defaults of a class's fields, of those that have one."""
+    fields = [f for f in dataclasses.fields(kind) if f.name in _names_in_json(kind)]
+    made = {f.name: f.default_factory() for f in fields if callable(f.default_factory)}
+    made |= {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    return {name: to_json(value) for name, value in made.items()}
 
 
 def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None) -> Any:
@@ -247,7 +259,7 @@ def experiment_of(
     """
     kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
     try:
-        data = without_retired(read_config(path)["experiment"])
+        data = of_this_version(read_config(path)["experiment"])
         if environment is not None:
             data["environment"] = ""
         experiment = from_json(data, kinds, recipe)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import read_config, to_json, without_retired
+from podracer.config.serialization import kinds_of, of_this_version, read_config, to_json
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.differences import differences
 from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
@@ -110,7 +110,7 @@ def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) 
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(
-            redact(without_retired(saved), stable=True), redact(current, stable=True)
+            redact(of_this_version(saved), stable=True), redact(current, stable=True)
         ).items()
         if name not in FREE_ON_RESUME
     ]
@@ -127,7 +127,7 @@ def check_same_environment(directory: Path, env: Any) -> None:
     Its data may come from a file that has changed since.
     """
     config = read_config(directory / CONFIG)
-    saved = config.get("environment")
+    saved = of_this_version(config.get("environment"), kinds_of(env))
     if changed := differences(saved if isinstance(saved, dict) else {}, to_json(env)):
         raise ConfigError(
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from podracer.agent import check_policy
 from podracer.config.experiment import Experiment
 from podracer.config.field_types import check_types
-from podracer.config.serialization import KINDS, from_json, kinds_of, to_json, without_retired
+from podracer.config.serialization import KINDS, from_json, kinds_of, of_this_version, to_json
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Range, Selection
 from podracer.environment import evaluation_environment
@@ -260,7 +260,7 @@ def read_tournament(directory: Path, user_experiments: Sequence[Experiment] = ()
         experiments = [
             restore_experiment(data, user_experiments) for data in header.tournament["experiments"]
         ]
-        settings = without_retired(header.tournament)
+        settings = of_this_version(header.tournament)
         tournament = from_json({**settings, "experiments": experiments}, _KINDS)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
@@ -281,7 +281,7 @@ def restore_experiment(
     """
     lender = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
     kinds = KINDS if lender is None else {**KINDS, **kinds_of(lender)}
-    return from_json(without_retired(data), kinds, lender)
+    return from_json(of_this_version(data), kinds, lender)
 
 
 def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:

@@ -346,10 +346,10 @@ class Leaderboard:
 
 
 def _check_same(saved: events.Header, header: events.Header) -> None:
-    from podracer.config.serialization import without_retired  # slow, but whoever begins has it
+    from podracer.config.serialization import of_this_version  # slow, but whoever begins has it
 
     fields = json.loads(json.dumps(dataclasses.asdict(header)))
-    saved_fields = without_retired(dataclasses.asdict(saved))
+    saved_fields = of_this_version(dataclasses.asdict(saved))
     names = dict(leaves(saved_fields))
     changed = [
         f"{name} was {old} and is {new}"
