@@ -12,7 +12,7 @@ from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, of_this_version, read_experiment, to_json
 from podracer.drivers.anakin import AnakinConfig
-from podracer.envs.cartpole import CartPole
+from podracer.envs.catch import Catch
 from podracer.errors import ConfigError
 from podracer.io.seal import seal_json
 from podracer.run.resume import check_same_environment, check_same_experiment
@@ -27,6 +27,13 @@ EXPERIMENT = Experiment(
     devices=1,
 )
 RETIRED = {"records": "chunk"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Windy(Catch):
+    """An environment with a field that an earlier version had not."""
+
+    wind: float = 0.0
 
 
 @pytest.fixture
@@ -61,10 +68,10 @@ def test_fields_that_came_later_have_their_defaults(run):
         check_same_experiment(older, to_json(other))
     config = json.loads((run / "config.json").read_text())
     del config["sha256"]
-    seal_json(run / "config.json", {**config, "environment": {"kind": "CartPole"}})
-    check_same_environment(run, CartPole())
-    with pytest.raises(ConfigError, match="length changed since"):
-        check_same_environment(run, CartPole(length=0.7))
+    seal_json(run / "config.json", {**config, "environment": {"kind": "Windy"}})
+    check_same_environment(run, Windy())
+    with pytest.raises(ConfigError, match="wind changed since"):
+        check_same_environment(run, Windy(wind=0.5))
 
 
 def test_what_only_the_earlier_version_could_do_is_refused(run):
