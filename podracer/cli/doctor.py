@@ -18,9 +18,7 @@ from podracer.devices.mesh import DATA, SHARDED, make_mesh
 from podracer.devices.reductions import global_mean
 from podracer.devices.startup import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
-
-PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "mctx",
-            "tensorboardX")  # fmt: skip
+from podracer.io.code import installed_versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +28,9 @@ class DoctorOptions:
 
 def doctor(options: DoctorOptions) -> int:
     """Run `podracer doctor`: return 0 if all that `podracer train` needs works, else 70."""
-    print(f"python {platform.python_version()}, {platform.platform()}")
-    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
+    others = {name: importlib.metadata.version(name) for name in ("mctx", "tensorboardX")}
+    versions = (f"{name} {version}" for name, version in (installed_versions() | others).items())
+    print(platform.platform(), *versions, sep=", ")
     devices = jax.devices()
     print(f"{len(devices)} device(s) on {jax.process_count()} process(es):")
     for device in devices[:16]:

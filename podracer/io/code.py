@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -25,9 +26,10 @@ def digest_of_code() -> str:
     return digest.hexdigest()
 
 
-def package_versions() -> dict[str, str]:
-    """Return the versions of `PACKAGES` by name, but of none that is missing."""
-    versions = {}
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python, podracer and `PACKAGES` by name; a missing one has none."""
+    versions = {"python": platform.python_version(), "podracer": podracer.__version__}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
@@ -39,8 +41,8 @@ def code_and_versions(recipes: Sequence[str] = ()) -> dict[str, str]:
 
     `recipes` are named `MODULE:FUNCTION`; the file of each module counts, which is not imported.
     """
-    values = {"code of podracer": digest_of_code()[:16], "Python": platform.python_version()}
-    values |= dict.fromkeys(PACKAGES, "missing") | package_versions()
+    values = {"code of podracer": digest_of_code()[:16], **dict.fromkeys(PACKAGES, "missing")}
+    values |= installed_versions()
     for name in sorted({recipe.partition(":")[0] for recipe in recipes}):
         spec = importlib.util.find_spec(name)
         path = Path(spec.origin) if spec and spec.origin else None

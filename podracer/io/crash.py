@@ -11,8 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import podracer
-from podracer.io.code import package_versions
+from podracer.io.code import installed_versions
 from podracer.io.run_directory import write_json
 from podracer.io.text import print_stderr, redact
 
@@ -35,13 +34,8 @@ def write_crash(directory: Path, error: BaseException, **facts: Any) -> None:
         **facts,
     }
     try:
-        versions = {
-            "podracer": podracer.__version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-        }
         facts = redact(json.loads(json.dumps(crash, default=str, skipkeys=True)))
-        facts["versions"] = versions | package_versions()
+        facts["versions"] = {"platform": platform.platform(), **installed_versions()}
         write_json(Path(directory) / CRASH, facts, mode=0o600)
     except OSError as failure:
         print_stderr(f"{CRASH} could not be written: {failure}")

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.metadata
 import itertools
 import logging
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import podracer
 from podracer.config.serialization import read_config
+from podracer.io.code import installed_versions
 from podracer.io.seal import CONFIG
 from podracer.run.resume import is_of_versions
 
 # Packages that compute, by which results may be rounded otherwise.
 _COMPUTING = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax")
 _LOG = logging.getLogger("podracer")
-
-
-@functools.cache
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a run depends on, by name."""
-    packages = (*_COMPUTING[1:], "orbax-checkpoint")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "podracer": podracer.__version__, **versions}
 
 
 @dataclasses.dataclass

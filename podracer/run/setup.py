@@ -20,8 +20,8 @@ from podracer.environment import HostEnvironments
 from podracer.envs.host.gymnasium import check_script
 from podracer.errors import ConfigError
 from podracer.evaluate import ProgramEvaluator
+from podracer.io.code import installed_versions
 from podracer.run.blueprint import build
-from podracer.run.history import installed_versions
 from podracer.run.resume import experiment_digest
 
 

@@ -21,11 +21,11 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io import run_directory as rundir
+from podracer.io.code import installed_versions
 from podracer.io.paths import user_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
-from podracer.run.history import installed_versions
 from podracer.run.setup import make_driver
 from podracer.tournament.leaderboard import Leaderboard, read_events
 
