@@ -160,24 +160,22 @@ class Checkpointer:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def restore(self, target: PyTree, step: int | None = None) -> Restored:
-        """Restore the newest valid checkpoint, or exactly `step`, in the structure of `target`.
+    def restore(self, target: PyTree) -> Restored:
+        """Restore the newest valid checkpoint in the structure of `target`.
 
         Each leaf of `target` is an array or a `ShapeDtypeStruct`, and its sharding is that of the
         restored leaf (host for numpy arrays, default device if there is none). A step that is
         damaged or belongs to another run is reported and moved to `quarantine/`, and the previous
-        one is used, unless `step` is given. Raises `StorageError` if a file cannot be read, which
-        moves nothing; `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths
-        differ from `target`: nothing is ever cast, padded or left out.
+        one is used. Raises `StorageError` if a file cannot be read, which moves nothing;
+        `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths differ from
+        `target`: nothing is ever cast, padded or left out.
         """
         self.wait()
         aside = self.directory / QUARANTINE
 
         def decide() -> int:
             verify = verify_seal if jax.process_count() == 1 else agreement.verify_with_others
-            if step is None:
-                return steps.valid_step(self.run, aside, verify)
-            return steps.verified_step(self.run, step, verify)
+            return steps.valid_step(self.run, aside, verify)
 
         def verify_own(step: int) -> None:
             agreement.verify_share(self.directory / steps.step_name(step))

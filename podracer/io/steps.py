@@ -97,11 +97,8 @@ def best_step(metadata: dict[str, Any]) -> int | None:
     return step if type(step) is int else None
 
 
-def verified_step(run: Path, step: int, verify: Verify | None = None) -> int:
-    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not.
-
-    By default `verify` is `verify_seal`.
-    """
+def verified_step(run: Path, step: int) -> int:
+    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not."""
     directory = run / CHECKPOINTS
     path = directory / step_name(step) if 0 <= step < 10**12 else None
     if path is None or not is_there(path):
@@ -109,7 +106,7 @@ def verified_step(run: Path, step: int, verify: Verify | None = None) -> int:
         raise CheckpointError(
             f"{run} has no checkpoint of update {step}, but of {steps or 'no update'}."
         )
-    _verify(path, identity_of(run), verify)
+    _verify(path, identity_of(run))
     return step
 
 
@@ -147,7 +144,7 @@ def valid_step(run: Path, quarantine: Path | None = None, verify: Verify | None 
     return int(valid.name)
 
 
-def _verify(path: Path, identity: Any, verify: Verify | None) -> None:
+def _verify(path: Path, identity: Any, verify: Verify | None = None) -> None:
     """Raise `CheckpointError` unless a step is whole and belongs to the run of this identity."""
     (verify or verify_seal)(path)
     owner = read_meta(path)["run"]

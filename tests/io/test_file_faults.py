@@ -72,11 +72,10 @@ def train_and_stop(name: str, run: Path) -> Truth:
     experiment = EXPERIMENTS[name]
     podracer.train(experiment, run_dir=run, callbacks=[lambda at: at.metrics["updates"] >= 20])
     steps, best_steps, like = {}, {}, make_driver(experiment).abstract_state
-    with Checkpointer(run) as checkpointer:
-        for step in sorted(map(int, os.listdir(checkpointer.directory))):
-            restored = checkpointer.restore(like, step)
-            steps[step] = fingerprint(restored.state)
-            best_steps[step] = restored.metadata["best"]["updates"]
+    for step in sorted(map(int, os.listdir(run / "checkpoints"))):
+        restored = load(run, like, step)
+        steps[step] = fingerprint(restored.state)
+        best_steps[step] = restored.metadata["best"]["updates"]
     best = sweep.best_pod(run, restored) if experiment.pods else None
     twin = run.with_name(f"{run.name}-finished")
     shutil.copytree(run, twin)
