@@ -28,9 +28,9 @@ class DoctorOptions:
 
 def doctor(options: DoctorOptions) -> int:
     """Run `podracer doctor`: return 0 if all that `podracer train` needs works, else 70."""
-    others = {name: importlib.metadata.version(name) for name in ("mctx", "tensorboardX")}
-    versions = (f"{name} {version}" for name, version in (installed_versions() | others).items())
-    print(platform.platform(), *versions, sep=", ")
+    versions = dict(installed_versions())
+    versions |= {name: importlib.metadata.version(name) for name in ("mctx", "tensorboardX")}
+    print(platform.platform(), *map(" ".join, versions.items()), sep=", ")
     devices = jax.devices()
     print(f"{len(devices)} device(s) on {jax.process_count()} process(es):")
     for device in devices[:16]:
