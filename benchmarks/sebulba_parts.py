@@ -41,7 +41,7 @@ from podracer.types import ArraySpec, Step, TimeStep, Trajectory
 def measure_simulator(driver: Sebulba, seconds: float) -> float:
     """Measure the environments alone: the same threads and batches, precomputed random actions."""
     split, config, generator = driver.split, driver.config, np.random.default_rng(0)
-    draw = partial(random_actions, generator, driver.host.spec, None, split.num_envs)
+    draw = partial(random_actions, generator, driver.host.spec, None, split.envs_per_thread)
     actions = [draw() for _ in range(64)]
     if features(driver.host).on_device:
         actions = jax.device_put(actions, split.actors[0])
@@ -51,7 +51,7 @@ def measure_simulator(driver: Sebulba, seconds: float) -> float:
     with contextlib.ExitStack() as stack:
         batches = []
         for _ in range(split.threads):
-            batch = driver.host.make(split.num_envs, native_threads(config, split))
+            batch = driver.host.make(split.envs_per_thread, native_threads(config, split))
             batches.append(stack.enter_context(contextlib.closing(batch)))
 
         def run(number: int) -> None:
@@ -86,7 +86,7 @@ def measure_simulator(driver: Sebulba, seconds: float) -> float:
             thread.join(60)
         if errors:
             raise errors[0]
-        return sum(steps) * split.num_envs / (time.perf_counter() - start)
+        return sum(steps) * split.envs_per_thread / (time.perf_counter() - start)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def _broadcast(number: int) -> int:
     return int(np.array(halves).view(np.int64)[0])
 
 
-def from_first_process(
+def decide_on_first_process(
     decide: Callable[[], int], help_with: Callable[[int], object] = lambda step: None
 ) -> int:
     """Return the decision of process 0 on all processes; what it raises is raised on all.

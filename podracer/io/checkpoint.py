@@ -101,7 +101,7 @@ class Checkpointer:
             )
             return bool(remains) or steps.newest_saved(self.run) is not None
 
-        return bool(agreement.from_first_process(decide))
+        return bool(agreement.decide_on_first_process(decide))
 
     def start(self) -> concurrent.futures.Future[Any]:
         """Import Orbax in a thread, which takes longer than the start of a small run."""
@@ -121,7 +121,7 @@ class Checkpointer:
 
         self.wait()
         target = self.directory / steps.step_name(step)
-        if agreement.from_first_process(lambda: is_there(target / MANIFEST)):
+        if agreement.decide_on_first_process(lambda: is_there(target / MANIFEST)):
             return
         content = {
             "format": steps.FORMAT,
@@ -180,7 +180,7 @@ class Checkpointer:
         def verify_own(step: int) -> None:
             agreement.verify_share(self.directory / steps.step_name(step))
 
-        valid = agreement.from_first_process(decide, verify_own)
+        valid = agreement.decide_on_first_process(decide, verify_own)
         return _read(self.directory / steps.step_name(valid), target)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ from podracer.run.resume import (
     update_config,
 )
 from podracer.run.setup import run_metadata
-from podracer.run.sweep import read_run
+from podracer.run.sweep import readable_records
 from podracer.run.warm_start import Begin, recorded_begin
 
 _LOG = logging.getLogger("podracer")
@@ -184,7 +184,7 @@ class Run:
                     callback.on_start(self)
                 self.checkpointer.start()  # once all is traced, as both need Python's lock
                 exit_code = self._loop(state)
-        record = self.record or [{}, *read_run(self.directory)][-1]
+        record = self.record or [{}, *readable_records(self.directory)][-1]
         reason = self.budget.reason_to_end(self.totals) or "callback"
         parts = (self.agent, self.state.learner, record, self.evaluation, self.directory)
         return Result(*parts, exit_code, "signal" if exit_code else reason)

@@ -117,7 +117,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     evaluation = _last_evaluation(directory, records)
     config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
     crash = read_object(directory / CRASH)
-    run = RunRecords(directory.name, config, read_run(directory), crash, directory)
+    run = RunRecords(directory.name, config, readable_records(directory), crash, directory)
     last = [record for record in records[-1:] if record is not evaluation]
     members = members_of(run, [evaluation, *last])  # all that final scores depend on
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
@@ -209,7 +209,7 @@ def _last_evaluation(
 ) -> dict[str, Any]:
     """Return the pods' record of the run's last evaluation up to an update."""
     evaluation = _last_evaluated(records, updates)
-    whole_run = _last_evaluated(read_run(directory), updates)
+    whole_run = _last_evaluated(readable_records(directory), updates)
     if whole_run and (evaluation is None or evaluation["updates"] < whole_run["updates"]):
         raise ConfigError(
             f"{directory / RECORDS} lacks the evaluation at update {whole_run['updates']}, by "
@@ -225,7 +225,8 @@ def _last_evaluation(
 
 def _needed_for_evaluation(directory: Path) -> str:
     """Return what a run without an evaluation needs to make one, as it is resumed."""
-    experiment, last = read_config(directory / CONFIG)["experiment"], [{}, *read_run(directory)][-1]
+    experiment = read_config(directory / CONFIG)["experiment"]
+    last = [{}, *readable_records(directory)][-1]
     has_frames = last.get("frames", 0) >= experiment["frames"] * len(experiment["pods"])
     limit = experiment.get("max_seconds")
     needed = [] if experiment.get("evaluations") else ["`evaluations=1` or more"]
@@ -234,7 +235,7 @@ def _needed_for_evaluation(directory: Path) -> str:
     return f" with {' and '.join(needed)}" if needed else ""
 
 
-def read_run(directory: Path) -> list[dict[str, Any]]:
+def readable_records(directory: Path) -> list[dict[str, Any]]:
     """Return the records of the run as a whole; none where their file is lost or damaged."""
     try:
         return read_metrics(directory / "metrics.jsonl")

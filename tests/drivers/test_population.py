@@ -309,7 +309,7 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     finish_sweep(tmp_path, EXPERIMENT)
     assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
     assert not (tmp_path / "best.json").exists()
-    monkeypatch.setattr(sweep, "read_records", lambda _: [])
+    monkeypatch.setattr(sweep, "readable_records", lambda _: [])
     monkeypatch.setattr(sweep, "holds_sealed", lambda *_: True)
     restored = Restored(5, None, {"records": {sweep.RECORDS: {}}})
     assert sweep.best_pod(tmp_path, restored) == 1
@@ -350,7 +350,7 @@ def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, mo
     monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
     monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
     whole = {"updates": 5, "frames": 5 * STEPS * len(pods)}
-    monkeypatch.setattr(sweep, "read_run", lambda _: [whole])
+    monkeypatch.setattr(sweep, "readable_records", lambda _: [whole])
     finish_sweep(tmp_path, experiment)
     out = capsys.readouterr().out.splitlines()
     remarks = [text for text in out if text.startswith("Remarks")]

@@ -117,7 +117,7 @@ def _sebulba(
     update, arguments, of_actor = abstract_update(blueprint, env.spec, split, config, state)
     params, buffer, timestep = of_actor
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.num_envs))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.envs_per_thread))
     inputs = (params, buffer, keys, *timestep)
     learner = Program(
         "learner",
@@ -134,7 +134,7 @@ def _sebulba(
         len(split.actors),
         jax.jit(partial(infer, blueprint.build()), donate_argnums=1),
         with_shardings(inputs, make_mesh(split.actors[:1]), PartitionSpec()),
-        split.num_envs,
+        split.envs_per_thread,
         1,
         {"parameters of actors": _device_bytes(params), "buffer of an actor": buffer_bytes},
         # Each thread fills a buffer while the copy that it finished travels.

@@ -143,7 +143,7 @@ class ActorPool:
     @property
     def collected_steps(self) -> int:
         """Environment steps in all trajectories that this host's actors finished."""
-        steps_per_rollout = self._split.num_envs * self._config.rollout_length
+        steps_per_rollout = self._split.envs_per_thread * self._config.rollout_length
         return steps_per_rollout * sum(actor.num_rollouts for actor in self._actors)
 
     def actor_state(self) -> PyTree:
@@ -154,7 +154,7 @@ class ActorPool:
         if not self._keep_actor_state:
             return ()
         states = [_final_actor_state(rollout) for rollout in self._latest_rollouts]
-        num_rows = self._split.num_envs * self._split.threads
+        num_rows = self._split.envs_per_thread * self._split.threads
         first_row = self._config.num_envs // jax.process_count() * jax.process_index()
 
         def gather(*leaves: Any) -> jax.Array:
@@ -216,7 +216,7 @@ def make_actor_pool(
 
 
 def rollout_queues(
-    config: SebulbaConfig, num_actors: int, state: TrainState
+    config: SebulbaConfig, num_threads: int, state: TrainState
 ) -> list[ClosableQueue[Rollout]]:
     """Return the queue of each actor's rollouts.
 
@@ -224,8 +224,8 @@ def rollout_queues(
     share; but not where the learner keeps something for each environment, whose rows must stay.
     """
     if config.policy_lag is None and not jax.tree.leaves(state.learner.local):
-        return [ClosableQueue(config.queue_depth * num_actors)] * num_actors
-    return [ClosableQueue(config.queue_depth) for _ in range(num_actors)]
+        return [ClosableQueue(config.queue_depth * num_threads)] * num_threads
+    return [ClosableQueue(config.queue_depth) for _ in range(num_threads)]
 
 
 def compile_actor_programs(
@@ -238,8 +238,8 @@ def compile_actor_programs(
     on_device: bool,
 ) -> None:
     """Compile the actors' programs for each of their devices, by one call of each."""
-    state, inputs = zero_inputs(buffer, spec, split.num_envs, on_device)
-    start = RolloutStart(buffer.carry, zero_episode_stats(split.num_envs))
+    state, inputs = zero_inputs(buffer, spec, split.envs_per_thread, on_device)
+    start = RolloutStart(buffer.carry, zero_episode_stats(split.envs_per_thread))
     for device in split.actors:
         put = partial(jax.device_put, device=device)
         device_inputs = put(inputs) if on_device else inputs
@@ -296,7 +296,7 @@ def make_environments(
     """Make the environments of one actor. A failure also ends the run, as a fault of `name`."""
     if (with_deadline := features(env).with_deadline) is not None:
         env = with_deadline(config.env_timeout_seconds)
-    make = partial(env.make, split.num_envs, native_threads(config, split))
+    make = partial(env.make, split.envs_per_thread, native_threads(config, split))
     try:
         return call_environment(name, make)
     except Exception as error:

@@ -79,7 +79,7 @@ class DeviceSplit:
     """Learners of all hosts."""
     threads: int
     """Number of actor threads of this host."""
-    num_envs: int
+    envs_per_thread: int
     """Number of environments of each actor thread."""
 
     def describe(self) -> dict[str, int]:
@@ -88,7 +88,7 @@ class DeviceSplit:
             "actors": len(self.actors),
             "learners": len(self.learners),
             "actor_threads": self.threads,
-            "environments_per_thread": self.num_envs,
+            "environments_per_thread": self.envs_per_thread,
         }
 
 
@@ -132,7 +132,7 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
         learners=learners(local_devices),
         mesh=make_mesh([device for host in by_host for device in learners(host)]),
         threads=threads,
-        num_envs=envs_per_host // threads,
+        envs_per_thread=envs_per_host // threads,
     )
 
 
@@ -190,7 +190,7 @@ def environment_indices(split: DeviceSplit, thread: int, host: int) -> UInt32[np
     The indices are such that this gives the order 0, 1, 2, ... over all learners.
     """
     num_learners = len(split.learners)
-    rows_per_shard = split.num_envs // num_learners
+    rows_per_shard = split.envs_per_thread // num_learners
     rows_per_learner = rows_per_shard * split.threads
     learners = host * num_learners + np.arange(num_learners)
     first = learners * rows_per_learner + thread * rows_per_shard

@@ -160,7 +160,7 @@ def check(
     split: DeviceSplit,
 ) -> None:
     """Raise `ConfigError` if the configuration cannot run, before anything is started."""
-    rows_per_learner = split.num_envs * split.threads // len(split.learners)
+    rows_per_learner = split.envs_per_thread * split.threads // len(split.learners)
     if rows_per_learner % config.updates_per_batch:
         raise ConfigError(
             f"updates_per_batch is {config.updates_per_batch}, which does not divide the "
@@ -179,7 +179,7 @@ def _check_memory(env: HostEnvironments, config: SebulbaConfig, split: DeviceSpl
     """
     observations = jax.tree.leaves(env.spec.observation)
     one_step = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in observations)
-    rows = split.num_envs * split.threads // len(split.actors)
+    rows = split.envs_per_thread * split.threads // len(split.actors)
     needed, free = 2 * rows * config.rollout_length * one_step, free_bytes(split.mesh)
     if free is not None and needed > free:
         raise ConfigError(

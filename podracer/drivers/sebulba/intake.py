@@ -189,7 +189,7 @@ def make_actor_programs(
         infer_program = partial(infer_on_device, agent)
         finish_program = partial(finish_on_device, agent.spec, num_learners)
     make_buffer = partial(trajectory.empty_buffer, agent, agent.spec)
-    make_buffer = partial(make_buffer, num_envs=split.num_envs, length=config.rollout_length)
+    make_buffer = partial(make_buffer, num_envs=split.envs_per_thread, length=config.rollout_length)
     return trajectory.ActorPrograms(
         jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner))),
         jax.jit(make_buffer),

@@ -55,7 +55,7 @@ def abstract_update(
 
     The latter are the parameters, the buffer and the packed timestep that `infer` takes.
     """
-    agent, num_envs = blueprint.build(), split.num_envs
+    agent, num_envs = blueprint.build(), split.envs_per_thread
     params = jax.eval_shape(agent.actor_params, state.learner)
     make_buffer = partial(trajectory.empty_buffer, agent, spec)
     make_buffer = partial(make_buffer, num_envs=num_envs, length=config.rollout_length)
@@ -178,14 +178,14 @@ class Learner:
             self._fetch_metrics()
         self._timer.start("report")
         progress = self._to_progress(updates, _total(self._fetched))
-        num_actors = self._split.threads
+        num_threads = self._split.threads
         faults = Counter[str]()
         for counts in self._faults.values():
             faults.update(counts)
         self._check_valid_steps(progress, faults)
         metrics = {
             **progress.metrics,
-            **_utilization_metrics(self._stats, self._timer.collect(), self._idle, num_actors),
+            **_utilization_metrics(self._stats, self._timer.collect(), self._idle, num_threads),
             "queue_occupancy": self._actors.queue_occupancy(),
             "environment_faults": faults.total(),
             **{f"environment_faults_{kind}": count for kind, count in faults.items() if count},
@@ -232,7 +232,7 @@ def _utilization_metrics(
     stats: list[tuple[Int64[np.ndarray, " T"], dict[str, float]]],
     learner_seconds: dict[str, float],
     learner_idle: float,
-    num_actors: int,
+    num_threads: int,
 ) -> dict[str, float | None]:
     """Return policy lag, shares of idle time, and seconds in each stage (mean over the actors).
 
@@ -241,7 +241,7 @@ def _utilization_metrics(
     """
     lags = np.stack([lags for lags, _ in stats])
     actor_seconds = {
-        stage: sum(seconds[stage] for _, seconds in stats) / num_actors for stage in STAGES
+        stage: sum(seconds[stage] for _, seconds in stats) / num_threads for stage in STAGES
     }
     actor_idle = actor_seconds["parameters"] + actor_seconds["queue"]
     learner_total = learner_seconds["collect"] + learner_seconds["learn"]

@@ -25,7 +25,7 @@ def _partition_spec(axis: int) -> PartitionSpec:
     return PartitionSpec(*[None] * axis, DATA)
 
 
-def make_update(mesh: Mesh, num_actors: int, updates_per_batch: int) -> jax.stages.Wrapped:
+def make_update(mesh: Mesh, num_threads: int, updates_per_batch: int) -> jax.stages.Wrapped:
     """Return the jitted program `(agent, state, shards, request) -> (state, params, metrics)`.
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
@@ -36,7 +36,7 @@ def make_update(mesh: Mesh, num_actors: int, updates_per_batch: int) -> jax.stag
     update = jax.shard_map(
         in_order(partial(update_of_learner, updates_per_batch, axis), mesh),
         mesh=mesh,
-        in_specs=(REPLICATED, TRAIN_SPEC, [shard_spec] * num_actors, SHARDED),
+        in_specs=(REPLICATED, TRAIN_SPEC, [shard_spec] * num_threads, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED, REPLICATED),
         check_vma=False,
     )
