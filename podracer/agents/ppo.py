@@ -179,8 +179,7 @@ class _PPO:
             settings.target_kl,
         )
         num_frames = jnp.round(value_moments.count).astype(jnp.uint32)
-        frames = schedules.add_frames(learner.frames, num_frames)
-        learner = dataclasses.replace(learner, frames=frames)
+        learner = optimizers.with_more_frames(learner, num_frames)
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}

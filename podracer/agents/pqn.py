@@ -108,7 +108,7 @@ class _PQN:
             self.network, self.optimizer, self.loss, state.shared, batch, (minibatches,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
-        return LearnerState(optimizers.count_frames(learner, num_frames)), metrics
+        return LearnerState(optimizers.with_more_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return a rollout `[T, B, ...]` with its λ-returns."""

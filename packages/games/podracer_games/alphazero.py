@@ -20,7 +20,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, off_policy, value_based
 from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
-    count_frames,
+    with_more_frames,
 )
 from podracer.agents.common.settings import EpochSettings, build_optimizer
 from podracer.agents.planning import gumbel
@@ -137,7 +137,7 @@ class _AlphaZero:
             self.network, self.optimizer, self.loss, state.shared, batch, (minibatches,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
-        return LearnerState(count_frames(learner, num_frames)), metrics
+        return LearnerState(with_more_frames(learner, num_frames)), metrics
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return a rollout `[T, B, ...]` with λ-returns of the searched values."""

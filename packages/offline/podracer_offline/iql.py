@@ -28,7 +28,7 @@ from podracer.agents.common.optimizers import (
     Optimizer,
     OptimizerBuilder,
     ScheduledOptimizer,
-    count_frames,
+    with_more_frames,
 )
 from podracer.agents.common.settings import GaussianSettings, LearnerSettings
 from podracer.agents.continuous import models
@@ -140,7 +140,7 @@ class _IQL:
         """Update by all transitions of the rollout, or by samples of the replay that it joins."""
         if self.buffer is None:
             learner, metrics = self.update(state.shared, self.transition(trajectory), axis)
-            learner = count_frames(learner, schedules.count_frames(trajectory, axis))
+            learner = with_more_frames(learner, schedules.count_frames(trajectory, axis))
             return LearnerState(learner), metrics
 
         def learn_sample(

@@ -20,9 +20,9 @@ from podracer.agents.common.actor_critic import ActorCritic, build_network
 from podracer.agents.common.optimizers import (
     CountedState,
     ScheduledOptimizer,
-    count_frames,
     global_norm,
     take_step,
+    with_more_frames,
 )
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import global_mean
@@ -106,7 +106,7 @@ def learn(
     rate = schedules.value_at(meta_learning_rate, state.frames)
     meta = take_step(META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate)
     metrics = {**metrics, "meta_gradient_norm": global_norm(grads)}
-    return LearnerState(_join(count_frames(learner, num_frames), *meta)), metrics
+    return LearnerState(_join(with_more_frames(learner, num_frames), *meta)), metrics
 
 
 def _join(learner: CountedState, metaparams: PyTree, meta_optimizer_state: Any) -> MetaState:

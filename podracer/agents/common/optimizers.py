@@ -181,9 +181,9 @@ class ScheduledOptimizer:
         They come from `num_frames` frames, which the state counts.
         """
         learner, metrics = self.step(state.shared, grads)
-        return LearnerState(count_frames(learner, num_frames)), metrics
+        return LearnerState(with_more_frames(learner, num_frames)), metrics
 
 
-def count_frames(state: State, num_frames: jax.Array) -> State:
+def with_more_frames(state: State, num_frames: jax.Array) -> State:
     """Return a state that has learned from more frames, those of all shards together."""
     return dataclasses.replace(state, frames=schedules.add_frames(state.frames, num_frames))
