@@ -57,14 +57,11 @@ def _check_jax_settings() -> None:
 def _context(settings: Any, rollout_length: int) -> Context:
     if not isinstance(settings, ReadsFile) or (name := settings.data_file) is None:
         return Context(rollout_length)
-    return Context(rollout_length, settings.read(_content(settings, name)))
-
-
-def _content(settings: Any, name: str) -> bytes:
     try:
-        return read_limited(user_path(name), LARGE_FILE)
+        content = read_limited(user_path(name), LARGE_FILE)
     except (OSError, CheckpointError) as error:
         raise ConfigError(
             f"{type(settings).__name__} needs the file {name!r}, which cannot be "
             f"read: {getattr(error, 'strerror', None) or error}."
         ) from error
+    return Context(rollout_length, settings.read(content))

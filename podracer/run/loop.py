@@ -212,9 +212,7 @@ class Run:
                         callback.on_record(self, self.record)
                 if at_boundary is None:
                     continue
-                with tag_component("callback"):
-                    wishes = [*map(self._ask, self.callbacks)]
-                wish = _agreed(max([*wishes, self._wish()]))
+                wish = self._wish()
                 if wish >= Wish.SAVE or progress.request:
                     self._save()
                 if wish is Wish.LEAVE:  # the signal may have been another process's
@@ -225,14 +223,17 @@ class Run:
             self.checkpointer.wait()
         return exit_code
 
-    def _ask(self, callback: Callback) -> Wish:
-        wish = callback.on_boundary(self)
-        return Wish.END if wish is True else Wish(wish or Wish.NONE)
-
     def _wish(self) -> Wish:
+        """Return the largest wish of all processes, whose clocks and signals differ."""
+        with tag_component("callback"):
+            answers = (callback.on_boundary(self) for callback in self.callbacks)
+            wishes = [Wish.END if answer is True else Wish(answer or 0) for answer in answers]
         if self.budget.reason_to_end(self.totals):
-            return Wish.END
-        return Wish.NONE if self.signals.exit_code is None else Wish.LEAVE
+            wishes.append(Wish.END)
+        elif self.signals.exit_code is not None:
+            wishes.append(Wish.LEAVE)
+        wish = max(wishes, default=Wish.NONE)
+        return Wish(sum(any_process(*(wish >= lower for lower in Wish if lower))))
 
     def _orders(self) -> Orders:
         budget, interval = self.budget, self.experiment.save_seconds
@@ -346,8 +347,3 @@ class Run:
             last_checkpoint=self._last_saved,
             experiment=self.config["experiment"],
         )
-
-
-def _agreed(wish: Wish) -> Wish:
-    """Return the largest wish of all processes, whose clocks and signals differ."""
-    return Wish(sum(any_process(*(wish >= lower for lower in Wish if lower))))
