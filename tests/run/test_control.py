@@ -144,7 +144,7 @@ def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
     assert records(tmp_path / "run")[-1]["agent.learning_rate"] == 1.25e-4
     sebulba = recipes.find("cartpole_dqn").with_arch("sebulba")
     parts = (sebulba, *build(sebulba))
-    changed_blueprint(*parts, {"agent": {"learning_rate": 1e-4}})
+    changed_blueprint(*parts, {"agent": {"discount": 0.98}})
     with pytest.raises(ConfigError, match="but actors act by it"):
         changed_blueprint(*parts, {"agent": {"apex_alpha": 0.5}})
     with pytest.raises(ConfigError, match="under Anakin alone"):
