@@ -131,17 +131,17 @@ def of_this_version(data: Any, kinds: Mapping[str, type] = KINDS) -> Any:
                 f"the run was made with {field}={data[field]!r}, which this version no longer has. "
                 f"{package_of(field)}".rstrip()
             )
-    kept = {field: of_this_version(x, kinds) for field, x in data.items() if field not in retired}
-    return kept if kind is None else {**_defaults_in_json(kind), **kept}
+    fields = {name: of_this_version(x, kinds) for name, x in data.items() if name not in retired}
+    return fields if kind is None else {**_defaults_in_json(kind), **fields}
 
 
 @functools.cache
 def _defaults_in_json(kind: type) -> dict[str, Any]:
     """Return the defaults of a class's fields, of those that have one."""
     fields = [f for f in dataclasses.fields(kind) if f.name in _names_in_json(kind)]
-    made = {f.name: f.default_factory() for f in fields if callable(f.default_factory)}
-    made |= {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    return {name: to_json(value) for name, value in made.items()}
+    defaults = {f.name: f.default_factory() for f in fields if callable(f.default_factory)}
+    defaults |= {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    return {name: to_json(value) for name, value in defaults.items()}
 
 
 def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None) -> Any:
