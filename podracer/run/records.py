@@ -76,7 +76,9 @@ class Recorder:
         lap["time_compile"] += compiling
         self.totals.seconds += sum(lap.values())
         self._warn_of_faults(progress.metrics)
-        self._warn_of_diagnostics(progress)
+        for name in progress.not_finite:  # the run goes on, see `Fault`
+            text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
+            self.warn(name, text + "null where it is not, and the run goes on.")
         learned = self.totals.frames - round(frames_per_update)  # before the last update
         schedules = {} if self._agent is None else current_values(self._agent, learned)
         return {
@@ -178,12 +180,6 @@ class Recorder:
         if self._equal is not None and self._equal.updates == self.totals.updates:
             self.best = self._equal
         return self.best
-
-    def _warn_of_diagnostics(self, progress: Progress) -> None:
-        """Name the agent's metrics that are not finite: the run goes on, see `Fault`."""
-        for name in progress.not_finite:
-            text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
-            self.warn(name, text + "null where it is not, and the run goes on.")
 
     def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
         """Say new faults of environments in a process whose records nobody sees."""
