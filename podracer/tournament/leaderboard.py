@@ -31,7 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.errors import CheckpointError, ConfigError
-from podracer.io.differences import differences, leaves
+from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
 from podracer.io.reading import MALFORMED, read_lines
@@ -348,13 +348,12 @@ class Leaderboard:
 def _check_same(saved: events.Header, header: events.Header) -> None:
     from podracer.config.serialization import of_this_version  # slow, but whoever begins has it
 
-    fields = json.loads(json.dumps(dataclasses.asdict(header)))
+    fields = of_this_version(json.loads(json.dumps(dataclasses.asdict(header))))
     saved_fields = of_this_version(dataclasses.asdict(saved))
-    names = dict(leaves(saved_fields))
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(saved_fields, fields).items()
-        if name != "time" and name in names  # a later version has settings that this one lacked
+        if name != "time"
     ]
     if changed:
         raise ConfigError(
