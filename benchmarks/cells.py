@@ -312,9 +312,9 @@ _REJAX_DQN_REMARK = (
 )
 _CARTPOLE_DQN_REMARK = (
     "The recipe has squared errors and a rate that falls to 0, by which it keeps what it "
-    "learned: with seeds 900 to 919, 2 of the 168 evaluations behind a seed's first at 475 "
+    "learned. With seeds 900 to 919, 2 of the 168 evaluations behind a seed's first at 475 "
     "are below 300, and all twenty have a last tenth of 500. With DQN's Huber loss and a "
-    "constant rate it was 30 of 192, and 5 seeds ended below 220: discounted returns reach "
+    "constant rate it was 30 of 192, and 5 seeds ended below 220. Discounted returns reach "
     "100, so that loss bounds the pull of terminals, and values rise to 100 whatever the "
     "policy earns. Squared errors alone: 2 of 94; the rate alone: 4 of 177, with 2 of 20 "
     "seeds that never reach 475. A replay of all frames does not help (37 of 125). With "
