@@ -259,7 +259,7 @@ def experiment_of(
     """
     kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
     try:
-        data = of_this_version(read_config(path)["experiment"])
+        data = of_this_version(read_config(path)["experiment"], kinds)
         if environment is not None:
             data["environment"] = ""
         experiment = from_json(data, kinds, recipe)

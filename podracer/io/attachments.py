@@ -60,6 +60,7 @@ def find_attachments(
 def _named(text: str) -> MakeAttachment:
     name, _, argument = text.partition(":")
     if (entry := installed("attachments").get(name)) is None:
-        hint = nearest(name, {*_KNOWN, *installed("attachments")})
-        raise ConfigError(package_of(name) or f"there is no attachment {name!r}: {hint}")
+        hint = nearest(name, {*_KNOWN, *installed("attachments"), *installed("callbacks")})
+        told = f"no installed package has a callback or an attachment {name!r}: {hint}"
+        raise ConfigError(package_of(name) or told)
     return entry.load()(argument)

@@ -77,7 +77,7 @@ class Callback:
         """Take from a checkpoint's metadata what `saved` gave it, of all callbacks."""
 
     def on_start(self, run: Run) -> None:
-        """Begin with the first or the restored state, which `run.state` is."""
+        """Begin with the first or the restored state, `run.state`, unless the run is over."""
 
     def on_record(self, run: Run, record: dict[str, Any]) -> None:
         """Look at the record of a chunk, or add numbers to it before it is written."""
@@ -174,7 +174,7 @@ class Run:
             state = (self._restored_state() if resume else None) or self._first_state(begin)
             if self.is_main:
                 retire_crash(self.directory)
-            self._sealed()  # `config.json` is there, and what an earlier process left
+                self._sealed()  # `config.json` is there, and what an earlier process left
             self.resumed_from, self.state = self.totals.updates if resume else None, state
             exit_code = 0
             self.budget.begin(self.totals)
@@ -304,14 +304,14 @@ class Run:
         settings = self.config["experiment"]
         check_same_environment(self.directory, self.driver.env)
         if not self.checkpointer.has_saved():
-            check_may_begin_again(self.directory, settings)
+            check_may_begin_again(self.directory, self.experiment)
             if self.is_main:
                 _LOG.warning("The run ended before its first save, so it begins again.")
             return None
         restored = self.checkpointer.restore(self.driver.abstract_state)
         metadata, state = restored.metadata, restored.state
         check_metadata(metadata)
-        check_same_experiment(metadata["experiment"], settings)
+        check_same_experiment(metadata["experiment"], self.experiment)
         totals, best = Totals(**metadata["totals"]), metadata.get("best")
         self.budget.check_left(metadata["experiment"]["frames"], totals)
         self.history.restore(metadata, self.directory)

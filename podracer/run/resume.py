@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import kinds_of, of_this_version, read_config, to_json
+from podracer.config.serialization import (
+    KINDS,
+    kinds_of,
+    of_this_version,
+    read_config,
+    to_json,
+)
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.differences import differences
 from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
@@ -102,16 +108,16 @@ def experiment_digest(experiment: Experiment) -> str:
     ).hexdigest()
 
 
-def check_same_experiment(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def check_same_experiment(saved: Mapping[str, Any], experiment: Experiment) -> None:
     """Raise `ConfigError` with the differences if a checkpoint is of another computation.
 
-    Secrets are no part of it, as checkpoints hold none.
+    `saved` is the experiment that the checkpoint holds, in JSON. Secrets are no part of it.
     """
+    saved = of_this_version(saved, {**KINDS, **kinds_of(experiment)})
+    old_and_new = (redact(x, stable=True) for x in (saved, to_json(experiment)))
     changed = [
         f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(
-            redact(of_this_version(saved), stable=True), redact(current, stable=True)
-        ).items()
+        for name, (old, new) in differences(*old_and_new).items()
         if name not in FREE_ON_RESUME
     ]
     if changed:
@@ -135,8 +141,8 @@ def check_same_environment(directory: Path, env: Any) -> None:
         )
 
 
-def check_may_begin_again(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Raise unless a run without a checkpoint ended before its first save, with these settings.
+def check_may_begin_again(directory: Path, experiment: Experiment) -> None:
+    """Raise unless a run without a checkpoint ended before its first save, of this experiment.
 
     Raises `CheckpointError` where its records show that it has sealed one, and `ConfigError` for
     another experiment.
@@ -146,7 +152,7 @@ def check_may_begin_again(directory: Path, settings: Mapping[str, Any]) -> None:
             f"{directory} has no checkpoint, but its records show that one was "
             "saved: bring it back, or begin a new run."
         )
-    check_same_experiment(read_config(directory / CONFIG)["experiment"], settings)
+    check_same_experiment(read_config(directory / CONFIG)["experiment"], experiment)
 
 
 def shows_saves(path: Path) -> bool:

@@ -281,7 +281,7 @@ def restore_experiment(
     """
     lender = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
     kinds = KINDS if lender is None else {**KINDS, **kinds_of(lender)}
-    return from_json(of_this_version(data), kinds, lender)
+    return from_json(of_this_version(data, kinds), kinds, lender)
 
 
 def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:

@@ -584,7 +584,7 @@ MISTAKES_IN_FILES = [
     ("train catch --mirror s3://x", "There is no flag --mirror here: write --attach mirror:ADDR"),
     pytest.param(
         "train catch --attach miror:s3://x",
-        "there is no attachment 'miror': did you mean mirror?",
+        "no installed package has a callback or an attachment 'miror': did you mean mirror?",
         marks=pytest.mark.slow,
     ),
     ("resume http://example.com/run", "'http://example.com/run' is no address that can hold a ru"),

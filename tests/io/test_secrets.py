@@ -15,6 +15,7 @@ import pytest
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
+from podracer.config.serialization import to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catalog import imported_module
 from podracer.envs.catch import Catch
@@ -93,11 +94,12 @@ def test_the_name_of_an_environment_has_no_secret():
 
 
 def test_checkpoints_with_and_without_a_secret_are_of_the_same_experiment():
-    saved = {"environment": NAME, "seed": 1}
-    check_same_experiment(redact(saved, stable=True), saved)
-    check_same_experiment(saved, saved)  # as an older version saved it
+    experiment = dataclasses.replace(EXPERIMENT, environment=NAME, seed=1)
+    saved = to_json(experiment)
+    check_same_experiment(redact(saved, stable=True), experiment)
+    check_same_experiment(saved, experiment)  # as an older version saved it
     with pytest.raises(ConfigError, match="seed was 1 and is 2"):
-        check_same_experiment(redact(saved, stable=True), saved | {"seed": 2})
+        check_same_experiment(redact(saved, stable=True), dataclasses.replace(experiment, seed=2))
 
 
 @pytest.mark.parametrize(

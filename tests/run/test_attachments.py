@@ -154,14 +154,17 @@ def test_callbacks_of_packages_are_part_of_an_experiment(tmp_path, packages):
     assert rates[0] is None
     assert rates[1] == pytest.approx(EXPERIMENT.agent.learning_rate / 2)
     packages.clear()
-    with pytest.raises(ConfigError, match="there is no attachment 'lower'"):
+    with pytest.raises(ConfigError, match="has a callback or an attachment 'lower'"):
         podracer.train(experiment, run_dir=tmp_path / "other")
 
 
 @pytest.mark.parametrize(
     ("attach", "words"),
     [
-        ("miror:x", "there is no attachment 'miror': did you mean mirror"),
+        (
+            "miror:x",
+            "has a callback or an attachment 'miror': did you mean mirror",
+        ),
         ("mirror:x", "mirror is in podracer-cloud: `pip install"),
     ],
 )

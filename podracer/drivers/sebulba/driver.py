@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -34,7 +34,6 @@ from podracer.drivers.state import TrainState, abstract_state, make_init
 from podracer.environment import Environment, HostEnvironments, features
 from podracer.envs.host.device import DeviceEnvironments, to_host_environments
 from podracer.errors import ConfigError
-from podracer.evaluate import ProgramEvaluator
 from podracer.fields import check_ranges
 
 
@@ -86,15 +85,6 @@ class Sebulba(Driver):
     def lower(self) -> Callable[[], UpdateProgram]:
         parts = (self.blueprint, self.host.spec, self.split, self.config)
         return lower_update(*parts, self.abstract_state)
-
-    def evaluator(self, episodes: int, **policy: Any) -> ProgramEvaluator:
-        """Return a function `(state) -> Evaluation`, unless training has the one simulator."""
-        if features(self.host).shared:
-            raise ConfigError(
-                f"{self.host.spec.name} exists once, and training has it: take `evaluations=0`, "
-                "and `podracer eval` afterwards."
-            )
-        return super().evaluator(episodes, **policy)
 
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done, as Anakin does.
