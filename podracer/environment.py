@@ -196,13 +196,13 @@ def evaluation_environment(environment: Any) -> Any:
     return environment if variant is None else variant()
 
 
-def call_environment(caller: str, function: Callable[[], T]) -> T:
-    """Return `function()`, a call into host environments, for a thread named `caller`.
+def call_environment(caller: str, function: Callable[..., T], *args: Any) -> T:
+    """Return `function(*args)`, a call into host environments, for a thread named `caller`.
 
     Every exception becomes an `EnvironmentFault`, except the library's own errors and Ctrl-C.
     """
     try:
-        return function()
+        return function(*args)
     except (PodracerError, KeyboardInterrupt):
         raise
     except BaseException as error:  # `sys.exit(0)` in an environment must not count as success

@@ -24,12 +24,11 @@ from podracer.devices.tiles import from_stored, to_stored
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct, unchecked
+from podracer.frames import BLANK, CONTINUED, COPIED, map_stacks, stack_frames
 from podracer.ops import sum_tree
 from podracer.schedules import Schedule, value_at
 from podracer.types import ArraySpec, Carry, EnvironmentSpec, PyTree, Step, TimeStep, Trajectory
 
-# Source of the older frames of a stack: the previous stack, copies of its newest frame, or zeros.
-CONTINUED, COPIED, BLANK = 0, 1, 2
 _MANY = 2**30  # timesteps of an environment, whose count then loses whole turns of the ring
 
 
@@ -316,12 +315,7 @@ class Buffer:
         )
 
     def _map_stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
-        """Map `function(spec, *leaves)` over stacks of frames, `otherwise(*leaves)` over others."""
-
-        def apply(spec: ArraySpec, *leaves: Any) -> Any:
-            return function(spec, *leaves) if spec.frame_stack else otherwise(*leaves)
-
-        return jax.tree.map(apply, self.spec.observation, *trees)
+        return map_stacks(self.spec.observation, function, otherwise, *trees)
 
     def _frame_source(self, state: ReplayState, observation: PyTree) -> PyTree:
         """Return the source of the older frames of each stack `[T, B, ..., K]`, u8 `[T, B]`."""
@@ -346,17 +340,9 @@ class Buffer:
             return from_stored(_read(source, rows, times - age), spec)
 
         def stack(spec: ArraySpec, reader: Any, frame_source: jax.Array) -> jax.Array:
-            frame = reader(0)
-            newest_first, complete = [frame], jnp.zeros(times.shape, bool)
-            for age in range(1, spec.shape[-1]):
-                origin = _read(frame_source, rows, times - age + 1)
-                blank = ~complete & (origin == BLANK)
-                complete = complete | (origin != CONTINUED)
-                axes = range(blank.ndim, frame.ndim)
-                repeat, zero = (jnp.expand_dims(flag, axes) for flag in (complete, blank))
-                older = jnp.where(repeat, newest_first[-1], reader(age))
-                newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
-            return _stack_last(newest_first[::-1])
+            return stack_frames(
+                spec.shape[-1], reader, lambda age: _read(frame_source, rows, times - age)
+            )
 
         source = state.steps.timestep.observation
         readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
@@ -376,12 +362,3 @@ def _read(
     ring: Shaped[Array, "B C ..."], rows: Int[Array, "N"], times: Int[Array, "L N"]
 ) -> Shaped[Array, "L N ..."]:
     return ring.at[rows[None], times % ring.shape[1]].get(mode="promise_in_bounds")
-
-
-def _stack_last(frames: list[jax.Array]) -> jax.Array:
-    """Stack frames `[...]` along a new last axis."""
-    if len(frames) != 4 or frames[0].dtype != jnp.uint8:
-        return jnp.stack(frames, axis=-1)
-    # Four bytes are written as one word, which a CPU does four times as fast.
-    words = [frame.astype(jnp.uint32) << (8 * i) for i, frame in enumerate(frames)]
-    return jax.lax.bitcast_convert_type(words[0] | words[1] | words[2] | words[3], jnp.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,7 +18,6 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.learner import abstract_update
-from podracer.drivers.sebulba.trajectory import infer
 from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments
@@ -115,9 +114,10 @@ def _sebulba(
     sebulba.check(blueprint, host_env, config, split)
     state = abstract_state(blueprint, None, split.mesh, config)
     update, arguments, of_actor = abstract_update(blueprint, env.spec, split, config, state)
-    params, buffer, timestep = of_actor
+    recorder, buffer, timestep = of_actor
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.envs_per_thread))
+    params, keys = jax.tree.leaves(recorder.params), jax.eval_shape(jax.random.key_data, keys)
     inputs = (params, buffer, keys, *timestep)
     learner = Program(
         "learner",
@@ -132,7 +132,7 @@ def _sebulba(
     actor = Program(
         "actor",
         len(split.actors),
-        jax.jit(partial(infer, blueprint.build()), donate_argnums=1),
+        jax.jit(recorder.infer, donate_argnums=1),
         with_shardings(inputs, make_mesh(split.actors[:1]), PartitionSpec()),
         split.envs_per_thread,
         1,

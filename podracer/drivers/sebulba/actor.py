@@ -5,24 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int64, UInt32
 
 from podracer.devices.mesh import Device
-from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.config import SebulbaConfig
-from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
+from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake, Packed
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
+from podracer.drivers.sebulba.trajectory import (
+    ActorPrograms,
+    RolloutStart,
+    TimestepLayout,
+    TrajectoryShard,
+    before,
+    copy_tree,
+)
 from podracer.drivers.state import reset_episode_totals
 from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
-from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 
@@ -31,7 +36,7 @@ STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 class Parameters:
     """Actor parameters on an actor's device."""
 
-    params: Params
+    leaves: list[jax.Array]  # of their tree
     version: int  # number of updates that produced them
 
 
@@ -40,7 +45,7 @@ class Rollout:
     """Finished trajectory of one actor: handles to arrays on the learners' devices."""
 
     actor: str  # its name
-    shards: list[trajectory.TrajectoryShard]  # one for each learner device of this host
+    shards: list[TrajectoryShard]  # one for each learner device of this host
     versions: Int64[np.ndarray, " T"]  # versions of the parameters at each step
     seconds: dict[str, float]  # seconds in each stage of the actor
     faults: dict[str, int]  # rows of bad data by kind, since the actor started
@@ -69,8 +74,7 @@ class Actor:
         env: HostEnvironment,
         spec: EnvironmentSpec,
         context: ActorContext,
-        programs: trajectory.ActorPrograms,
-        buffer: trajectory.TrajectoryBuffer,
+        programs: ActorPrograms,
         run_key: jax.Array,
         config: SebulbaConfig,
         rollouts: ClosableQueue[Rollout],
@@ -83,54 +87,59 @@ class Actor:
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
-        is_stored = context.start.timestep is not None
+        start, is_stored = context.start, context.start.timestep is not None
         self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
+        # Numbers of steps, of 32 bits, begin again at 0 after whole rollouts.
+        length = config.rollout_length
+        steps = context.first_rollout * length, 2**32 // length * length
         num_envs = len(context.indices)
-        on_host = HostIntake(spec, num_envs)
-        self._intake = DeviceIntake(spec, num_envs, context.device) if on_device else on_host
-        start, global_step = context.start, context.first_rollout * config.rollout_length
-        buffer = dataclasses.replace(buffer, carry=start.carry, global_step=jnp.uint32(global_step))
-        parts = (
-            self._intake.begin(buffer, start.timestep),
-            trajectory.RolloutStart(start.carry, reset_episode_totals(start.episodes)),
+        on_host = HostIntake(spec, num_envs, *steps)
+        self._intake = (
+            DeviceIntake(spec, num_envs, *steps, context.device) if on_device else on_host
         )
+        buffer = dataclasses.replace(programs.buffer(), carry=start.carry)
+        if is_stored:
+            stacks = TimestepLayout(spec).stacks_of(start.timestep.observation)
+            buffer = dataclasses.replace(buffer, stacks=[before(stack) for stack in stacks])
+        episodes = reset_episode_totals(start.episodes)
+        parts = buffer, RolloutStart(start.carry, episodes, buffer.stacks)
         # Copied, as both are donated: no leaf may be a leaf of the other.
-        self._buffer, self._start = trajectory.copy_tree(jax.device_put(parts, context.device))
+        self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:
         """Act until a queue is closed (raises `Closed`) or a fault occurs."""
         timer, infer, finish = self.timer, self._programs.infer, self._programs.finish
+        name, length = self.context.name, self._config.rollout_length
         timer.start("environment")
-        inputs = self._first_inputs()
-        parameters: Parameters | None = None
         rollout = self.context.first_rollout
+        inputs = self._take(self._first_timestep)
+        parameters: Parameters | None = None
         while True:
             timer.start("parameters")
             parameters = self._next_parameters(parameters, rollout)
-            versions = np.empty(self._config.rollout_length, np.int64)
-            for t in range(self._config.rollout_length):
+            versions = np.empty(length, np.int64)
+            for t in range(length):
                 timer.start("inference")
                 self.parameters.check_open()  # a rollout may take minutes
                 if t and self._config.refresh_params == "step":
                     parameters = self.parameters.get_newest() or parameters
                 versions[t] = parameters.version
                 self._buffer, device_action = infer(
-                    parameters.params, self._buffer, self._keys, *inputs
+                    parameters.leaves, self._buffer, self._keys, *inputs
                 )
                 action = self._intake.action(device_action)  # waits for the device
                 timer.start("environment")
-                inputs = self._call_environment(lambda action=action: self._env.step(action))
+                inputs = self._take(self._env.step, action)
             timer.start("transfer")
-            self._start, shards, *faults_on_device = finish(self._buffer, self._start, *inputs)
+            self._start, shards = finish(self._buffer, self._start, *inputs)
             placed = zip(shards, self.context.learners, strict=True)
             shards = [jax.device_put(shard, device) for shard, device in placed]
             # The final timestep may lie in memory that the environments' next step overwrites.
             jax.block_until_ready(shards)
-            self._intake.count(*faults_on_device)
+            self._intake.count_faults()
             self.num_rollouts += 1
             timer.start("environment")
-            name = self.context.name
             env_state, faults, first_faults = call_environment(name, self._snapshot_and_faults)
             timer.start("queue")
             seconds = timer.collect()
@@ -143,15 +152,23 @@ class Actor:
         self.timer.start("environment")
         call_environment(self.context.name, self._env.close)
 
-    def _first_inputs(self) -> tuple[Any, ...]:
+    def _first_timestep(self) -> TimeStep:
         context, start = self.context, self.context.start
         steps = context.first_rollout * self._config.rollout_length
         seeds = (context.seed, context.indices, steps)
         if start.timestep is None:
-            return self._call_environment(lambda: self._env.reset(*seeds))
-        restore = features(self._env).restore  # there is one, as its state came from a snapshot
-        call_environment(context.name, partial(restore, *seeds, start.env_state))
-        return self._intake.resume(start.timestep)
+            return self._env.reset(*seeds)
+        features(self._env).restore(*seeds, start.env_state)  # its state came from a snapshot
+        timestep = start.timestep
+        masked = timestep.first & timestep.last
+        self._intake.restore(masked)  # which masks these rows of the timestep again
+        return dataclasses.replace(
+            timestep, first=timestep.first & ~masked, last=timestep.last & ~masked
+        )
+
+    def _take(self, function: Callable[..., TimeStep], *args: Any) -> Packed:
+        """Call the environments; return their timestep as the inputs of the programs."""
+        return self._intake.take(call_environment(self.context.name, function, *args))
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
         """Return the parameters of the next rollout; `parameters` are those of the previous one.
@@ -167,11 +184,8 @@ class Actor:
             while parameters is None or (lag is not None and parameters.version < rollout - lag):
                 parameters = self.parameters.get()
         # Otherwise the first inference would wait for them, and its stage would count that time.
-        jax.block_until_ready(parameters.params)
+        jax.block_until_ready(parameters.leaves)
         return parameters
-
-    def _call_environment(self, function: Callable[[], TimeStep]) -> tuple[Any, ...]:
-        return self._intake.take(call_environment(self.context.name, function))
 
     def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int], dict[str, str]]:
         """Return a snapshot of the environments, the rows of bad data by kind, and the first."""
@@ -185,7 +199,8 @@ class Actor:
 
 
 @jax.jit
-def row_keys(run_key: jax.Array, indices: UInt32[Array, " b"]) -> jax.Array:
-    """Return each row's key `[b]` for acting, before it is folded with the step."""
+def row_keys(run_key: jax.Array, indices: UInt32[Array, " b"]) -> UInt32[Array, "b ..."]:
+    """Return the bits of each row's key for acting, before it is folded with the step."""
     key = purpose_key(run_key, Purpose.ACT)
-    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+    keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+    return jax.random.key_data(keys)

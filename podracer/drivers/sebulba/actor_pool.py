@@ -17,13 +17,12 @@ from podracer.devices.machine import num_cores
 from podracer.devices.mesh import SHARDED, on_one_device, shardings
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
-from podracer.drivers.sebulba.intake import zero_inputs
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
     RolloutStart,
-    TrajectoryBuffer,
+    TimestepLayout,
     copy_tree,
 )
 from podracer.drivers.state import TrainState, reset_episode_totals
@@ -104,7 +103,8 @@ class ActorPool:
     def publish(self, params: Params, version: int) -> None:
         """Send parameters, on a device of this host, to every actor."""
         devices = {actor.context.device for actor in self._actors}
-        copies = {d: Parameters(jax.device_put(params, d), version) for d in devices}
+        leaves = jax.tree.leaves(params)
+        copies = {d: Parameters(jax.device_put(leaves, d), version) for d in devices}
         for actor in self._actors:
             with contextlib.suppress(Closed):  # after a fault, which `collect` raises
                 actor.parameters.put_newest(copies[actor.context.device])
@@ -197,19 +197,18 @@ def make_actor_pool(
     `stack` closes the environments as long as no threads own them.
     """
     params = on_one_device(programs.copy_params(state.learner))
-    buffer, on_device = programs.buffer(params), features(env).on_device
     queues = rollout_queues(config, split.threads, state)
     keep_actor_state = bool(jax.tree.leaves(state.actor))  # in lock-step
     key_data = on_one_device(jax.random.key_data(state.key))
     run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
     contexts = _actor_contexts(programs, split, config, state, seed, resume=keep_actor_state)
     keys = row_keys(run_key, contexts[0].indices)
-    compile_actor_programs(programs, params, buffer, keys, env.spec, split, on_device)
+    compile_actor_programs(programs, params, keys, env.spec, split)
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
         batch = make_environments(env, split, config, context.name, supervisor)
         stack.callback(batch.close)
-        parts = (programs, buffer, run_key, config, queue, on_device)
+        parts = (programs, run_key, config, queue, features(env).on_device)
         actors.append(Actor(batch, env.spec, context, *parts))
     first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
@@ -231,21 +230,19 @@ def rollout_queues(
 def compile_actor_programs(
     programs: ActorPrograms,
     params: Params,
-    buffer: TrajectoryBuffer,
     keys: jax.Array,
     spec: EnvironmentSpec,
     split: DeviceSplit,
-    on_device: bool,
 ) -> None:
     """Compile the actors' programs for each of their devices, by one call of each."""
-    state, inputs = zero_inputs(buffer, spec, split.envs_per_thread, on_device)
-    start = RolloutStart(buffer.carry, zero_episode_stats(split.envs_per_thread))
+    inputs, buffer = TimestepLayout(spec).zeros(split.envs_per_thread), programs.buffer()
+    start = RolloutStart(buffer.carry, zero_episode_stats(split.envs_per_thread), buffer.stacks)
     for device in split.actors:
         put = partial(jax.device_put, device=device)
-        device_inputs = put(inputs) if on_device else inputs
-        state_copy, start_copy = copy_tree(put((state, start)))
-        state_copy, _ = programs.infer(put(params), state_copy, put(keys), *device_inputs)
-        programs.finish(state_copy, start_copy, *device_inputs)
+        buffer_copy, start_copy = copy_tree(put((buffer, start)))
+        leaves = put(jax.tree.leaves(params))
+        buffer_copy, _ = programs.infer(leaves, buffer_copy, put(keys), *inputs)
+        programs.finish(buffer_copy, start_copy, *inputs)
 
 
 def _actor_contexts(

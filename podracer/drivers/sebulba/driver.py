@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import cast
 
 import jax
-import numpy as np
 
 from podracer.agent import Blueprint, Settings, check_policy
 from podracer.checks import check_agent, check_environment, check_spec
@@ -26,12 +24,16 @@ from podracer.drivers.sebulba.config import (
     split_devices,
     with_threads,
 )
-from podracer.drivers.sebulba.intake import make_actor_programs
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import ActorPrograms
+from podracer.drivers.sebulba.trajectory import (
+    ActorPrograms,
+    Recorder,
+    TimestepLayout,
+    make_actor_programs,
+)
 from podracer.drivers.state import TrainState, abstract_state, make_init
-from podracer.environment import Environment, HostEnvironments, features
+from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments, to_host_environments
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
@@ -79,8 +81,10 @@ class Sebulba(Driver):
     @functools.cached_property
     def actor_programs(self) -> ActorPrograms:
         """Programs of the actors, compiled by the first run."""
-        on_device = features(self.host).on_device
-        return make_actor_programs(self.agent, self.split, self.config, on_device)
+        params = jax.eval_shape(self.agent.actor_params, self.abstract_state.learner)
+        length = self.config.rollout_length
+        recorder = Recorder(self.agent, self.split.envs_per_thread, length, params)
+        return make_actor_programs(recorder, len(self.split.learners), self.config.num_envs)
 
     def lower(self) -> Callable[[], UpdateProgram]:
         parts = (self.blueprint, self.host.spec, self.split, self.config)
@@ -167,8 +171,8 @@ def _check_memory(env: HostEnvironments, config: SebulbaConfig, split: DeviceSpl
 
     An actor fills one while the learner has the other.
     """
-    observations = jax.tree.leaves(env.spec.observation)
-    one_step = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in observations)
+    large, columns = TimestepLayout(env.spec).zeros(1)
+    one_step = sum(x.nbytes for x in (*large, columns))
     rows = split.envs_per_thread * split.threads // len(split.actors)
     needed, free = 2 * rows * config.rollout_length * one_step, free_bytes(split.mesh)
     if free is not None and needed > free:

@@ -51,20 +51,19 @@ def abstract_update(
     config: SebulbaConfig,
     state: TrainState,
 ) -> tuple[jax.stages.Wrapped, tuple[Any, ...], tuple[Any, ...]]:
-    """Return the jitted update, its arguments or their shapes, and shapes of an actor thread.
+    """Return the jitted update, its arguments or their shapes, and those of an actor thread.
 
-    The latter are the parameters, the buffer and the packed timestep that `infer` takes.
+    The latter are its programs, its buffer and a packed timestep.
     """
     agent, num_envs = blueprint.build(), split.envs_per_thread
     params = jax.eval_shape(agent.actor_params, state.learner)
-    make_buffer = partial(trajectory.empty_buffer, agent, spec)
-    make_buffer = partial(make_buffer, num_envs=num_envs, length=config.rollout_length)
-    buffer = jax.eval_shape(make_buffer, params)
-    timestep = trajectory.zero_timestep(spec, num_envs)
+    recorder = trajectory.Recorder(agent, num_envs, config.rollout_length, params)
+    buffer = jax.eval_shape(recorder.empty_buffer)
+    inputs = recorder.layout.zeros(num_envs)
     episodes = jax.eval_shape(partial(zero_episode_stats, num_envs))
-    start = trajectory.RolloutStart(buffer.carry, episodes)
-    finish = partial(trajectory.finish, len(split.learners))
-    _, shards = jax.eval_shape(finish, buffer, start, *timestep)
+    start = trajectory.RolloutStart(buffer.carry, episodes, buffer.stacks)
+    finish = partial(recorder.finish, len(split.learners))
+    _, shards = jax.eval_shape(finish, buffer, start, *inputs)
     update = make_update(split.mesh, split.threads, config.updates_per_batch)
     state = dataclasses.replace(state, actor=())
     arguments = (
@@ -73,7 +72,7 @@ def abstract_update(
         [abstract_on_mesh(split.mesh, shards[0])] * split.threads,
         abstract_request(split.mesh),
     )
-    return update, arguments, (params, buffer, timestep)
+    return update, arguments, (recorder, buffer, inputs)
 
 
 def lower_update(

@@ -4,68 +4,212 @@
 timestep to the device, gets the actions back, and nothing else. The trajectory stays on the device,
 in a buffer that is donated from step to step. `finish` closes it and splits it over the learners.
 
-Each array that a program takes costs 1 to 2 microseconds a call on a CPU (decision 0014). So a
-timestep is sent as its observation and one array of all its scalars, and the state that `infer`
-needs (`TrajectoryBuffer`) is separate from the rest (`RolloutStart`).
+Each array that a program takes costs 1 to 2 microseconds a call on a CPU (decision 0014), and each
+array that it writes costs a GPU a kernel. So all small numbers of a timestep are one array, and
+only its pictures are apart; of a stack of frames the newest alone goes up (`TimestepLayout`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
+from jaxtyping import Array, Bool, PyTree, Shaped, UInt8, UInt32
 
 from podracer.agent import Agent
 from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct
+from podracer.frames import CONTINUED, first_source, stack_frames
 from podracer.rollout import EpisodeStats, count_episodes
-from podracer.types import Carry, EnvironmentSpec, LearnerState, Params, Step, TimeStep, Trajectory
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    Params,
+    Step,
+    TimeStep,
+    Trajectory,
+)
+
+LARGE = 256  # numbers of an observation from which on it is an array of its own
+
+
+@dataclasses.dataclass(frozen=True)
+class TimestepLayout:
+    """Timesteps on their way to a device: large arrays `[b, ...]` and `columns`, u32 `[b, C]`.
+
+    The columns are the bits of reward, discount, `first`, `last`, the number of the step, the
+    source of each stack of frames, and the small leaves of the observation.
+    """
+
+    spec: EnvironmentSpec
+
+    @functools.cached_property
+    def leaves(self) -> list[Any]:
+        """Specifications of the observation's leaves."""
+        return jax.tree.leaves(self.spec.observation)
+
+    @functools.cached_property
+    def shapes(self) -> list[Any]:
+        """Shape and dtype of one row of each array in the columns."""
+        scalars = [np.float32, np.float32, np.bool_, np.bool_, np.uint32]
+        scalars += [np.uint8 for leaf in self.leaves if leaf.frame_stack]
+        small = [leaf for leaf in self.leaves if not _is_large(leaf)]
+        return [jax.ShapeDtypeStruct((), dtype) for dtype in scalars] + small
+
+    def pack(
+        self, xp: Any, timestep: TimeStep, unmasked: TimeStep, step: int | jax.Array
+    ) -> tuple[list[Any], Any]:
+        """Return a timestep `[b, ...]` as large arrays and columns; `xp` is `numpy` or its like.
+
+        Frames are those of the `unmasked` timestep, so that stacks go on behind masked rows.
+        """
+        large, sources, small = [], [], []
+        first = unmasked.first
+        for spec, leaf, frames in zip(
+            self.leaves,
+            jax.tree.leaves(timestep.observation),
+            jax.tree.leaves(unmasked.observation),
+            strict=True,
+        ):
+            if spec.frame_stack:
+                large.append(frames[..., -1])
+                sources.append(_sources(xp, frames, first))
+            elif _is_large(spec):
+                large.append(leaf)
+            else:
+                small.append(leaf)
+        scalars = [timestep.reward, timestep.discount, timestep.first, timestep.last]
+        steps = xp.full(len(first), step, np.uint32)
+        return large, to_columns(xp, [*scalars, steps, *sources, *small])
+
+    def unpack(
+        self, large: Sequence[Any], columns: UInt32[Array, "*t b C"]
+    ) -> tuple[TimeStep, list[UInt8[Array, "*t b"]], UInt32[Array, "*t b"]]:
+        """Return timesteps with the newest frame of each stack, the stacks' sources, and steps."""
+        reward, discount, first, last, step, *rest = from_columns(columns, self.shapes)
+        num_stacks = sum(leaf.frame_stack for leaf in self.leaves)
+        arrays, small = iter(large), iter(rest[num_stacks:])
+        leaves = [next(arrays) if _is_large(leaf) else next(small) for leaf in self.leaves]
+        observation = jax.tree.unflatten(jax.tree.structure(self.spec.observation), leaves)
+        return TimeStep(observation, reward, discount, first, last), rest[:num_stacks], step
+
+    def with_stacks(self, timestep: TimeStep, masked: jax.Array, stacks: list[Any]) -> TimeStep:
+        """Return timesteps with these stacks in place of frames, zeros where a row is masked."""
+        leaves, whole = jax.tree.leaves(timestep.observation), iter(stacks)
+        leaves = [
+            _zero_where(masked, next(whole)) if spec.frame_stack else leaf
+            for spec, leaf in zip(self.leaves, leaves, strict=True)
+        ]
+        structure = jax.tree.structure(self.spec.observation)
+        return dataclasses.replace(timestep, observation=jax.tree.unflatten(structure, leaves))
+
+    def stacks_of(self, observation: PyTree) -> list[Any]:
+        """Return the leaves that are stacks of frames."""
+        pairs = zip(self.leaves, jax.tree.leaves(observation), strict=True)
+        return [leaf for spec, leaf in pairs if spec.frame_stack]
+
+    def zeros(self, num_envs: int) -> tuple[list[np.ndarray], UInt32[np.ndarray, "b C"]]:
+        """Return a packed timestep of zeros, to compile with."""
+        shapes = [
+            spec.shape[:-1] if spec.frame_stack else spec.shape
+            for spec in self.leaves
+            if _is_large(spec)
+        ]
+        dtypes = [spec.dtype for spec in self.leaves if _is_large(spec)]
+        pairs = zip(shapes, dtypes, strict=True)
+        large = [np.zeros((num_envs, *shape), dtype) for shape, dtype in pairs]
+        width = sum(math.prod(x.shape) for x in self.shapes)
+        return large, np.zeros((num_envs, width), np.uint32)
+
+
+def _is_large(spec: Any) -> bool:
+    return spec.frame_stack or math.prod(spec.shape) > LARGE
+
+
+def _zero_where(masked: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.expand_dims(masked, range(masked.ndim, x.ndim)), jnp.zeros_like(x), x)
+
+
+def _sources(xp: Any, stack: Any, first: Any) -> UInt8[Array | np.ndarray, " b"]:
+    """Return the sources of stacks `[b, ..., K]`, which go on where no episode begins."""
+    if xp is not np:
+        return xp.where(first, first_source(xp, stack), CONTINUED)
+    sources, rows = np.full(len(first), CONTINUED, np.uint8), np.flatnonzero(first)
+    if rows.size:
+        sources[rows] = first_source(np, stack[rows])
+    return sources
+
+
+def to_columns(xp: Any, arrays: Sequence[Any]) -> UInt32[Array | np.ndarray, "b C"]:
+    """Return the bits of arrays `[b, ...]` side by side, a number in each column."""
+    parts = []
+    for x in arrays:
+        x = x.reshape(len(x), -1)
+        x = x.astype(np.uint8) if x.dtype == bool else x
+        parts.append(x.view(f"u{x.dtype.itemsize}").astype(np.uint32))
+    return xp.concatenate(parts, axis=1)
+
+
+def from_columns(
+    columns: UInt32[Array, "*t b C"], shapes: Sequence[Any]
+) -> list[Shaped[Array, "*t b ..."]]:
+    """Return the arrays of `to_columns`; `shapes` has shape and dtype of a row of each."""
+    arrays, start = [], 0
+    for shape in shapes:
+        dtype, end = np.dtype(shape.dtype), start + math.prod(shape.shape)
+        part = columns[..., start:end]
+        is_bool = dtype.kind == "b"
+        part = part > 0 if is_bool else part.astype(f"u{dtype.itemsize}").view(dtype)
+        arrays.append(part.reshape(*columns.shape[:-1], *shape.shape))
+        start = end
+    return arrays
 
 
 @struct
 class TrajectoryBuffer:
     """Steps of an unfinished trajectory and the state of acting, on the actor's device."""
 
-    observation: PyTree[Shaped[Array, "T b ..."]]
-    scalars: Float32[Array, "T 4 b"]  # the scalars of each timestep, see `pack_timestep`
-    action: PyTree[Shaped[Array, "T b ..."]]
-    extras: PyTree[Shaped[Array, "T b ..."]]
+    large: list[Shaped[Array, "T b ..."]]
+    columns: UInt32[Array, "T b C"]  # the timesteps' columns, then actions and extras
+    stacks: list[Shaped[Array, "b ... K"]]  # of the newest timestep
     carry: PyTree[Shaped[Array, "b ..."]]  # the agent's recurrent state at the next step
-    global_step: UInt32[Array, ""]  # number of the next step within the run
-
-    @property
-    def steps(self) -> Step:
-        """Steps `[T, b, ...]` of the trajectory, once it is complete."""
-        timesteps = unpack_timestep(self.observation, self.scalars)
-        return Step(timesteps, self.action, self.extras)
 
 
 @struct
 class RolloutStart:
-    """Recurrent state and episode statistics `[b, ...]` at the first step of a trajectory."""
+    """State `[b, ...]` before the first step of a trajectory."""
 
     carry: Carry
     episodes: EpisodeStats  # running sums; the totals are zero
+    stacks: list[Shaped[Array, "b ... K"]]  # of the timestep before
 
 
 @struct
 class TrajectoryShard:
-    """One learner's rows of an actor's trajectory."""
+    """One learner's rows of an actor's trajectory; `complete` has its stacks of frames."""
 
-    trajectory: Trajectory  # steps [T, b, ...], the rest [b, ...]
+    trajectory: Trajectory  # steps [T, b, ...], with frames in place of stacks, the rest [b, ...]
     episodes: EpisodeStats  # [b], of the episodes that ended within the trajectory
+    stacks: list[Shaped[Array, "b ... K"]]  # of the timestep before the first
+    sources: list[UInt8[Array, "T b"]]  # of each stack
+    masked: Bool[Array, "T b"]  # rows that show a fault
 
 
 # The axis of the rows, the environments of one actor, in each part of a shard.
 ROW_AXES: Any = TrajectoryShard(
     Trajectory(steps=1, final=0, carry=0, final_carry=0),  # type: ignore[arg-type]
     episodes=0,  # type: ignore[arg-type]
+    stacks=0,  # type: ignore[arg-type]
+    sources=1,  # type: ignore[arg-type]
+    masked=1,  # type: ignore[arg-type]
 )
 
 
@@ -78,108 +222,164 @@ def map_over_rows(function: Callable[..., Any], *shards: TrajectoryShard) -> Tra
     return jax.tree.map(map_part, ROW_AXES, *shards)
 
 
-def empty_buffer(
-    agent: Agent, spec: EnvironmentSpec, params: Params, num_envs: int, length: int
-) -> TrajectoryBuffer:
-    """Return a buffer of zeros for `num_envs` rows and `length` steps, with the initial carry."""
-    observation, scalars = zero_timestep(spec, num_envs)
-    carry = agent.carry(num_envs)
+def complete(spec: EnvironmentSpec, shard: TrajectoryShard) -> Trajectory:
+    """Return a shard's trajectory, with whole stacks of frames."""
+    layout, steps = TimestepLayout(spec), shard.trajectory.steps
+    length = shard.masked.shape[0]
+    frames = layout.stacks_of(steps.timestep.observation)
+    stacks = []
+    for stack, new, source in zip(shard.stacks, frames, shard.sources, strict=True):
+        size = stack.shape[-1]
+        series = jnp.concatenate([jnp.moveaxis(stack[..., 1:], -1, 0), new])
+        sources = jnp.pad(source, ((size - 1, 0), (0, 0)), constant_values=CONTINUED)
 
-    def act(params: Params) -> tuple[jax.Array, PyTree]:
-        keys = jax.random.split(jax.random.key(0), num_envs)
-        timestep = unpack_timestep(observation, scalars)
-        action, extras, _ = agent.act(params, carry, timestep, keys, True)
-        return action, extras
+        def at(age: int, x: jax.Array, size: int = size) -> jax.Array:
+            return jax.lax.slice_in_dim(x, size - 1 - age, size - 1 - age + length)
 
-    # Shapes alone: a program that also acts takes as long to compile as one that acts.
-    action, extras = jax.eval_shape(act, params)
-    columns = jax.tree.map(
-        lambda x: jnp.zeros((length, *x.shape), x.dtype), (observation, scalars, action, extras)
-    )
-    return TrajectoryBuffer(*columns, carry=carry, global_step=jnp.uint32(0))
-
-
-def zero_timestep(spec: EnvironmentSpec, num_envs: int) -> tuple[PyTree, np.ndarray]:
-    """Return a packed timestep of zeros, to compile with."""
-    observation = jax.tree.map(lambda x: np.zeros((num_envs, *x.shape), x.dtype), spec.observation)
-    return observation, np.zeros((4, num_envs), np.float32)
-
-
-def pack_timestep(timestep: TimeStep) -> tuple[PyTree, Float32[np.ndarray, "4 b"]]:
-    """Return the observation of a host timestep, and one array of all its scalars."""
-    rows = (timestep.reward, timestep.discount, timestep.first, timestep.last)
-    scalars = np.empty((4, timestep.reward.shape[0]), np.float32)
-    for target, values in zip(scalars, rows, strict=True):
-        target[:] = values
-    return timestep.observation, scalars
-
-
-def unpack_timestep(
-    observation: PyTree, scalars: Float32[Array | np.ndarray, "*t 4 b"]
-) -> TimeStep:
-    """Return the timesteps of `pack_timestep`, on the device."""
-    reward, discount, first, last = jnp.moveaxis(jnp.asarray(scalars), -2, 0)
-    observation = jax.tree.map(jnp.asarray, observation)
-    return TimeStep(observation, reward, discount, first > 0, last > 0)
-
-
-def infer(
-    agent: Agent,
-    params: Params,
-    buffer: TrajectoryBuffer,
-    keys: jax.Array,
-    observation: PyTree,
-    scalars: jax.Array,
-) -> tuple[TrajectoryBuffer, jax.Array]:
-    """Choose actions for a packed timestep and write both into the buffer.
-
-    `keys [b]` belong to the rows; they are folded with the step here.
-    """
-    step_keys = jax.vmap(lambda key: jax.random.fold_in(key, buffer.global_step))(keys)
-    timestep = unpack_timestep(observation, scalars)
-    action, extras, carry = agent.act(params, buffer.carry, timestep, step_keys, True)
-    position = buffer.global_step % buffer.scalars.shape[0]  # runs begin at whole trajectories
-
-    def write(column: jax.Array, value: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(column, value, position, 0)
-
-    columns = (buffer.observation, buffer.scalars, buffer.action, buffer.extras)
-    columns = jax.tree.map(write, columns, (observation, scalars, action, extras))
-    return TrajectoryBuffer(*columns, carry=carry, global_step=buffer.global_step + 1), action
-
-
-def finish(
-    num_learners: int,
-    buffer: TrajectoryBuffer,
-    start: RolloutStart,
-    observation: PyTree,
-    scalars: jax.Array,
-) -> tuple[RolloutStart, list[TrajectoryShard]]:
-    """Close a trajectory with its final timestep, packed, and split its rows over the learners.
-
-    Returns the start of the next rollout too. An episode that begins without an end before it was
-    lost to a fault: the transition into it is cut, as if the previous timestep had been a
-    time-out, and the lost episode is not counted.
-    """
-    steps, final = buffer.steps, unpack_timestep(observation, scalars)
-    timesteps = dataclasses.replace(steps.timestep, observation=())
-    trajectory = Trajectory(steps, final, start.carry, buffer.carry)
-    next_timesteps = trajectory.next_timesteps()
-    episodes = count_episodes(start.episodes, trajectory)
-    is_lost = next_timesteps.begins_after_loss(timesteps.last)
-    timestep = dataclasses.replace(steps.timestep, last=timesteps.last | is_lost)
+        stacks.append(stack_frames(size, partial(at, x=series), partial(at, x=sources)))
+    timestep = layout.with_stacks(steps.timestep, shard.masked, stacks)
     steps = dataclasses.replace(steps, timestep=timestep)
-    all_rows = TrajectoryShard(dataclasses.replace(trajectory, steps=steps), episodes)
-    width = final.reward.shape[0] // num_learners
+    return dataclasses.replace(shard.trajectory, steps=steps)
 
-    def shard(index: int) -> TrajectoryShard:
-        return map_over_rows(
-            lambda axis, x: jax.lax.slice_in_dim(x, index * width, (index + 1) * width, axis=axis),
-            all_rows,
+
+@dataclasses.dataclass(frozen=True)
+class Recorder:
+    """The programs of an actor's device, for `num_envs` rows and trajectories of `length` steps."""
+
+    agent: Agent
+    num_envs: int
+    length: int
+    params: Params  # shapes of the actor's parameters
+
+    @functools.cached_property
+    def layout(self) -> TimestepLayout:
+        return TimestepLayout(self.agent.spec)
+
+    @functools.cached_property
+    def outputs(self) -> PyTree:
+        """Shapes `[b, ...]` of `(action, extras)`, without a program that acts."""
+        large, columns = self.layout.zeros(self.num_envs)
+        stacks = self.layout.stacks_of(self.agent.spec.observation)
+        stacks = [jnp.zeros((self.num_envs, *x.shape), x.dtype) for x in stacks]
+
+        def act(params: Params) -> PyTree:
+            keys = jax.random.split(jax.random.key(0), self.num_envs)
+            timestep, _, _ = self.layout.unpack(large, jnp.asarray(columns))
+            timestep = self.layout.with_stacks(timestep, timestep.first, stacks)
+            carry = self.agent.carry(self.num_envs)
+            return self.agent.act(params, carry, timestep, keys, True)[:2]
+
+        return jax.eval_shape(act, self.params)
+
+    def empty_buffer(self) -> TrajectoryBuffer:
+        """Return a buffer of zeros, with the initial carry."""
+        large, columns = self.layout.zeros(self.num_envs)
+        width = sum(x.size for x in jax.tree.leaves(self.outputs)) // self.num_envs
+        shape = (self.length, self.num_envs, columns.shape[1] + width)
+        stacks = self.layout.stacks_of(self.agent.spec.observation)
+        return TrajectoryBuffer(
+            [jnp.zeros((self.length, *x.shape), x.dtype) for x in large],
+            jnp.zeros(shape, jnp.uint32),
+            [jnp.zeros((self.num_envs, *x.shape), x.dtype) for x in stacks],
+            self.agent.carry(self.num_envs),
         )
 
-    next_start = RolloutStart(buffer.carry, reset_episode_totals(episodes))
-    return next_start, [shard(index) for index in range(num_learners)]
+    def infer(
+        self,
+        params: list[Any],
+        buffer: TrajectoryBuffer,
+        keys: UInt32[Array, "b ..."],
+        large: list[Any],
+        columns: UInt32[Array, "b C"],
+    ) -> tuple[TrajectoryBuffer, PyTree]:
+        """Choose actions for a packed timestep and write both into the buffer.
+
+        `params` are the leaves of the parameters, as their tree takes long to compare. `keys`, the
+        bits of the rows' keys, are folded with the step here.
+        """
+        timestep, step, stacks = self._see(buffer, large, columns)
+        keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(keys), step)
+        tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
+        action, extras, carry = self.agent.act(tree, buffer.carry, timestep, keys, True)
+        outputs = to_columns(jnp, jax.tree.leaves((action, extras)))
+        position = step[0] % self.length  # runs begin at whole trajectories
+
+        def write(series: jax.Array, value: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_index_in_dim(series, value, position, 0)
+
+        series = [
+            write(x, jnp.asarray(value)) for x, value in zip(buffer.large, large, strict=True)
+        ]
+        rows = write(buffer.columns, jnp.concatenate([columns, outputs], axis=1))
+        return TrajectoryBuffer(series, rows, stacks, carry), action
+
+    def finish(
+        self,
+        num_learners: int,
+        buffer: TrajectoryBuffer,
+        start: RolloutStart,
+        large: list[Any],
+        columns: UInt32[Array, "b C"],
+    ) -> tuple[RolloutStart, list[TrajectoryShard]]:
+        """Close a trajectory with its final timestep, packed, and split its rows over the learners.
+
+        Returns the start of the next rollout too. An episode that begins without an end before it
+        was lost to a fault: the transition into it is cut, as if the previous timestep had been a
+        time-out, and the lost episode is not counted.
+        """
+        final, _, _ = self._see(buffer, large, columns)
+        timesteps, sources, _ = self.layout.unpack(buffer.large, buffer.columns)
+        leaves, structure = jax.tree.flatten(self.outputs)
+        rows = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves]
+        outputs = from_columns(buffer.columns[..., columns.shape[1] :], rows)
+        action, extras = jax.tree.unflatten(structure, outputs)
+        steps = Step(timesteps, action, extras)
+        trajectory = Trajectory(steps, final, start.carry, buffer.carry)
+        masked = timesteps.first & timesteps.last
+        episodes = count_episodes(start.episodes, trajectory)
+        is_lost = trajectory.next_timesteps().begins_after_loss(timesteps.last)
+        timesteps = dataclasses.replace(timesteps, last=timesteps.last | is_lost)
+        steps = dataclasses.replace(steps, timestep=timesteps)
+        trajectory = dataclasses.replace(trajectory, steps=steps)
+        all_rows = TrajectoryShard(trajectory, episodes, start.stacks, sources, masked)
+        width = self.num_envs // num_learners
+
+        def shard(index: int) -> TrajectoryShard:
+            def rows_of(axis: int, x: jax.Array) -> jax.Array:
+                return jax.lax.slice_in_dim(x, index * width, (index + 1) * width, axis=axis)
+
+            return map_over_rows(rows_of, all_rows)
+
+        episodes = reset_episode_totals(episodes)
+        next_start = RolloutStart(buffer.carry, episodes, buffer.stacks)
+        return next_start, [shard(index) for index in range(num_learners)]
+
+    def _see(
+        self, buffer: TrajectoryBuffer, large: list[Any], columns: Any
+    ) -> tuple[TimeStep, UInt32[Array, " b"], list[jax.Array]]:
+        """Return a packed timestep with whole stacks, its step, and the stacks without masks."""
+        timestep, sources, step = self.layout.unpack(large, jnp.asarray(columns))
+        frames = self.layout.stacks_of(timestep.observation)
+        stacks = [push_frame(*x) for x in zip(buffer.stacks, frames, sources, strict=True)]
+        masked = timestep.first & timestep.last
+        return self.layout.with_stacks(timestep, masked, stacks), step, stacks
+
+
+def push_frame(
+    stack: Shaped[Array, "b ... K"], frame: Shaped[Array, "b ..."], source: UInt8[Array, " b"]
+) -> Shaped[Array, "b ... K"]:
+    """Return the stacks after one more frame."""
+    size, continued = stack.shape[-1], jnp.full_like(source, CONTINUED)
+    return stack_frames(
+        size,
+        lambda age: stack[..., size - age] if age else jnp.asarray(frame),
+        lambda age: continued if age else source,
+    )
+
+
+def before(stack: Shaped[Array, "b ... K"]) -> Shaped[Array, "b ... K"]:
+    """Return stacks that `push_frame` turns into these, where they go on."""
+    return jnp.roll(stack, 1, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,10 +387,22 @@ class ActorPrograms:
     """Jitted programs of the actors, which all runs of a driver share."""
 
     copy_params: Callable[[LearnerState], Params]  # actor parameters that no update takes away
-    buffer: Callable[[Params], TrajectoryBuffer]  # empty
+    buffer: Callable[[], TrajectoryBuffer]  # empty
     carry: Callable[[], Carry]  # the first of every environment
-    infer: Callable[..., tuple[Any, jax.Array]]  # donates the buffer
-    finish: Callable[..., Any]  # donates the rollout's start
+    infer: Callable[..., tuple[TrajectoryBuffer, PyTree]]  # donates the buffer
+    finish: Callable[..., tuple[RolloutStart, list[TrajectoryShard]]]  # donates the start
+
+
+def make_actor_programs(recorder: Recorder, num_learners: int, num_envs: int) -> ActorPrograms:
+    """Return the programs of actors in a run with `num_envs` environments."""
+    agent = recorder.agent
+    return ActorPrograms(
+        jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner))),
+        jax.jit(recorder.empty_buffer),
+        jax.jit(partial(agent.carry, num_envs)),
+        jax.jit(recorder.infer, donate_argnums=1),
+        jax.jit(partial(recorder.finish, num_learners), donate_argnums=1),
+    )
 
 
 @jax.jit

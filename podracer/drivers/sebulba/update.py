@@ -16,9 +16,14 @@ from podracer.devices.mesh import DATA, REPLICATED, SHARDED
 from podracer.devices.ordering import in_order
 from podracer.drivers.faults import apply_unless_fault
 from podracer.drivers.progress import reduce_metrics
-from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
+from podracer.drivers.sebulba.trajectory import (
+    ROW_AXES,
+    TrajectoryShard,
+    complete,
+    map_over_rows,
+)
 from podracer.drivers.state import TRAIN_SPEC, TrainState, learn_key
-from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
+from podracer.types import LearnerState, Metrics, Params, PyTree
 
 
 def _partition_spec(axis: int) -> PartitionSpec:
@@ -56,14 +61,15 @@ def update_of_learner(
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
 
     def learn(
-        state: TrainState, trajectory: Trajectory, part: jax.Array | None = None
+        state: TrainState, shard: TrajectoryShard, part: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
+        trajectory = complete(agent.spec, shard)
         key = learn_key(state, axis, part)
         learner, metrics = agent.learn(state.learner, trajectory, key, axis)
         return apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
 
     if num_parts == 1:  # without a scan, which would copy a replay
-        state, metrics = learn(state, batch.trajectory)
+        state, metrics = learn(state, batch)
     else:
         state, series = _update_in_parts(learn, num_parts, state, batch)
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
@@ -83,7 +89,7 @@ def _update_in_parts(
         number, local, shard = part
         learner = LearnerState(state.learner.shared, local)
         part_state = dataclasses.replace(state, learner=learner)
-        part_state, metrics = learn(part_state, shard.trajectory, number)
+        part_state, metrics = learn(part_state, shard, number)
         learner = part_state.learner
         new_state = dataclasses.replace(
             part_state, learner=LearnerState(learner.shared), update=state.update

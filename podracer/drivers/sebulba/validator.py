@@ -41,10 +41,9 @@ class TimestepValidator:
         self.faults: Counter[str] = Counter()
         self.first_faults: dict[str, str] = {}  # a line on the first of each kind
 
-    def restore(self, timestep: TimeStep) -> None:
-        """Go on after a timestep that `validate` returned: its masked rows stay so."""
-        self._masked_rows = timestep.first & timestep.last
-        self._ended_rows = timestep.last & ~timestep.first
+    def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
+        """Go on in a run in which these rows are masked until an episode begins."""
+        self._masked_rows = masked
 
     def validate(self, timestep: TimeStep) -> TimeStep:
         """Return the timestep, which is checked, with bad rows masked.

@@ -31,7 +31,7 @@ from podracer.drivers.sebulba import (
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
+from podracer.drivers.sebulba.trajectory import Recorder, RolloutStart
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
@@ -310,13 +310,13 @@ def test_nothing_is_compiled_once_it_runs():
 def test_images_stay_bytes_until_they_are_in_the_network():
     spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
     agent = Impala(network=TorsoNetwork(MLP((4,)))).build(spec)
-    params = agent.actor_params(agent.init(jax.random.key(0), 2))
-    buffer = jax.eval_shape(lambda p: empty_buffer(agent, spec, p, 2, 5), params)
-    assert buffer.observation.dtype == np.uint8
-    start = RolloutStart((), zero_episode_stats(2))
-    _, shards = jax.eval_shape(
-        lambda buffer, o, s: finish(1, buffer, start, o, s), buffer, *zero_timestep(spec, 2)
-    )
+    params = jax.eval_shape(lambda: agent.actor_params(agent.init(jax.random.key(0), 2)))
+    recorder = Recorder(agent, 2, 5, params)
+    buffer = jax.eval_shape(recorder.empty_buffer)
+    assert [x.dtype for x in buffer.large] == [np.uint8]
+    start = RolloutStart((), zero_episode_stats(2), [])
+    inputs = recorder.layout.zeros(2)
+    _, shards = jax.eval_shape(lambda b, *x: recorder.finish(1, b, start, *x), buffer, *inputs)
     assert shards[0].trajectory.steps.timestep.observation.dtype == np.uint8
 
 
