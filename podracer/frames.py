@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped, UInt8
 
+from podracer.devices.kernels import is_for
 from podracer.types import ArraySpec, PyTree
 
 # Source of the older frames of a stack: the previous stack, copies of its newest frame, or zeros.
@@ -65,7 +66,7 @@ def stack_frames(
 
 def _stack_last(frames: list[jax.Array]) -> jax.Array:
     """Stack frames `[...]` along a new last axis."""
-    if len(frames) != 4 or frames[0].dtype != jnp.uint8:
+    if len(frames) != 4 or frames[0].dtype != jnp.uint8 or not is_for("cpu"):
         return jnp.stack(frames, axis=-1)
     # Four bytes are written as one word, which a CPU does four times as fast.
     words = [frame.astype(jnp.uint32) << (8 * i) for i, frame in enumerate(frames)]

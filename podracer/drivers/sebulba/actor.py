@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,16 +19,12 @@ from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
-    RolloutStart,
-    TimestepLayout,
     TrajectoryShard,
-    before,
     copy_tree,
 )
-from podracer.drivers.state import reset_episode_totals
 from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
-from podracer.types import EnvironmentSpec, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
 
 STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 
@@ -87,25 +84,26 @@ class Actor:
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
-        start, is_stored = context.start, context.start.timestep is not None
+        is_stored = context.start.timestep is not None
         self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
         # Numbers of steps, of 32 bits, begin again at 0 after whole rollouts.
         length = config.rollout_length
         steps = context.first_rollout * length, 2**32 // length * length
-        num_envs = len(context.indices)
-        on_host = HostIntake(spec, num_envs, *steps)
-        self._intake = (
-            DeviceIntake(spec, num_envs, *steps, context.device) if on_device else on_host
-        )
-        buffer = dataclasses.replace(programs.buffer(), carry=start.carry)
-        if is_stored:
-            stacks = TimestepLayout(spec).stacks_of(start.timestep.observation)
-            buffer = dataclasses.replace(buffer, stacks=[before(stack) for stack in stacks])
-        episodes = reset_episode_totals(start.episodes)
-        parts = buffer, RolloutStart(start.carry, episodes, buffer.stacks)
+        intake = partial(DeviceIntake, device=context.device) if on_device else HostIntake
+        self._intake = intake(spec, len(context.indices), *steps)
+        start = dataclasses.replace(context.start, env_state=())
+        parts = programs.begin(start, np.uint32(steps[0] % steps[1]))
         # Copied, as both are donated: no leaf may be a leaf of the other.
         self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
+
+    def compile(self, params: Params) -> None:
+        """Compile the programs for this actor's device, by one call of each."""
+        device, inputs = self.context.device, self._intake.zeros()
+        leaves = jax.device_put(jax.tree.leaves(params), device)
+        buffer, start = copy_tree((self._buffer, self._start))
+        buffer, _ = self._programs.infer(leaves, buffer, self._keys, *inputs)
+        self._programs.finish(buffer, start, *inputs)
 
     def run(self) -> None:
         """Act until a queue is closed (raises `Closed`) or a fault occurs."""

@@ -15,20 +15,15 @@ import numpy as np
 
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import SHARDED, on_one_device, shardings
-from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
+from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import (
-    ActorPrograms,
-    RolloutStart,
-    TimestepLayout,
-    copy_tree,
-)
+from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.drivers.state import TrainState, reset_episode_totals
 from podracer.environment import HostEnvironment, HostEnvironments, call_environment, features
 from podracer.rollout import ActorState, zero_episode_stats
-from podracer.types import EnvironmentSpec, Params, PyTree
+from podracer.types import Params, PyTree
 
 POLL_SECONDS = 0.2  # how often a wait for trajectories looks for threads that hang
 _COMPARED = 5  # rollouts of an actor, whose median time is compared
@@ -202,14 +197,14 @@ def make_actor_pool(
     key_data = on_one_device(jax.random.key_data(state.key))
     run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
     contexts = _actor_contexts(programs, split, config, state, seed, resume=keep_actor_state)
-    keys = row_keys(run_key, contexts[0].indices)
-    compile_actor_programs(programs, params, keys, env.spec, split)
-    actors = []
+    actors = list[Actor]()
     for context, queue in zip(contexts, queues, strict=True):
         batch = make_environments(env, split, config, context.name, supervisor)
         stack.callback(batch.close)
         parts = (programs, run_key, config, queue, features(env).on_device)
         actors.append(Actor(batch, env.spec, context, *parts))
+    for actor in {actor.context.device: actor for actor in actors}.values():
+        actor.compile(params)
     first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
 
@@ -225,24 +220,6 @@ def rollout_queues(
     if config.policy_lag is None and not jax.tree.leaves(state.learner.local):
         return [ClosableQueue(config.queue_depth * num_threads)] * num_threads
     return [ClosableQueue(config.queue_depth) for _ in range(num_threads)]
-
-
-def compile_actor_programs(
-    programs: ActorPrograms,
-    params: Params,
-    keys: jax.Array,
-    spec: EnvironmentSpec,
-    split: DeviceSplit,
-) -> None:
-    """Compile the actors' programs for each of their devices, by one call of each."""
-    inputs, buffer = TimestepLayout(spec).zeros(split.envs_per_thread), programs.buffer()
-    start = RolloutStart(buffer.carry, zero_episode_stats(split.envs_per_thread), buffer.stacks)
-    for device in split.actors:
-        put = partial(jax.device_put, device=device)
-        buffer_copy, start_copy = copy_tree(put((buffer, start)))
-        leaves = put(jax.tree.leaves(params))
-        buffer_copy, _ = programs.infer(leaves, buffer_copy, put(keys), *inputs)
-        programs.finish(buffer_copy, start_copy, *inputs)
 
 
 def _actor_contexts(

@@ -36,7 +36,8 @@ class HostIntake:
 
     def __init__(self, spec: EnvironmentSpec, num_envs: int, step: int, period: int) -> None:
         self.validator = TimestepValidator(spec, num_envs)
-        self._layout, self._step, self._period = TimestepLayout(spec), step % period, period
+        self._layout, self._num_envs = TimestepLayout(spec), num_envs
+        self._step, self._period = step % period, period
 
     def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
         """Go on in a run in which these rows are masked until an episode begins."""
@@ -47,6 +48,10 @@ class HostIntake:
         validated, step = self.validator.validate(timestep), self._step
         self._step = (step + 1) % self._period
         return self._layout.pack(np, validated, timestep, step)
+
+    def zeros(self) -> Packed:
+        """Return a packed timestep of zeros, to compile with."""
+        return self._layout.zeros(self._num_envs)
 
     def action(self, action: PyTree) -> Any:
         """Return actions for the environments, once the program that chose them has ended."""
@@ -71,6 +76,7 @@ class DeviceIntake:
         self._home = device  # the simulator's
         self._state = jax.device_put(initial_state(num_envs, step % period), device)
         self._pack = pack_program(spec, period)
+        self._zeros = TimestepLayout(spec).zeros(num_envs)
 
     def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
         masked = jax.device_put(masked, self._device)
@@ -84,6 +90,9 @@ class DeviceIntake:
             timestep = jax.device_put(timestep, self._device)
         self._state, packed = self._pack(self._state, timestep)
         return packed
+
+    def zeros(self) -> Packed:
+        return jax.device_put(self._zeros, self._device)
 
     def action(self, action: PyTree) -> Any:
         jax.block_until_ready(action)  # the timestep's memory was read until then

@@ -32,7 +32,7 @@ from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_me
 from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, with_blueprint
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
-from podracer.rollout import zero_episode_stats
+from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
@@ -58,10 +58,9 @@ def abstract_update(
     agent, num_envs = blueprint.build(), split.envs_per_thread
     params = jax.eval_shape(agent.actor_params, state.learner)
     recorder = trajectory.Recorder(agent, num_envs, config.rollout_length, params)
-    buffer = jax.eval_shape(recorder.empty_buffer)
+    first = ActorState((), None, agent.carry(num_envs), zero_episode_stats(num_envs))  # type: ignore[arg-type]
+    buffer, start = jax.eval_shape(partial(recorder.begin, first), 0)
     inputs = recorder.layout.zeros(num_envs)
-    episodes = jax.eval_shape(partial(zero_episode_stats, num_envs))
-    start = trajectory.RolloutStart(buffer.carry, episodes, buffer.stacks)
     finish = partial(recorder.finish, len(split.learners))
     _, shards = jax.eval_shape(finish, buffer, start, *inputs)
     update = make_update(split.mesh, split.threads, config.updates_per_batch)

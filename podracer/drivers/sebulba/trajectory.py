@@ -21,13 +21,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree, Shaped, UInt8, UInt32
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int32, PyTree, Shaped, UInt8, UInt32
 
 from podracer.agent import Agent
 from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct
 from podracer.frames import CONTINUED, first_source, stack_frames
-from podracer.rollout import EpisodeStats, count_episodes
+from podracer.rollout import ActorState, EpisodeStats, count_episodes
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -175,11 +176,13 @@ def from_columns(
 
 @struct
 class TrajectoryBuffer:
-    """Steps of an unfinished trajectory and the state of acting, on the actor's device."""
+    """Rings of the newest R timesteps, the unfinished trajectory among them, and state of acting.
 
-    large: list[Shaped[Array, "T b ..."]]
-    columns: UInt32[Array, "T b C"]  # the timesteps' columns, then actions and extras
-    stacks: list[Shaped[Array, "b ... K"]]  # of the newest timestep
+    A step is at its number modulo R, see `Recorder.ring_size`.
+    """
+
+    large: list[Shaped[Array, "R b ..."]]
+    columns: UInt32[Array, "R b C"]  # the timesteps' columns, then actions and extras
     carry: PyTree[Shaped[Array, "b ..."]]  # the agent's recurrent state at the next step
 
 
@@ -271,18 +274,35 @@ class Recorder:
 
         return jax.eval_shape(act, self.params)
 
-    def empty_buffer(self) -> TrajectoryBuffer:
-        """Return a buffer of zeros, with the initial carry."""
+    @functools.cached_property
+    def ring_size(self) -> int:
+        """Whole trajectories, at least one, in which the frames before the newest one fit."""
+        sizes = [x.shape[-1] for x in self.layout.stacks_of(self.agent.spec.observation)]
+        return -(-max(self.length, *sizes, 1) // self.length) * self.length
+
+    def begin(self, start: ActorState, step: ArrayLike) -> tuple[TrajectoryBuffer, RolloutStart]:
+        """Return an empty buffer and the start of a rollout, whose first step has this number.
+
+        The step shows the timestep of `start`, or a reset's if that is None.
+        """
         large, columns = self.layout.zeros(self.num_envs)
         width = sum(x.size for x in jax.tree.leaves(self.outputs)) // self.num_envs
-        shape = (self.length, self.num_envs, columns.shape[1] + width)
-        stacks = self.layout.stacks_of(self.agent.spec.observation)
-        return TrajectoryBuffer(
-            [jnp.zeros((self.length, *x.shape), x.dtype) for x in large],
-            jnp.zeros(shape, jnp.uint32),
-            [jnp.zeros((self.num_envs, *x.shape), x.dtype) for x in stacks],
-            self.agent.carry(self.num_envs),
-        )
+        shape = (self.ring_size, self.num_envs, columns.shape[1] + width)
+        rings = [jnp.zeros((self.ring_size, *x.shape), x.dtype) for x in large]
+        stacks = []
+        for i, spec in enumerate(leaf for leaf in self.layout.leaves if _is_large(leaf)):
+            if not spec.frame_stack:
+                continue
+            stack = jnp.zeros((self.num_envs, *spec.shape), spec.dtype)
+            if start.timestep is not None:
+                stack = self.layout.stacks_of(start.timestep.observation)[len(stacks)]
+            stacks.append(jnp.roll(stack, 1, axis=-1))  # that of the timestep before
+            older = jnp.moveaxis(stacks[-1][..., 1:], -1, 0)  # oldest first
+            first = jnp.asarray(step % self.ring_size, jnp.int32)
+            places = (first + jnp.arange(-len(older), 0)) % self.ring_size
+            rings[i] = rings[i].at[places].set(older)
+        buffer = TrajectoryBuffer(rings, jnp.zeros(shape, jnp.uint32), start.carry)
+        return buffer, RolloutStart(start.carry, reset_episode_totals(start.episodes), stacks)
 
     def infer(
         self,
@@ -297,21 +317,22 @@ class Recorder:
         `params` are the leaves of the parameters, as their tree takes long to compare. `keys`, the
         bits of the rows' keys, are folded with the step here.
         """
-        timestep, step, stacks = self._see(buffer, large, columns)
+        columns = jnp.asarray(columns)
+        timestep, sources, step = self.layout.unpack(large, columns)
+        place = self._place(step)
+
+        def write(ring: jax.Array, value: Any) -> jax.Array:
+            return jax.lax.dynamic_update_index_in_dim(ring, jnp.asarray(value), place, 0)
+
+        rings = [write(ring, x) for ring, x in zip(buffer.large, large, strict=True)]
+        stacks = self._stacks(rings, buffer.columns, place, sources)
+        timestep = self.layout.with_stacks(timestep, timestep.first & timestep.last, stacks)
         keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(keys), step)
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         action, extras, carry = self.agent.act(tree, buffer.carry, timestep, keys, True)
         outputs = to_columns(jnp, jax.tree.leaves((action, extras)))
-        position = step[0] % self.length  # runs begin at whole trajectories
-
-        def write(series: jax.Array, value: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_index_in_dim(series, value, position, 0)
-
-        series = [
-            write(x, jnp.asarray(value)) for x, value in zip(buffer.large, large, strict=True)
-        ]
-        rows = write(buffer.columns, jnp.concatenate([columns, outputs], axis=1))
-        return TrajectoryBuffer(series, rows, stacks, carry), action
+        ring = write(buffer.columns, jnp.concatenate([columns, outputs], axis=1))
+        return TrajectoryBuffer(rings, ring, carry), action
 
     def finish(
         self,
@@ -327,13 +348,27 @@ class Recorder:
         was lost to a fault: the transition into it is cut, as if the previous timestep had been a
         time-out, and the lost episode is not counted.
         """
-        final, _, _ = self._see(buffer, large, columns)
-        timesteps, sources, _ = self.layout.unpack(buffer.large, buffer.columns)
+        columns = jnp.asarray(columns)
+        final, final_sources, step = self.layout.unpack(large, columns)
+        place = self._place(step)  # of the final timestep, which is not in the ring
+
+        def whole(ring: jax.Array) -> jax.Array:
+            if self.ring_size == self.length:
+                return ring
+            first = (place - self.length) % self.ring_size
+            return jax.lax.dynamic_slice_in_dim(ring, first, self.length)
+
+        rows = whole(buffer.columns)
+        timesteps, sources, _ = self.layout.unpack([whole(x) for x in buffer.large], rows)
+        newest = (place - 1) % self.ring_size
+        stacks = self._stacks(buffer.large, buffer.columns, newest, [x[-1] for x in sources])
+        frames = self.layout.stacks_of(final.observation)
+        final_stacks = map(push_frame, stacks, frames, final_sources)
+        final = self.layout.with_stacks(final, final.first & final.last, list(final_stacks))
         leaves, structure = jax.tree.flatten(self.outputs)
-        rows = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves]
-        outputs = from_columns(buffer.columns[..., columns.shape[1] :], rows)
-        action, extras = jax.tree.unflatten(structure, outputs)
-        steps = Step(timesteps, action, extras)
+        shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves]
+        outputs = from_columns(rows[..., columns.shape[1] :], shapes)
+        steps = Step(timesteps, *jax.tree.unflatten(structure, outputs))
         trajectory = Trajectory(steps, final, start.carry, buffer.carry)
         masked = timesteps.first & timesteps.last
         episodes = count_episodes(start.episodes, trajectory)
@@ -350,19 +385,33 @@ class Recorder:
 
             return map_over_rows(rows_of, all_rows)
 
-        episodes = reset_episode_totals(episodes)
-        next_start = RolloutStart(buffer.carry, episodes, buffer.stacks)
+        next_start = RolloutStart(buffer.carry, reset_episode_totals(episodes), stacks)
         return next_start, [shard(index) for index in range(num_learners)]
 
-    def _see(
-        self, buffer: TrajectoryBuffer, large: list[Any], columns: Any
-    ) -> tuple[TimeStep, UInt32[Array, " b"], list[jax.Array]]:
-        """Return a packed timestep with whole stacks, its step, and the stacks without masks."""
-        timestep, sources, step = self.layout.unpack(large, jnp.asarray(columns))
-        frames = self.layout.stacks_of(timestep.observation)
-        stacks = [push_frame(*x) for x in zip(buffer.stacks, frames, sources, strict=True)]
-        masked = timestep.first & timestep.last
-        return self.layout.with_stacks(timestep, masked, stacks), step, stacks
+    def _place(self, step: UInt32[Array, " b"]) -> Int32[Array, ""]:
+        """Return the place of a timestep in the rings, signed, as others lie before it."""
+        return (step[0] % self.ring_size).astype(jnp.int32)
+
+    def _stacks(
+        self, rings: list[jax.Array], columns: jax.Array, place: jax.Array, sources: list[jax.Array]
+    ) -> list[Shaped[Array, "b ... K"]]:
+        """Return the stacks of the timestep at a place of the rings, whose sources are given."""
+
+        def before(ring: jax.Array, age: int) -> jax.Array:
+            return jax.lax.dynamic_index_in_dim(ring, (place - age) % self.ring_size, 0, False)
+
+        stacks, large = [], (leaf for leaf in self.layout.leaves if _is_large(leaf))
+        for spec, ring in zip(large, rings, strict=True):
+            if spec.frame_stack:
+                number = len(stacks)
+
+                def source(age: int, number: int = number) -> jax.Array:
+                    if age == 0:
+                        return sources[number]
+                    return self.layout.unpack(rings, before(columns, age))[1][number]
+
+                stacks.append(stack_frames(spec.shape[-1], partial(before, ring), source))
+        return stacks
 
 
 def push_frame(
@@ -377,17 +426,12 @@ def push_frame(
     )
 
 
-def before(stack: Shaped[Array, "b ... K"]) -> Shaped[Array, "b ... K"]:
-    """Return stacks that `push_frame` turns into these, where they go on."""
-    return jnp.roll(stack, 1, axis=-1)
-
-
 @dataclasses.dataclass(frozen=True)
 class ActorPrograms:
     """Jitted programs of the actors, which all runs of a driver share."""
 
     copy_params: Callable[[LearnerState], Params]  # actor parameters that no update takes away
-    buffer: Callable[[], TrajectoryBuffer]  # empty
+    begin: Callable[[ActorState, ArrayLike], tuple[TrajectoryBuffer, RolloutStart]]
     carry: Callable[[], Carry]  # the first of every environment
     infer: Callable[..., tuple[TrajectoryBuffer, PyTree]]  # donates the buffer
     finish: Callable[..., tuple[RolloutStart, list[TrajectoryShard]]]  # donates the start
@@ -398,7 +442,7 @@ def make_actor_programs(recorder: Recorder, num_learners: int, num_envs: int) ->
     agent = recorder.agent
     return ActorPrograms(
         jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner))),
-        jax.jit(recorder.empty_buffer),
+        jax.jit(recorder.begin),
         jax.jit(partial(agent.carry, num_envs)),
         jax.jit(recorder.infer, donate_argnums=1),
         jax.jit(partial(recorder.finish, num_learners), donate_argnums=1),

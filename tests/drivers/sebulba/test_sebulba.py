@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import threading
 import types
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -31,7 +32,7 @@ from podracer.drivers.sebulba import (
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import Recorder, RolloutStart
+from podracer.drivers.sebulba.trajectory import Recorder
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
@@ -40,7 +41,7 @@ from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import RECIPES
-from podracer.rollout import zero_episode_stats
+from podracer.rollout import ActorState, zero_episode_stats
 from podracer.run.training import train
 from podracer.testing.parity import check_parity, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
@@ -312,11 +313,11 @@ def test_images_stay_bytes_until_they_are_in_the_network():
     agent = Impala(network=TorsoNetwork(MLP((4,)))).build(spec)
     params = jax.eval_shape(lambda: agent.actor_params(agent.init(jax.random.key(0), 2)))
     recorder = Recorder(agent, 2, 5, params)
-    buffer = jax.eval_shape(recorder.empty_buffer)
+    first = ActorState((), None, (), zero_episode_stats(2))
+    buffer, start = jax.eval_shape(lambda: recorder.begin(first, 0))
     assert [x.dtype for x in buffer.large] == [np.uint8]
-    start = RolloutStart((), zero_episode_stats(2), [])
     inputs = recorder.layout.zeros(2)
-    _, shards = jax.eval_shape(lambda b, *x: recorder.finish(1, b, start, *x), buffer, *inputs)
+    _, shards = jax.eval_shape(partial(recorder.finish, 1), buffer, start, *inputs)
     assert shards[0].trajectory.steps.timestep.observation.dtype == np.uint8
 
 
