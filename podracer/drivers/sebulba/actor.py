@@ -14,7 +14,8 @@ from jaxtyping import Array, Int64, UInt32
 
 from podracer.devices.mesh import Device
 from podracer.drivers.sebulba.config import SebulbaConfig
-from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake, Packed
+from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
+from podracer.drivers.sebulba.layout import Packed
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import (
@@ -86,13 +87,11 @@ class Actor:
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
         is_stored = context.start.timestep is not None
         self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
-        # Numbers of steps, of 32 bits, begin again at 0 after whole rollouts.
-        length = config.rollout_length
-        steps = context.first_rollout * length, 2**32 // length * length
+        step = context.first_rollout * config.rollout_length
         intake = partial(DeviceIntake, device=context.device) if on_device else HostIntake
-        self._intake = intake(spec, len(context.indices), *steps)
+        self._intake = intake(spec, len(context.indices), step)
         start = dataclasses.replace(context.start, env_state=())
-        parts = programs.begin(start, np.uint32(steps[0] % steps[1]))
+        parts = programs.begin(start, step)
         # Copied, as both are donated: no leaf may be a leaf of the other.
         self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)

@@ -24,12 +24,12 @@ from podracer.drivers.sebulba.config import (
     split_devices,
     with_threads,
 )
+from podracer.drivers.sebulba.layout import TimestepLayout
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
     Recorder,
-    TimestepLayout,
     make_actor_programs,
 )
 from podracer.drivers.state import TrainState, abstract_state, make_init

@@ -17,27 +17,22 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, UInt32
 
 from podracer.devices.mesh import Device
-from podracer.drivers.sebulba.trajectory import TimestepLayout, copy_tree
+from podracer.drivers.sebulba.layout import Packed, TimestepLayout
+from podracer.drivers.sebulba.trajectory import copy_tree
 from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, mask_rows
 from podracer.envs.host.dlpack import from_device, take_timestep
 from podracer.fields import struct
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
-Packed = tuple[list[Any], Any]
-"""Packed timestep, see `TimestepLayout.pack`."""
-
 
 class HostIntake:
-    """Intake of NumPy arrays `[num_envs, ...]`, from the given step of the run on.
+    """Intake of NumPy arrays `[num_envs, ...]`, from the given step of the run on."""
 
-    Steps are counted modulo `period`, at most 2^32.
-    """
-
-    def __init__(self, spec: EnvironmentSpec, num_envs: int, step: int, period: int) -> None:
+    def __init__(self, spec: EnvironmentSpec, num_envs: int, step: int) -> None:
         self.validator = TimestepValidator(spec, num_envs)
         self._layout, self._num_envs = TimestepLayout(spec), num_envs
-        self._step, self._period = step % period, period
+        self._step = step
 
     def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
         """Go on in a run in which these rows are masked until an episode begins."""
@@ -46,7 +41,7 @@ class HostIntake:
     def take(self, timestep: TimeStep) -> Packed:
         """Return the programs' inputs for the next timestep."""
         validated, step = self.validator.validate(timestep), self._step
-        self._step = (step + 1) % self._period
+        self._step += 1
         return self._layout.pack(np, validated, timestep, step)
 
     def zeros(self) -> Packed:
@@ -68,14 +63,12 @@ class HostIntake:
 class DeviceIntake:
     """Intake of arrays on a device, with the methods of `HostIntake`."""
 
-    def __init__(
-        self, spec: EnvironmentSpec, num_envs: int, step: int, period: int, device: Device
-    ) -> None:
+    def __init__(self, spec: EnvironmentSpec, num_envs: int, step: int, device: Device) -> None:
         self.validator = TimestepValidator(spec, num_envs)
         self._name, self._device = spec.name, device
         self._home = device  # the simulator's
-        self._state = jax.device_put(initial_state(num_envs, step % period), device)
-        self._pack = pack_program(spec, period)
+        self._state = jax.device_put(initial_state(num_envs, step), device)
+        self._pack = pack_program(spec)
         self._zeros = TimestepLayout(spec).zeros(num_envs)
 
     def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
@@ -128,15 +121,12 @@ def initial_state(num_envs: int, step: int) -> IntakeState:
 
 
 @functools.cache
-def pack_program(spec: EnvironmentSpec, period: int) -> Any:
+def pack_program(spec: EnvironmentSpec) -> Any:
     """Return the program `(state, timestep) -> (state, packed)`."""
 
     def pack(state: IntakeState, timestep: TimeStep) -> tuple[IntakeState, Packed]:
         masked_rows, faults, validated = validate(spec, state, timestep)
-        step = state.step + 1
-        next_state = IntakeState(
-            jnp.where(step == np.uint32(period % 2**32), 0, step), masked_rows, faults
-        )
+        next_state = IntakeState(state.step + 1, masked_rows, faults)
         return next_state, TimestepLayout(spec).pack(jnp, validated, timestep, state.step)
 
     return jax.jit(pack)

@@ -30,7 +30,8 @@ class StageTimer:
         self._stages = stages
         self._seconds = dict.fromkeys(stages, 0.0)
         self.current = (stages[0], time.perf_counter())  # one value, as other threads read it
-        self._annotation = contextlib.ExitStack()
+        self._annotation = jax.profiler.TraceAnnotation(stages[0])
+        self._annotation.__enter__()
 
     def start(self, stage: str) -> None:
         """End the current stage and start another."""
@@ -38,8 +39,9 @@ class StageTimer:
         previous, since = self.current
         self._seconds[previous] += time_now - since
         self.current = (stage, time_now)
-        self._annotation.close()
-        self._annotation.enter_context(jax.profiler.TraceAnnotation(stage))
+        self._annotation.__exit__(None, None, None)
+        self._annotation = jax.profiler.TraceAnnotation(stage)
+        self._annotation.__enter__()
 
     def restart(self) -> None:
         """Start the current stage again, without counting the time that it took so far."""

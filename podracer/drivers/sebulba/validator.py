@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, TimeStep
 
+_FEW = 4_096  # numbers, for which BLAS starts no threads
 KINDS = ("not_finite", "no_action")
 NO_RESTART = "the timestep after one with `last` set has no `first` set: no new episode begins."
 _SCALAR_DTYPES = {
@@ -38,12 +40,13 @@ class TimestepValidator:
         self._expected = [((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
         self._num_envs = num_envs
         self._masked_rows = self._ended_rows = np.zeros(num_envs, bool)
+        self._any_masked = self._any_ended = False
         self.faults: Counter[str] = Counter()
         self.first_faults: dict[str, str] = {}  # a line on the first of each kind
 
     def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
         """Go on in a run in which these rows are masked until an episode begins."""
-        self._masked_rows = masked
+        self._masked_rows, self._any_masked = masked, bool(masked.any())
 
     def validate(self, timestep: TimeStep) -> TimeStep:
         """Return the timestep, which is checked, with bad rows masked.
@@ -51,18 +54,21 @@ class TimestepValidator:
         Raises `ConfigError` if a row goes on after its episode's end.
         """
         leaves = self.check(timestep)
-        if (self._ended_rows & ~timestep.first).any():
+        if self._any_ended and (self._ended_rows > timestep.first).any():
             raise ConfigError(f"{self._name}: {NO_RESTART}")
-        self._ended_rows = np.array(timestep.last)
-        floats = [timestep.reward, timestep.discount]
-        floats += [leaf for leaf in leaves if leaf.dtype.kind == "f"]
-        mask = action_mask(timestep.observation)
-        no_action = np.zeros(self._num_envs, bool)
+        self._any_ended = bool(timestep.last.any())
+        if self._any_ended:
+            self._ended_rows = timestep.last.copy()
+        floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+        mask, no_action = action_mask(timestep.observation), np.zeros(self._num_envs, bool)
         if mask is not None:
             no_action = ~(allows_action(self._space, mask) | timestep.last)
             no_action &= timestep.first | ~self._masked_rows  # a masked row is counted once
-        if all(np.isfinite(x).all() for x in floats) and not (self._masked_rows | no_action).any():
-            return timestep
+        if not self._any_masked and (mask is None or not no_action.any()):
+            pairs = [(timestep.reward, timestep.discount), *zip(floats, floats, strict=True)]
+            if all(_are_finite(*pair) for pair in pairs):
+                return timestep
+        floats = [timestep.reward, timestep.discount, *floats]
         finite = np.stack([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
         not_finite = ~np.logical_and.reduce(finite)
         for kind, rows in zip(KINDS, (not_finite, no_action), strict=True):
@@ -71,7 +77,7 @@ class TimestepValidator:
                 row = int(rows.argmax())
                 self.describe(kind, row, int(finite[:, row].argmin()))
         bad_rows = not_finite | no_action
-        self._masked_rows = (self._masked_rows & ~timestep.first) | bad_rows
+        self.restore((self._masked_rows & ~timestep.first) | bad_rows)
         return mask_rows(np, timestep, self._masked_rows)
 
     def check(self, timestep: TimeStep) -> list[Any]:
@@ -107,6 +113,13 @@ class TimestepValidator:
 
     def _raise(self, name: str, expected: Any, actual: Any) -> NoReturn:
         raise EnvironmentFault(f"{self._name}: {name} must be {expected}, but it became {actual}.")
+
+
+def _are_finite(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether all numbers are finite, or False where a sum of their products overflows."""
+    if x.size > _FEW:
+        return bool(np.isfinite(x).all() and np.isfinite(y).all())
+    return math.isfinite(np.vdot(x, y))
 
 
 def mask_rows(xp: Any, timestep: TimeStep, rows: Bool[Array | np.ndarray, " b"]) -> TimeStep:
