@@ -152,7 +152,8 @@ class ArraySpec:
 
     With `frame_stack` the last axis holds the newest frames, oldest first, and each observation
     shifts the previous one by one new frame, or consists of copies of its newest frame, or of its
-    newest frame after blank ones (all 0). A replay buffer then stores each frame once.
+    newest frame after blank ones (all 0); the latter two only with `first`. A replay buffer then
+    stores each frame once, and under Sebulba the newest one alone goes to the device.
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
     An environment of the host may convert from numbers that begin at `start`: so do those that a
     `Policy` takes.

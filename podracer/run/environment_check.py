@@ -24,6 +24,7 @@ from podracer.envs.host.dlpack import on_host
 from podracer.envs.host.gymnasium import Gymnasium
 from podracer.envs.host.gymnasium_check import Watched
 from podracer.errors import ConfigError, PodracerError
+from podracer.frames import CONTINUED, first_source
 from podracer.io.schema import leaves_by_path
 from podracer.types import EnvironmentSpec, TimeStep
 
@@ -129,6 +130,7 @@ def _play(
         warnings.append("two seeds give the same episodes: nothing is random, or no seed is used.")
     for path, leaf in leaves_by_path(spec.observation).items():
         warnings += wrong_scales(f"observation{path}", leaf, largest[path])
+    errors += _broken_stacks(spec, timesteps)
     if not timesteps[0].first.all():
         errors.append("`reset` must return timesteps with `first` set.")
     figures = _figures(timesteps, num_envs)
@@ -174,6 +176,25 @@ def _first_difference(timesteps: list[TimeStep], repeated: list[TimeStep]) -> in
         if not all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves):
             return step
     return None
+
+
+def _broken_stacks(spec: EnvironmentSpec, timesteps: list[TimeStep]) -> Iterator[str]:
+    """Yield an error for each leaf that is no stack of frames, although its specification says so.
+
+    Actors send the newest frame alone, and replay buffers store each frame once.
+    """
+    stacks = {path for path, leaf in leaves_by_path(spec.observation).items() if leaf.frame_stack}
+    for path in stacks:
+        series = [leaves_by_path(timestep.observation)[path] for timestep in timesteps]
+        for step, (previous, stack) in enumerate(itertools.pairwise(series), 1):
+            goes_on = (stack[..., :-1] == previous[..., 1:]).reshape(len(stack), -1).all(axis=1)
+            begins = timesteps[step].first & (first_source(np, stack) != CONTINUED)
+            if not (goes_on | begins).all():
+                yield (
+                    f"observation{path} has `frame_stack`, but at step {step} it is not the "
+                    "previous stack with one new frame: leave `frame_stack` out."
+                )
+                break
 
 
 def _figures(timesteps: list[TimeStep], num_envs: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.learner import abstract_update
+from podracer.drivers.sebulba.trajectory import to_actor
 from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments
@@ -117,7 +118,8 @@ def _sebulba(
     recorder, buffer, timestep = of_actor
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.envs_per_thread))
-    params, keys = jax.tree.leaves(recorder.params), jax.eval_shape(jax.random.key_data, keys)
+    params = jax.eval_shape(to_actor, recorder.params)
+    keys = jax.eval_shape(jax.random.key_data, keys)
     inputs = (params, buffer, keys, *timestep)
     learner = Program(
         "learner",

@@ -37,6 +37,11 @@ needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the compiler of TPUs is not installed"
 )
 
+needs_gpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None,
+    reason="the compiler of GPUs is not installed",
+)
+
 # --- counting a compiled program ------------------------------------------------------------------
 
 TEXT = """HloModule jit_f, entry_computation_layout={(f32[4,8]{1,0})->f32[4,8]{1,0}}
@@ -297,6 +302,28 @@ def printed_words(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+ACTING = """
+from podracer_plan.compilers import prepare_compilers
+prepare_compilers()
+from podracer import recipes
+from podracer_plan.compiled import compile_run
+from podracer_plan.targets import find_target
+for games in (8, 64):
+    driver = {"num_envs": games, "threads_per_actor": 1}
+    experiment = recipes.find("atari_ppo").with_fields({"driver": driver})
+    actor = compile_run(experiment, find_target("h100")).programs[1]
+    print(actor.work.kernels.total())
+"""
+
+
+@needs_gpu_compiler
+def test_a_step_of_an_actor_in_atari_is_few_kernels_on_a_gpu():
+    """Each costs 1.3 microseconds or more; there were 22 before the stack was on the device."""
+    few, many = map(int, printed_words(ACTING))
+    assert few <= 17
+    assert many <= 19
 
 
 @needs_tpu_compiler

@@ -25,7 +25,7 @@ from podracer.drivers.sebulba.trajectory import (
 )
 from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
-from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 
@@ -34,7 +34,7 @@ STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 class Parameters:
     """Actor parameters on an actor's device."""
 
-    leaves: list[jax.Array]  # of their tree
+    params: list[jax.Array]  # see `trajectory.to_actor`
     version: int  # number of updates that produced them
 
 
@@ -96,12 +96,11 @@ class Actor:
         self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
 
-    def compile(self, params: Params) -> None:
+    def compile(self, params: list[jax.Array]) -> None:
         """Compile the programs for this actor's device, by one call of each."""
-        device, inputs = self.context.device, self._intake.zeros()
-        leaves = jax.device_put(jax.tree.leaves(params), device)
+        params, inputs = jax.device_put(params, self.context.device), self._intake.zeros()
         buffer, start = copy_tree((self._buffer, self._start))
-        buffer, _ = self._programs.infer(leaves, buffer, self._keys, *inputs)
+        buffer, _ = self._programs.infer(params, buffer, self._keys, *inputs)
         self._programs.finish(buffer, start, *inputs)
 
     def run(self) -> None:
@@ -123,7 +122,7 @@ class Actor:
                     parameters = self.parameters.get_newest() or parameters
                 versions[t] = parameters.version
                 self._buffer, device_action = infer(
-                    parameters.leaves, self._buffer, self._keys, *inputs
+                    parameters.params, self._buffer, self._keys, *inputs
                 )
                 action = self._intake.action(device_action)  # waits for the device
                 timer.start("environment")
@@ -157,7 +156,7 @@ class Actor:
             return self._env.reset(*seeds)
         features(self._env).restore(*seeds, start.env_state)  # its state came from a snapshot
         timestep = start.timestep
-        masked = timestep.first & timestep.last
+        masked = np.asarray(timestep.first & timestep.last)
         self._intake.restore(masked)  # which masks these rows of the timestep again
         return dataclasses.replace(
             timestep, first=timestep.first & ~masked, last=timestep.last & ~masked
@@ -181,7 +180,7 @@ class Actor:
             while parameters is None or (lag is not None and parameters.version < rollout - lag):
                 parameters = self.parameters.get()
         # Otherwise the first inference would wait for them, and its stage would count that time.
-        jax.block_until_ready(parameters.leaves)
+        jax.block_until_ready(parameters.params)
         return parameters
 
     def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int], dict[str, str]]:

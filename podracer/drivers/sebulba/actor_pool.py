@@ -23,7 +23,7 @@ from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.drivers.state import TrainState, reset_episode_totals
 from podracer.environment import HostEnvironment, HostEnvironments, call_environment, features
 from podracer.rollout import ActorState, zero_episode_stats
-from podracer.types import Params, PyTree
+from podracer.types import PyTree
 
 POLL_SECONDS = 0.2  # how often a wait for trajectories looks for threads that hang
 _COMPARED = 5  # rollouts of an actor, whose median time is compared
@@ -69,7 +69,7 @@ class ActorPool:
     def __init__(
         self,
         actors: list[Actor],
-        params: Params,
+        params: list[jax.Array],
         split: DeviceSplit,
         config: SebulbaConfig,
         supervisor: Supervisor,
@@ -95,11 +95,10 @@ class ActorPool:
         for _ in range((self._config.policy_lag or 0) + 1):
             self.publish(self._params, self.first_update)
 
-    def publish(self, params: Params, version: int) -> None:
+    def publish(self, params: list[jax.Array], version: int) -> None:
         """Send parameters, on a device of this host, to every actor."""
         devices = {actor.context.device for actor in self._actors}
-        leaves = jax.tree.leaves(params)
-        copies = {d: Parameters(jax.device_put(leaves, d), version) for d in devices}
+        copies = {d: Parameters(jax.device_put(params, d), version) for d in devices}
         for actor in self._actors:
             with contextlib.suppress(Closed):  # after a fault, which `collect` raises
                 actor.parameters.put_newest(copies[actor.context.device])

@@ -33,13 +33,13 @@ from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, wi
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
 from podracer.rollout import ActorState, zero_episode_stats
-from podracer.types import EnvironmentSpec, Metrics, Params, PyTree
+from podracer.types import EnvironmentSpec, Metrics, PyTree
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
-UpdateProgram = partial[tuple[TrainState, Params, Metrics]]
+UpdateProgram = partial[tuple[TrainState, list[jax.Array], Metrics]]
 """Compiled update `(state, shards, request) -> (state, params, metrics)`, with its agent, see
 `make_update`."""
 

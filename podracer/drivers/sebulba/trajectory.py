@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32, PyTree, Shaped, UInt8, UInt32
 
 from podracer.agent import Agent
+from podracer.devices.kernels import is_for
 from podracer.drivers.sebulba.layout import TimestepLayout, from_words, to_words
 from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct
@@ -126,8 +127,8 @@ class Recorder:
         """Shapes `[b, ...]` of action and extras, without a program that acts."""
         timestep = blank_timestep(self.agent.spec, self.num_envs)
         keys = jax.random.split(jax.random.key(0), self.num_envs)
-        act = partial(self.agent.act, explore=True)
-        return jax.eval_shape(act, self.params, self.agent.carry(self.num_envs), timestep, keys)[:2]
+        inputs = self.agent.carry(self.num_envs), timestep, keys
+        return jax.eval_shape(lambda x: self.agent.act(x, *inputs, True)[:2], self.params)
 
     @functools.cached_property
     def ring_size(self) -> int:
@@ -166,8 +167,8 @@ class Recorder:
     ) -> tuple[TrajectoryBuffer, PyTree]:
         """Choose actions for a packed timestep and write both into the buffer.
 
-        `params` are the leaves of the parameters, as their tree takes long to compare. `keys`, the
-        bits of the rows' keys, are folded with the step here.
+        `params` are those of `to_actor`. `keys`, the bits of the rows' keys, are folded with the
+        step here.
         """
         timestep, sources, step = self.layout.unpack(large, columns)
         place = self._place(step[0])
@@ -179,7 +180,7 @@ class Recorder:
         stacks = self._stacks(rings, buffer.columns, place, sources)
         timestep = self.layout.with_stacks(timestep, timestep.first & timestep.last, stacks)
         keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(keys), step)
-        tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
+        tree = from_actor(params, self.params)
         action, extras, carry = self.agent.act(tree, buffer.carry, timestep, keys, True)
         words = [columns, *to_words(jax.tree.leaves((action, extras)))]
         row = jnp.concatenate([x.astype(jnp.uint32) for x in words], axis=1)
@@ -235,7 +236,7 @@ class Recorder:
 
     def _place(self, step: ArrayLike) -> Int32[Array, ""]:
         """Return the place of a step in the rings, signed, as others lie before it."""
-        return jnp.asarray(step % self.ring_size, jnp.int32)
+        return jnp.remainder(step, self.ring_size).astype(jnp.int32)
 
     def _stacks(
         self, rings: list[jax.Array], columns: jax.Array, place: jax.Array, sources: list[jax.Array]
@@ -269,11 +270,31 @@ def push_frame(
     )
 
 
+def to_actor(params: Params) -> list[jax.Array]:
+    """Return parameters as actors take them: a list, as their tree takes long to compare.
+
+    A GPU reads the outputs of convolution kernels `[H, W, I, O]` first: they are moved once here,
+    not in each step.
+    """
+    leaves = jax.tree.leaves(params)
+    return [jnp.moveaxis(x, -1, 0) if _is_kernel(x) else x for x in leaves]
+
+
+def from_actor(leaves: list[jax.Array], shapes: Params) -> Params:
+    """Return the parameters of `to_actor`."""
+    leaves = [jnp.moveaxis(x, 0, -1) if _is_kernel(x) else x for x in leaves]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _is_kernel(x: jax.Array) -> bool:
+    return is_for("gpu") and x.ndim == 4
+
+
 @dataclasses.dataclass(frozen=True)
 class ActorPrograms:
     """Jitted programs of the actors, which all runs of a driver share."""
 
-    copy_params: Callable[[LearnerState], Params]  # actor parameters that no update takes away
+    copy_params: Callable[[LearnerState], list[jax.Array]]  # that no update takes away
     begin: Callable[[ActorState, ArrayLike], tuple[TrajectoryBuffer, RolloutStart]]
     carry: Callable[[], Carry]  # the first of every environment
     infer: Callable[..., tuple[TrajectoryBuffer, PyTree]]  # donates the buffer
@@ -284,7 +305,7 @@ def make_actor_programs(recorder: Recorder, num_learners: int, num_envs: int) ->
     """Return the programs of actors in a run with `num_envs` environments."""
     agent = recorder.agent
     return ActorPrograms(
-        jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner))),
+        jax.jit(lambda learner: jax.tree.map(jnp.copy, to_actor(agent.actor_params(learner)))),
         jax.jit(recorder.begin),
         jax.jit(partial(agent.carry, num_envs)),
         jax.jit(recorder.infer, donate_argnums=1),

@@ -21,9 +21,10 @@ from podracer.drivers.sebulba.trajectory import (
     TrajectoryShard,
     complete,
     map_over_rows,
+    to_actor,
 )
 from podracer.drivers.state import TRAIN_SPEC, TrainState, learn_key
-from podracer.types import LearnerState, Metrics, Params, PyTree
+from podracer.types import LearnerState, Metrics, PyTree
 
 
 def _partition_spec(axis: int) -> PartitionSpec:
@@ -55,7 +56,7 @@ def update_of_learner(
     state: TrainState,
     shards: list[TrajectoryShard],
     request: jax.Array,
-) -> tuple[TrainState, Params, Metrics]:
+) -> tuple[TrainState, list[jax.Array], Metrics]:
     """Learn from the rows of all actors on one learner, in one update or in several parts."""
     agent = blueprint.build()
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
@@ -74,7 +75,7 @@ def update_of_learner(
         state, series = _update_in_parts(learn, num_parts, state, batch)
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
     metrics = reduce_metrics(batch.episodes, state.fault, metrics, num_parts, request[0, 0], axis)
-    return state, agent.actor_params(state.learner), metrics
+    return state, to_actor(agent.actor_params(state.learner)), metrics
 
 
 def _update_in_parts(

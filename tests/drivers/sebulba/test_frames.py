@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from agents import AGENTS, SMALL, blueprint
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
+from variants import variants
 
+import podracer
 from podracer.agents.impala import Impala
 from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
@@ -17,6 +20,7 @@ from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import complete
 from podracer.environment import auto_reset
 from podracer.envs.host.atari import Atari
+from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.testing.parity import check_equal, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
@@ -147,8 +151,10 @@ FILMS = {
 }
 
 
-@pytest.mark.parametrize("length", [1, 7])
-@pytest.mark.parametrize("name", FILMS)
+ALL = itertools.product(FILMS, (1, 7))
+
+
+@variants(("name", "length"), [("faults", 1), ("black", 7), ("device", 7)], ALL)
 def test_agents_and_learners_see_the_stacks_that_environments_show(name, length):
     """Over lost lives, ends of games, time-outs and faults, and between rollouts."""
     env, number = Recorded(FILMS[name]), 42 // length
@@ -182,7 +188,7 @@ class Filmed:
         return timestep
 
 
-@pytest.mark.parametrize("name", GAMES)
+@variants("name", ["lives"], GAMES)
 def test_atari_shows_the_same_stacks(name):
     pytest.importorskip("ale_py")
     env = Recorded(Atari(size=(21, 21), **GAMES[name]))
@@ -227,8 +233,9 @@ class Walks:
         return self._show(frames, state.time + 1)
 
 
-@pytest.mark.parametrize("agent", [Impala(network=SMALL), AGENTS["dqn"]], ids=["impala", "dqn"])
-def test_lock_step_with_stacks_equals_anakin_and_goes_on(agent):
+@variants("name", ["dqn"], ["impala"])
+def test_lock_step_with_stacks_equals_anakin_and_goes_on(name):
+    agent = AGENTS[name]
     env = auto_reset(Walks())
     anakin = anakin_setup(agent, env)
     sebulba = sebulba_setup(agent, env, policy_lag=0, threads_per_actor=1)
@@ -237,3 +244,17 @@ def test_lock_step_with_stacks_equals_anakin_and_goes_on(agent):
         state, _ = train_sebulba(*sebulba, 5)
         state, _ = train_sebulba(sebulba[0], state, 10)
     check_equal(state, expected)
+
+
+class NoStack(Walks):
+    """Two new frames in each step."""
+
+    def step(self, key, state, action):
+        state, _ = Walks.step(self, key, state, action)
+        return Walks.step(self, key, state, action)
+
+
+def test_what_is_no_stack_is_refused_by_check():
+    assert podracer.check_environment(auto_reset(Walks())).usable
+    with pytest.raises(ConfigError, match="at step 1 it is not the previous stack with one new"):
+        podracer.check_environment(auto_reset(NoStack()))
