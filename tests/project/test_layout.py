@@ -21,7 +21,7 @@ FLOORS = (
     ("io",),
     ("environment", "scores"),
     ("devices",),
-    ("ops", "schedules"),
+    ("frames", "ops", "schedules"),
     ("agent",),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),

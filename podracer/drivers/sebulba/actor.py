@@ -157,7 +157,7 @@ class Actor:
         features(self._env).restore(*seeds, start.env_state)  # its state came from a snapshot
         timestep = start.timestep
         masked = np.asarray(timestep.first & timestep.last)
-        self._intake.restore(masked)  # which masks these rows of the timestep again
+        self._intake.restore(masked)  # `take` masks these rows of the timestep again
         return dataclasses.replace(
             timestep, first=timestep.first & ~masked, last=timestep.last & ~masked
         )

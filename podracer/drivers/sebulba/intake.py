@@ -109,7 +109,7 @@ class DeviceIntake:
 class IntakeState:
     """State of an intake on the actor's device."""
 
-    step: UInt32[Array, ""]  # of the next timestep
+    step: UInt32[Array, ""]  # number of the next timestep
     masked: Bool[Array, " b"]  # rows that are masked until their environments begin an episode
     faults: Int32[Array, "2 3"]  # by kind: number of rows, row and part of the first fault
 

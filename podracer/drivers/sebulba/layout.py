@@ -95,10 +95,10 @@ class TimestepLayout:
         self, large: Sequence[Any], columns: UInt32[Array, "*t b C"]
     ) -> tuple[TimeStep, list[UInt8[Array, "*t b"]], UInt32[Array, "*t b"]]:
         """Return timesteps with frames in place of stacks, the stacks' sources, and steps."""
-        step, reward, discount, first, last, *rest = from_words(columns, self.columns)
+        step, reward, discount, first, last, *leaves = from_words(columns, self.columns)
         count = self.kinds.count(STACK)
-        observation = self.merge(large[:count], large[count:], rest[count:])
-        return TimeStep(observation, reward, discount, first, last), rest[:count], step
+        observation = self.merge(large[:count], large[count:], leaves[count:])
+        return TimeStep(observation, reward, discount, first, last), leaves[:count], step
 
     def sources(self, columns: UInt32[Array, "*t b C"]) -> list[UInt8[Array, "*t b"]]:
         """Return the source of each stack of frames; there may be other columns behind these."""

@@ -51,9 +51,9 @@ def abstract_update(
     config: SebulbaConfig,
     state: TrainState,
 ) -> tuple[jax.stages.Wrapped, tuple[Any, ...], tuple[Any, ...]]:
-    """Return the jitted update, its arguments or their shapes, and those of an actor thread.
+    """Return the jitted update, its arguments or their shapes, and what an actor thread has.
 
-    The latter are its programs, its buffer and a packed timestep.
+    An actor thread has its programs, its buffer and a packed timestep.
     """
     agent, num_envs = blueprint.build(), split.envs_per_thread
     params = jax.eval_shape(agent.actor_params, state.learner)

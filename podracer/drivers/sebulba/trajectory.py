@@ -55,7 +55,7 @@ class RolloutStart:
 
     carry: Carry
     episodes: EpisodeStats  # running sums; the totals are zero
-    stacks: list[Shaped[Array, "b ... K"]]  # of the timestep before
+    stacks: list[Shaped[Array, "b ... K"]]  # stacks of frames of the timestep before
 
 
 @struct
@@ -64,8 +64,8 @@ class TrajectoryShard:
 
     trajectory: Trajectory  # steps [T, b, ...], with frames in place of stacks, the rest [b, ...]
     episodes: EpisodeStats  # [b], of the episodes that ended within the trajectory
-    stacks: list[Shaped[Array, "b ... K"]]  # of the timestep before the first
-    sources: list[UInt8[Array, "T b"]]  # of each stack
+    stacks: list[Shaped[Array, "b ... K"]]  # stacks of frames of the timestep before the first
+    sources: list[UInt8[Array, "T b"]]  # sources of the stacks of each step
     masked: Bool[Array, "T b"]  # rows that show a fault
 
 
@@ -140,11 +140,11 @@ class Recorder:
     def begin(self, start: ActorState, step: ArrayLike) -> tuple[TrajectoryBuffer, RolloutStart]:
         """Return an empty buffer and the start of a rollout, whose first step has this number.
 
-        The step shows the timestep of `start`, or that of a reset if it is None.
+        The step shows the timestep of `start`, or a reset's if it is None.
         """
         timestep = start.timestep or blank_timestep(self.agent.spec, self.num_envs)
         stacks, arrays, _ = self.layout.split(timestep.observation)
-        stacks = [jnp.roll(stack, 1, axis=-1) for stack in stacks]  # of the timestep before
+        stacks = [jnp.roll(stack, 1, axis=-1) for stack in stacks]  # the timestep's before
         place, rings = self._place(step), []
         for x in (*(stack[..., 0] for stack in stacks), *arrays):
             rings.append(jnp.zeros((self.ring_size, *x.shape), x.dtype))
@@ -294,7 +294,7 @@ def _is_kernel(x: jax.Array) -> bool:
 class ActorPrograms:
     """Jitted programs of the actors, which all runs of a driver share."""
 
-    copy_params: Callable[[LearnerState], list[jax.Array]]  # that no update takes away
+    copy_params: Callable[[LearnerState], list[jax.Array]]  # copies that no update donates
     begin: Callable[[ActorState, ArrayLike], tuple[TrajectoryBuffer, RolloutStart]]
     carry: Callable[[], Carry]  # the first of every environment
     infer: Callable[..., tuple[TrajectoryBuffer, PyTree]]  # donates the buffer
