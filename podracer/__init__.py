@@ -9,6 +9,7 @@ nothing. `__init__.pyi` lists the names, for type checkers and for this file.
 
 import ast
 import importlib
+import importlib.util
 import logging
 import sys
 from pathlib import Path
@@ -38,9 +39,11 @@ if "ipykernel" in sys.modules and not logging.getLogger().handlers:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'podracer' has no attribute {name!r}{_elsewhere(name)}")
-    return getattr(importlib.import_module(str(_MODULES[name])), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(str(_MODULES[name])), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"podracer.{name}"):
+        return importlib.import_module(f"podracer.{name}")  # such as `agents`
+    raise AttributeError(f"module 'podracer' has no attribute {name!r}{_elsewhere(name)}")
 
 
 def _elsewhere(name: str) -> str:

@@ -1,8 +1,12 @@
 """STACX: an actor-critic that tunes its own discount, λ, costs and V-trace while it learns.
 
-The gradient of an outer loss with fixed hyperparameters is taken with respect to the metaparameters
-of the inner loss, through its update. Auxiliary heads with their own shape the features. Source:
-Zahavy et al. 2020 (arXiv 2002.12928), but costs begin at the given values and at most double.
+An update of the parameters θ by a loss with metaparameters η, then one of η by a fixed loss:
+
+    θ' = θ - α ∇_θ L(θ, η)                                `inner_update`
+    η  <- η - Adam(∇_η L_outer(θ'(η)))                    `outer_loss`
+
+Auxiliary heads with metaparameters of their own shape the features. Source: Zahavy et al. 2020
+(arXiv 2002.12928), but costs begin at the given values and at most double.
 """
 
 from __future__ import annotations
@@ -38,13 +42,13 @@ class Metaparams:
     The state has unconstrained ones, see `_Stacx.constrain`.
     """
 
-    discount: jax.Array  # gamma
-    trace_lambda: jax.Array
-    policy_cost: jax.Array  # g_p
-    value_cost: jax.Array  # g_v
-    entropy_cost: jax.Array  # g_e
-    alpha_rho: jax.Array  # leaks of V-trace's truncations
-    alpha_c: jax.Array
+    discount: float | jax.Array  # gamma
+    trace_lambda: float | jax.Array
+    policy_cost: float | jax.Array  # g_p
+    value_cost: float | jax.Array  # g_v
+    entropy_cost: float | jax.Array  # g_e
+    alpha_rho: float | jax.Array  # leaks of V-trace's truncations
+    alpha_c: float | jax.Array
 
 
 @struct
@@ -87,15 +91,14 @@ class _Stacx:
         Both are means over all steps, where those that are not valid count as 0; metrics are means
         over valid ones.
         """
-        num_frames = schedules.count_frames(trajectory, axis)
         new_state, metrics = meta.learn(
             self.settings.meta_learning_rate,
             state.shared,
             partial(self.inner_update, axis),
             partial(self.outer_loss, trajectory),
-            jax.tree.map(lambda x: x[None], trajectory),
-            num_frames,
-            axis,
+            batches=jax.tree.map(lambda x: x[None], trajectory),  # one inner update
+            num_frames=schedules.count_frames(trajectory, axis),
+            axis=axis,
         )
         return new_state, {**metrics, **self.metrics(state.shared.metaparams)}
 
@@ -189,24 +192,23 @@ class _Stacx:
 
     def outer_hyperparams(self) -> Metaparams:
         """Return the fixed hyperparameters of the outer loss, `[1]`."""
-        costs = (1.0, self.settings.value_cost, self.settings.entropy_cost)
-        numbers = (self.settings.discount, self.settings.trace_lambda, *costs, 1.0, 1.0)
-        return Metaparams(*(jnp.full(1, x, jnp.float32) for x in numbers))
+        s = self.settings
+        eta = Metaparams(s.discount, s.trace_lambda, 1.0, s.value_cost, s.entropy_cost, 1.0, 1.0)
+        return jax.tree.map(lambda x: jnp.full(1, x, jnp.float32), eta)
 
     def initial_metaparams(self) -> Metaparams:
         """Return numbers `[H]` that `constrain` maps to the outer hyperparameters."""
-        shares = (
-            self.settings.discount,
-            self.settings.trace_lambda,
-            0.5,
-            0.5,
-            0.5,
-            INITIAL_ALPHA,
-            INITIAL_ALPHA,
+        shares = dataclasses.replace(
+            self.outer_hyperparams(),
+            policy_cost=0.5,  # times 2: the cost of the outer loss
+            value_cost=0.5,
+            entropy_cost=0.5,
+            alpha_rho=INITIAL_ALPHA,
+            alpha_c=INITIAL_ALPHA,
         )
-        clipped = (jnp.clip(x, LOGIT_MARGIN, 1.0 - LOGIT_MARGIN) for x in shares)
-        logits = (jax.scipy.special.logit(x) for x in clipped)
-        return Metaparams(*(jnp.full(self.settings.num_heads, x, jnp.float32) for x in logits))
+        shares = jax.tree.map(lambda x: jnp.clip(x, LOGIT_MARGIN, 1.0 - LOGIT_MARGIN), shares)
+        logits = jax.tree.map(jax.scipy.special.logit, shares)
+        return jax.tree.map(lambda x: jnp.full(self.settings.num_heads, x, jnp.float32), logits)
 
     def constrain(self, metaparams: Metaparams) -> Metaparams:
         """Map unconstrained numbers to [0, 1], or to costs up to twice those of the outer loss."""

@@ -1,6 +1,8 @@
 """What a first line of a user gets wrong is answered by one sentence that says what to write."""
 
 import re
+import subprocess
+import sys
 import traceback
 from functools import partial
 
@@ -106,6 +108,14 @@ def test_numbers_of_numpy_are_arguments():
 def test_a_name_that_is_elsewhere_is_said(name, words):
     with pytest.raises(AttributeError, match=words):
         getattr(podracer, name)
+
+
+def test_a_module_needs_no_import_of_its_own():
+    script = "import podracer; print(podracer.agents.R2D2.__name__, podracer.types.Step.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["R2D2", "Step"]
 
 
 def test_a_mistake_costs_a_few_lines_of_traceback():
