@@ -1,10 +1,8 @@
 """What `examples/extensions` builds from public names alone: checked, trained, and held to that."""
 
-import ast
 import importlib
 import importlib.util
 import math
-import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from names_of_api import undocumented
 
 import podracer
 from podracer.cli.recipe_flags import parse_experiment
@@ -34,18 +33,8 @@ def load(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("path", sorted(EXTENSIONS.glob("*.py")), ids=lambda path: path.stem)
 def test_an_extension_uses_documented_names_alone(path):
-    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    documented = set(re.findall(r"^\.\. auto\w+:: (\S+)$", pages, re.M))
     source = path.read_text()
-    names = {f"podracer.{name}" for name in re.findall(r"\bpodracer\.(\w+)", source)}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("podracer"):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    names -= {f"podracer.{module.name}" for module in pkgutil.iter_modules(podracer.__path__)}
-    for name in names:
-        module, _, thing = name.rpartition(".")
-        assert name in documented or (module in documented and thing in vars(sys.modules[module]))
-        assert not thing.startswith("_")
+    assert undocumented(source) == []
     assert not re.search(r"^class \w+\(.*(podracer\.(?!Callback)|PPO|A2C)", source, re.M)
 
 
