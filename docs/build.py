@@ -1,11 +1,12 @@
 """The documentation as a site: `pip install -e ".[docs]" && python docs/build.py`.
 
 Writes `build/site/index.html`, for a browser or any web server. The pages of the repository are
-copied into `build/pages` first, with those outside of `docs/`, one for each source file that a page
-links to, and the tables of `tables.py`; every link leads to the copy, so the pages read the same in
-the repository. A link that leads nowhere is an error.
+copied into `build/pages` first, with those outside of `docs/`, the notebooks with their outputs,
+one for each source file that a page links to, and the tables of `tables.py`. Every link leads to
+the copy, so the pages read the same in the repository. A link that leads nowhere is an error.
 """
 
+import json
 import posixpath
 import re
 import shutil
@@ -35,6 +36,7 @@ PAGES = {  # file of the repository -> page of the site
     "packages/plan/README.md": "packages/plan.md",
     "packages/trading/README.md": "packages/trading.md",
 }
+NOTEBOOKS = "examples/notebooks/"
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
 CONTENTS = """
@@ -43,6 +45,7 @@ CONTENTS = """
 :caption: Learn
 :glob:
 tutorials/*
+notebooks/*
 ```
 ```{toctree}
 :hidden:
@@ -124,6 +127,8 @@ def page_of(path: str) -> str:
     """Return the page of the site that shows a file or a folder of the repository."""
     if path in PAGES:
         return PAGES[path]
+    if path.startswith(NOTEBOOKS):
+        return f"notebooks/{Path(path).stem}.md"
     return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
 
 
@@ -144,6 +149,8 @@ def assemble(pages: Path) -> None:
     texts = {path: (ROOT / path).read_text() for path in {*paths, *PAGES}}
     del texts["docs/README.md"]  # whose place the contents take
     texts |= {path: make() for path, make in tables.OF_THE_SITE.items()}
+    notebooks = sorted((ROOT / NOTEBOOKS).glob("*.ipynb"))
+    texts |= {str(path.relative_to(ROOT)): page_of_notebook(path) for path in notebooks}
     linked = set()
     for path, text in sorted(texts.items()):
 
@@ -166,18 +173,33 @@ def assemble(pages: Path) -> None:
 
 
 def source_page(path: str, linked: set[str]) -> str:
-    """Return a page with a file, or with the list of the Python files in a folder."""
+    """Return a page with a file, or with the list of the programs in a folder."""
     title = f"---\norphan: true\n---\n\n# `{path}`\n\n"
     if (ROOT / path).is_file():
         language = LANGUAGES.get(Path(path).suffix, "text")
         return f"{title}`````{language}\n{(ROOT / path).read_text().rstrip()}\n`````\n"
-    names = sorted(file.name for file in (ROOT / path).glob("*.py"))
-    folder = posixpath.basename(path)
-    lines = (
-        f"- [`{name}`]({folder}/{name}.md)" if f"{path}/{name}" in linked else f"- `{name}`"
-        for name in names
-    )
+    folder = posixpath.dirname(page_of(path))
+    lines = []
+    for file in sorted(x for x in (ROOT / path).iterdir() if x.suffix in (".py", ".ipynb")):
+        target = f"{path}/{file.name}"
+        page = posixpath.relpath(page_of(target), folder)
+        has_page = target in linked or file.suffix == ".ipynb"
+        lines.append(f"- [`{file.name}`]({page})" if has_page else f"- `{file.name}`")
     return title + "\n".join(lines) + "\n"
+
+
+def page_of_notebook(path: Path) -> str:
+    """Return a page with the cells of a notebook and what they printed and drew."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            elif picture := output["data"].get("image/png"):
+                parts.append(f'<img alt="" src="data:image/png;base64,{picture.strip()}">')
+    return "\n\n".join(parts) + "\n"
 
 
 def write(path: Path, text: str) -> None:

@@ -231,10 +231,13 @@ def test_every_page_is_in_the_contents_and_the_reference_says_what_may_change():
 
 
 def test_the_pages_of_the_site_include_the_tables_made_for_it(tmp_path, monkeypatch):
-    """And every link leads to a file, those of the tables too."""
+    """And the notebooks; every link leads to a file, those of the tables too."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     importlib.import_module("build").assemble(tmp_path)
     settings = (tmp_path / "settings.md").read_text()
+    notebook = (tmp_path / "notebooks" / "03_your_environment.md").read_text()
+    assert notebook.count("data:image/png;base64,") == 2
+    assert "](02_sebulba.md)" in notebook
     assert all(f"### {recipe}\n" in settings for recipe in recipes.RECIPES)
     assert "](results.md)" in (tmp_path / "environments.md").read_text()
 
