@@ -18,13 +18,13 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3040,  # the contract: files beside the rooms
+    "": 3050,  # the contract: files beside the rooms
     "agents": 6570,
     "checks": 800,
     "cli": 2380,
     "config": 630,
     "devices": 1710,
-    "drivers": 4300,
+    "drivers": 4290,
     "envs": 3690,
     "io": 3190,
     "networks": 1450,

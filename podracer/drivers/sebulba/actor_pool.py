@@ -190,22 +190,42 @@ def make_actor_pool(
 
     `stack` closes the environments as long as no threads own them.
     """
-    params = on_one_device(programs.copy_params(state.learner))
-    queues = rollout_queues(config, split.threads, state)
+    host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
     keep_actor_state = bool(jax.tree.leaves(state.actor))  # in lock-step
+    if keep_actor_state:
+        start = jax.tree.map(_rows_of_host, state.actor)
+    else:
+        start = ActorState((), None, programs.carry(), zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
+        rows = slice(num_rows * host, num_rows * (host + 1))
+        start = jax.tree.map(lambda x: np.asarray(x)[rows], start)
     key_data = on_one_device(jax.random.key_data(state.key))
     run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
-    contexts = _actor_contexts(programs, split, config, state, seed, resume=keep_actor_state)
-    actors = list[Actor]()
-    for context, queue in zip(contexts, queues, strict=True):
+    first_update, actors = int(jax.device_get(state.update)), list[Actor]()
+    for thread, queue in enumerate(rollout_queues(config, split.threads, state)):
+        indices = environment_indices(split, thread, host)
+        own_rows = indices - num_rows * host
+        context = ActorContext(
+            name=f"actor {thread}",
+            device=split.actors[thread // config.num_threads],
+            learners=split.learners,
+            indices=indices,
+            first_rollout=first_update,
+            seed=seed,
+            start=jax.tree.map(lambda x, rows=own_rows: x[rows], start),
+        )
         batch = make_environments(env, split, config, context.name, supervisor)
         stack.callback(batch.close)
         parts = (programs, run_key, config, queue, features(env).on_device)
         actors.append(Actor(batch, env.spec, context, *parts))
+    params = on_one_device(programs.copy_params(state.learner))
     for actor in {actor.context.device: actor for actor in actors}.values():
         actor.compile(params)
-    first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
+
+
+def _rows_of_host(x: jax.Array) -> np.ndarray:
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
 
 
 def rollout_queues(
@@ -219,44 +239,6 @@ def rollout_queues(
     if config.policy_lag is None and not jax.tree.leaves(state.learner.local):
         return [ClosableQueue(config.queue_depth * num_threads)] * num_threads
     return [ClosableQueue(config.queue_depth) for _ in range(num_threads)]
-
-
-def _actor_contexts(
-    programs: ActorPrograms,
-    split: DeviceSplit,
-    config: SebulbaConfig,
-    state: TrainState,
-    seed: int,
-    *,
-    resume: bool,
-) -> list[ActorContext]:
-    """Return the context of each actor; if `resume`, with its rows of `state.actor`."""
-    host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
-    first_row = num_rows * host
-    if resume:
-
-        def rows_of_host(x: jax.Array) -> np.ndarray:
-            shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-            return np.concatenate([np.asarray(shard.data) for shard in shards])
-
-        start = jax.tree.map(rows_of_host, state.actor)
-    else:
-        start = ActorState((), None, programs.carry(), zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
-        start = jax.tree.map(lambda x: np.asarray(x)[first_row : first_row + num_rows], start)
-    contexts = []
-    for thread in range(split.threads):
-        indices = environment_indices(split, thread, host)
-        context = ActorContext(
-            name=f"actor {thread}",
-            device=split.actors[thread // config.num_threads],
-            learners=split.learners,
-            indices=indices,
-            first_rollout=int(jax.device_get(state.update)),
-            seed=seed,
-            start=jax.tree.map(lambda x, rows=indices - first_row: x[rows], start),
-        )
-        contexts.append(context)
-    return contexts
 
 
 def make_environments(

@@ -19,10 +19,9 @@ from jaxtyping import Array, Bool, Int32, UInt32
 from podracer.devices.mesh import Device
 from podracer.drivers.sebulba.layout import Packed, TimestepLayout
 from podracer.drivers.sebulba.trajectory import copy_tree
-from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, mask_rows
+from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, find_faults, mask_rows
 from podracer.envs.host.dlpack import from_device, take_timestep
 from podracer.fields import struct
-from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
@@ -139,15 +138,7 @@ def validate(
 
     `TimestepValidator` does the same on the host.
     """
-    leaves = jax.tree.leaves(timestep.observation)
-    floats = [timestep.reward, timestep.discount]
-    floats += [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    finite = jnp.stack([jnp.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
-    mask, no_action = action_mask(timestep.observation), jnp.zeros_like(state.masked)
-    if mask is not None:
-        no_action = ~(allows_action(spec.action, mask) | timestep.last)
-        no_action &= timestep.first | ~state.masked  # a masked row is counted once
-    bad_rows = jnp.stack([~finite.all(axis=0), no_action])
+    bad_rows, finite = find_faults(jnp, spec.action, timestep, state.masked)
     row = jnp.argmax(bad_rows, axis=1)
     part = jnp.argmin(finite[:, row], axis=0)
     totals = state.faults[:, 0] + bad_rows.sum(axis=1)

@@ -7,13 +7,14 @@ from collections import Counter
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
 from podracer.environment import expect_timestep
 from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
 from podracer.ops.action_masks import action_mask, allows_action
-from podracer.types import EnvironmentSpec, TimeStep
+from podracer.types import ActionSpace, EnvironmentSpec, TimeStep
 
 _FEW = 4_096  # numbers, for which BLAS starts no threads
 KINDS = ("not_finite", "no_action")
@@ -59,26 +60,25 @@ class TimestepValidator:
         self._any_ended = bool(timestep.last.any())
         if self._any_ended:
             self._ended_rows = timestep.last.copy()
-        floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
-        mask, no_action = action_mask(timestep.observation), np.zeros(self._num_envs, bool)
-        if mask is not None:
-            no_action = ~(allows_action(self._space, mask) | timestep.last)
-            no_action &= timestep.first | ~self._masked_rows  # a masked row is counted once
-        if not self._any_masked and (mask is None or not no_action.any()):
-            pairs = [(timestep.reward, timestep.discount), *zip(floats, floats, strict=True)]
-            if all(_are_finite(*pair) for pair in pairs):
-                return timestep
-        floats = [timestep.reward, timestep.discount, *floats]
-        finite = np.stack([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
-        not_finite = ~np.logical_and.reduce(finite)
-        for kind, rows in zip(KINDS, (not_finite, no_action), strict=True):
+        if not self._any_masked and self._is_good(timestep, leaves):
+            return timestep
+        bad_rows, finite = find_faults(np, self._space, timestep, self._masked_rows)
+        for kind, rows in zip(KINDS, bad_rows, strict=True):
             if rows.any():
                 self.faults[kind] += int(rows.sum())
                 row = int(rows.argmax())
                 self.describe(kind, row, int(finite[:, row].argmin()))
-        bad_rows = not_finite | no_action
-        self.restore((self._masked_rows & ~timestep.first) | bad_rows)
+        self.restore((self._masked_rows & ~timestep.first) | bad_rows.any(axis=0))
         return mask_rows(np, timestep, self._masked_rows)
+
+    def _is_good(self, timestep: TimeStep, leaves: list[Any]) -> bool:
+        """Return whether no row is bad, in as few calls as can be."""
+        mask = action_mask(timestep.observation)
+        if mask is not None and not (allows_action(self._space, mask) | timestep.last).all():
+            return False
+        floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+        pairs = [(timestep.reward, timestep.discount), *zip(floats, floats, strict=True)]
+        return all(_are_finite(*pair) for pair in pairs)
 
     def check(self, timestep: TimeStep) -> list[Any]:
         """Return the leaves of the observation.
@@ -120,6 +120,24 @@ def _are_finite(x: np.ndarray, y: np.ndarray) -> bool:
     if x.size > _FEW:
         return bool(np.isfinite(x).all() and np.isfinite(y).all())
     return math.isfinite(np.vdot(x, y))
+
+
+def find_faults(
+    xp: Any, space: ActionSpace, timestep: TimeStep, masked: Bool[Array | np.ndarray, " b"]
+) -> tuple[Bool[Array | np.ndarray, "2 b"], Bool[Array | np.ndarray, "n b"]]:
+    """Return the bad rows by kind, and whether reward, discount and each float leaf are finite.
+
+    A masked row without an action is counted once. `xp` is `numpy` or its like.
+    """
+    floats = [timestep.reward, timestep.discount]
+    leaves = jax.tree.leaves(timestep.observation)
+    floats += [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    finite = xp.stack([xp.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
+    mask, no_action = action_mask(timestep.observation), xp.zeros_like(masked)
+    if mask is not None:
+        no_action = ~(allows_action(space, mask) | timestep.last)
+        no_action &= timestep.first | ~masked
+    return xp.stack([~finite.all(axis=0), no_action]), finite
 
 
 def mask_rows(xp: Any, timestep: TimeStep, rows: Bool[Array | np.ndarray, " b"]) -> TimeStep:
