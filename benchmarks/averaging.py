@@ -36,7 +36,7 @@ from podracer.run.sweep import RECORDS
 REPLICAS, EVALUATIONS = 8, 8
 CONTENDERS: tuple[tuple[str, int], ...] = (
     ("gradients", 0), ("all", 1), ("all", 4), ("all", 16), ("all", 64),
-    ("hypercube", 1), ("hypercube", 4), ("ring", 1), ("ring", 4), ("none", 0),
+    ("ring", 1), ("ring", 4), ("none", 0),
 )  # fmt: skip
 
 

@@ -47,9 +47,9 @@ class SweepOptions(NewRunOptions):
     """Rule of a tournament by which pods start from better ones while they train; PopulationBased
     perturbs the hyperparameters that have a range. Its own flags are in the help page of
     `podracer sweep --select RULE --help`."""
-    average: Literal["all", "hypercube", "ring"] | None = None
-    """Pods with which each pod averages its parameters while they train: `all`, one neighbor of a
-    `hypercube` after the other, or the pod before in a `ring`, as in GALA."""
+    average: Literal["all", "ring"] | None = None
+    """Pods with which each pod averages its parameters while they train: `all`, or the pod before
+    in a `ring`, as in GALA."""
     every: int = 0
     """Number of updates between two selections or averages, a multiple of --updates-per-chunk."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -24,7 +23,7 @@ from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError
 from podracer.types import PyTree
 
-Peers = Literal["all", "hypercube", "ring"]
+Peers = Literal["all", "ring"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Averaging:
     """
 
     peers: Peers
-    """`all` pods; in turn each neighbor of a `hypercube`, so that after log2(P) rounds a number has
-    reached all pods; or the pod before in a directed `ring`, as in GALA. Averages keep the mean of
+    """`all` pods, or the pod before in a directed `ring`, as in GALA. Averages keep the mean of
     all pods, but in a ring beside a failed pod: the pod after it keeps what it has."""
     every: int
     """Number of updates between two averages: whole chunks."""
@@ -50,20 +48,15 @@ class Averaging:
                 "pods that average become one learner, so they need the same hyperparameters: "
                 "vary none, or leave out the average."
             )
-        if self.peers == "hypercube" and len(pods) & (len(pods) - 1):
-            raise ConfigError(
-                f"a hypercube needs a power of 2 of pods, but there are {len(pods)}: take another "
-                "number of them, or average over all or a ring."
-            )
 
 
 def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) -> Any:
     """Return a chunk `(agents, states, request) -> (states, metrics)` that averages before it."""
 
     def average(states: TrainState) -> TrainState:
-        shared, round = states.learner.shared, states.update[0] // averaging.every - 1
         is_sound = states.fault[:, 0] == 0
-        return states.with_shared(average_states(averaging, shared, is_sound, round, mesh))
+        shared = average_states(averaging, states.learner.shared, is_sound, mesh)
+        return states.with_shared(shared)
 
     def program(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Any]:
         due = is_due(averaging.every, states.update[0])
@@ -73,16 +66,13 @@ def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) 
     return program
 
 
-def average_states(
-    averaging: Averaging, tree: PyTree, is_sound: jax.Array, round: jax.Array, mesh: Mesh
-) -> PyTree:
-    """Return the averages of the float leaves `[P, ...]` of sound pods, bool `[P]`, in a round.
+def average_states(averaging: Averaging, tree: PyTree, is_sound: jax.Array, mesh: Mesh) -> PyTree:
+    """Return the averages of the float leaves `[P, ...]` of sound pods, bool `[P]`.
 
-    Pods that are not sound, and other leaves, stay as they are. A sound pod whose partner is not
-    stays, too: pairs keep their mean, while a ring with a gap gives its neighbors unequal weights.
+    Pods that are not sound, and other leaves, stay as they are. In a ring the pod after one that is
+    not sound stays, too, which gives its neighbors unequal weights.
     """
     whole, sharded = (NamedSharding(mesh, spec) for spec in (REPLICATED, PartitionSpec(POD)))
-    num_pods = is_sound.shape[0]
 
     def average_all(x: jax.Array, is_sound: jax.Array) -> jax.Array:
         # Whole on each device, so that the sum's order does not depend on their number.
@@ -94,31 +84,17 @@ def average_states(
         count = jnp.maximum(is_sound.sum(), 1).astype(x.dtype)
         return jnp.where(sound, jnp.sum(summands, axis=0, keepdims=True) / count, x)
 
-    def average_pairs(number: int, x: jax.Array, is_sound: jax.Array) -> jax.Array:
-        values, sound = (_of_partners(averaging.peers, number, y) for y in (x, is_sound))
+    def average_pairs(x: jax.Array, is_sound: jax.Array) -> jax.Array:
+        values, sound = (jnp.roll(y, 1, axis=0) for y in (x, is_sound))  # of the pod before
         return jnp.where(_like(is_sound & sound, x), 0.5 * (x + values), x)
 
     def average(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        if averaging.peers == "all":
-            x = average_all(x, is_sound)
-        else:
-            is_ring = averaging.peers == "ring"
-            rounds = 1 if is_ring else num_pods.bit_length() - 1  # until partners are the same
-            branches = [partial(average_pairs, number) for number in range(rounds)]
-            x = jax.lax.switch(round % rounds, branches, x, is_sound)
-        return jax.lax.with_sharding_constraint(x, sharded)
+        meet = average_all if averaging.peers == "all" else average_pairs
+        return jax.lax.with_sharding_constraint(meet(x, is_sound), sharded)
 
     return jax.tree.map(average, tree)
-
-
-def _of_partners(peers: Peers, number: int, values: jax.Array) -> jax.Array:
-    """Return for each pod the value `[P, ...]` of the one that it averages with in a round."""
-    if peers == "ring":
-        return jnp.roll(values, 1, axis=0)
-    pairs = values.reshape(-1, 2, 1 << number, *values.shape[1:])
-    return pairs[:, ::-1].reshape(values.shape)
 
 
 def _like(flags: jax.Array, x: jax.Array) -> jax.Array:
