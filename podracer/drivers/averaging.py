@@ -85,7 +85,7 @@ def average_states(averaging: Averaging, tree: PyTree, is_sound: jax.Array, mesh
         return jnp.where(sound, jnp.sum(summands, axis=0, keepdims=True) / count, x)
 
     def average_pairs(x: jax.Array, is_sound: jax.Array) -> jax.Array:
-        values, sound = (jnp.roll(y, 1, axis=0) for y in (x, is_sound))  # of the pod before
+        values, sound = (jnp.roll(y, 1, axis=0) for y in (x, is_sound))  # those one pod before
         return jnp.where(_like(is_sound & sound, x), 0.5 * (x + values), x)
 
     def average(x: jax.Array) -> jax.Array:
