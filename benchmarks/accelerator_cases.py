@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,13 +38,14 @@ from harness import (
     plain_convolution,
 )
 from jax.experimental.compilation_cache import compilation_cache
-from sebulba_parts import measure_acting
+from sebulba_parts import measure_acting, measure_simulator
 
 import podracer
 from podracer import envs, recipes
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
+from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.population import Pod
@@ -61,6 +65,16 @@ HERE = Path(__file__).parent
 SHARE_OF_A_CHILD = "0.3"  # of the device's memory
 FLAGS_OUTSIDE = os.environ.get("XLA_FLAGS", "")  # before those of commands are added
 NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
+# Options of the acting program alone, beside the flags of the process.
+_ONE_BY_ONE = {"xla_gpu_enable_command_buffer": ""}  # kernels are launched one by one
+_AUTOTUNED = {"xla_gpu_deterministic_ops": False, "xla_gpu_exclude_nondeterministic_ops": True}
+ACTING_OPTIONS = {
+    "as-commands": {},
+    "one-by-one": _ONE_BY_ONE,
+    "autotuned": _AUTOTUNED,
+    "autotuned-one-by-one": _ONE_BY_ONE | _AUTOTUNED,
+    "fastest": {"xla_gpu_deterministic_ops": False},
+}
 STEPS_PER_REPETITION = 2**25  # of Catch, about a second at the goal
 
 
@@ -98,7 +112,7 @@ def all_cases(plan: Plan) -> Iterator[Case]:
     yield from ppo_speed(plan)
     yield Case("lpg/61440", partial(lpg, plan), goal=10e6)
     yield from sebulba_speed(plan)
-    yield Case("latency", partial(latency, plan), "ms of acting in 8 environments")
+    yield from latencies(plan)
     yield from simulators(plan)
     yield from sizes(plan)
     yield from populations(plan)
@@ -387,7 +401,10 @@ def convolution_gradients(plan: Plan) -> Iterator[Case]:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnFrames:
-    """Stands for Atari: frames that were drawn beforehand, from a simulator that takes no time."""
+    """Stands for Atari: frames that were drawn beforehand, from a simulator that takes no time.
+
+    They lie in memory as ale-py's do.
+    """
 
     spec: ClassVar = EnvironmentSpec("drawn frames", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
 
@@ -399,8 +416,10 @@ class DrawnBatch:
     """A batch of them."""
 
     def __init__(self, num_envs: int, spec: EnvironmentSpec) -> None:
-        shape = (8, num_envs, *spec.observation.shape)
-        self._frames = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+        height, width, stack = spec.observation.shape
+        shape = (8, num_envs, stack, height, width)
+        frames = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+        self._frames = np.moveaxis(frames, 2, -1)
         self._steps = 0
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
@@ -437,9 +456,16 @@ def sebulba_speed(plan: Plan) -> Iterator[Case]:
     larger = recipes.with_size(recipes.find("atari_ppo"), "atari_ppo", "accelerator")
     ppo_agent = over_run(larger.agent, larger.num_steps)
     cleanrl = SebulbaConfig(num_envs=8, rollout_length=128, threads_per_actor=1)
-    for name, config, goal in (("cleanrl", cleanrl, 25e3), ("size", larger.driver, None)):
-        measure = partial(atari_speed, plan, ppo_agent, config)
-        yield Case(f"sebulba/ppo-{name}", measure, "agent steps/s", goal)
+    for name, config in (
+        ("cleanrl", cleanrl),
+        ("size", larger.driver),
+        ("64", dataclasses.replace(larger.driver, num_envs=64)),
+        ("512", dataclasses.replace(larger.driver, num_envs=512)),
+    ):
+        # LeanRL's 6,809 first. A step of one game alone takes 0.35 ms or more, so 9,000 leave half.
+        goals = {"first_goal": 6.8e3, "goal": 9e3} if name == "cleanrl" else {}
+        measure = partial(atari_speed, plan, ppo_agent, config, **goals)
+        yield Case(f"sebulba/ppo-{name}", measure, "agent steps/s")
         if plan.quick:
             break
     networks = {"shallow": IMPALA_SHALLOW, "deep": ResNet()}
@@ -449,9 +475,8 @@ def sebulba_speed(plan: Plan) -> Iterator[Case]:
     ):  # fmt: skip
         agent = Impala(network=TorsoNetwork(networks[torso]))
         config = SebulbaConfig(threads * batch, 60, threads_per_actor=threads)
-        goal = 100e3 if torso == "shallow" else None
         measure = partial(atari_speed, plan, agent, config, frames=4)
-        yield Case(f"sebulba/{torso}-{batch}-{threads}threads", measure, "emulator frames/s", goal)
+        yield Case(f"sebulba/{torso}-{batch}-{threads}threads", measure, "emulator frames/s")
         if plan.quick:
             return
 
@@ -465,8 +490,13 @@ def simulators(plan: Plan) -> Iterator[Case]:
         yield Case(f"simulator/{task}", measure, "ms a step")
 
 
-def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[str, Any]:
-    """Return the speed of training in Atari, of so many frames a step, and of acting alone."""
+def atari_speed(
+    plan: Plan, agent: Any, config: Any, frames: int = 1, **goals: float
+) -> dict[str, Any]:
+    """Return the speed of training in Atari, of so many frames a step, and of acting alone.
+
+    Without other goals it is compared with what the games alone give on all processors.
+    """
     env = DrawnFrames() if plan.quick else atari()
     if plan.quick:
         config = SebulbaConfig(num_envs=4, rollout_length=4, threads_per_actor=1)
@@ -475,9 +505,17 @@ def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[st
     driver = Sebulba(agent, env, config, find_devices(1))
     began = time.perf_counter()
     rate, metrics = tune.measure(driver, seconds := plan.size(4, 0) or 0.1)
+    start_seconds = time.perf_counter() - began - seconds
+    if not goals:
+        one = dataclasses.replace(config, threads_per_actor=1, env_threads=num_cores())
+        games = Sebulba(agent, env, one, find_devices(1))
+        ceiling = frames * measure_simulator(games, plan.size(2, 0) or 0.1)
+        goals = {"simulator": ceiling}
+        goals |= {} if isinstance(env, DrawnFrames) else {"goal": 0.9 * ceiling}
     return {
+        **goals,
         "value": frames * rate,
-        "start_seconds": time.perf_counter() - began - seconds,
+        "start_seconds": start_seconds,
         "environment": env.spec.name,
         "metrics": metrics,
         **dataclasses.asdict(config),
@@ -485,38 +523,128 @@ def atari_speed(plan: Plan, agent: Any, config: Any, frames: int = 1) -> dict[st
     }
 
 
-def latency(plan: Plan) -> dict[str, Any]:
-    """Time a step of PPO's actor at CleanRL's settings, and each of its parts alone.
+def latencies(plan: Plan) -> Iterator[Case]:
+    """Yield the parts of one inference, then whole inferences with other options of its compiler.
+
+    The options are those of the acting program alone.
+    """
+    for games in (8, 64):
+        name = f"latency/{games}"
+        yield Case(name, partial(latency, plan, games), f"ms of acting in {games} environments")
+        for kind, options in ACTING_OPTIONS.items():
+            measure = partial(inference, plan, games, options)
+            yield Case(f"{name}-{kind}", measure, f"ms of an inference of {games}")
+        if plan.quick:
+            return
+
+
+def latency(plan: Plan, games: int) -> dict[str, Any]:
+    """Time a step of PPO's actor at CleanRL's settings, and its uploads alone.
 
     The environments are drawn frames, which take no time.
     """
-    device, observation = jax.devices()[0], np.ones((8, 84, 84, 4), np.uint8)
-    held = jax.device_put(observation, device)
-    program = jax.jit(lambda x: x[:, 0, 0, 0] + 1)
-    parts: dict[str, Callable[[], Any]] = {
-        "program": lambda: jax.block_until_ready(program(held)),
-        "program_and_result": lambda: np.asarray(program(held)),
-        "observation": lambda: jax.block_until_ready(jax.device_put(observation, device)),
-        "observation_program_and_result": lambda: np.asarray(program(observation)),
+    device = jax.devices()[0]
+    strided = DrawnFrames().make(games, 1).reset(0, np.arange(games), 0).observation
+    arrays = {
+        "strided": strided,
+        "contiguous": np.ascontiguousarray(strided),
+        "newest": np.ascontiguousarray(strided[..., -1]),
+        "scalars": np.zeros((4, games), np.float32),
     }
+    time_stages = partial(stages, plan.size(300, 3))
+
+    def upload(array: Any, target: Any = device) -> dict[str, float]:
+        put = partial(jax.device_put, array, target)
+        return time_stages(put, ready=jax.block_until_ready)
+
+    parts = {f"upload_{name}": upload(array) for name, array in arrays.items()}
+    parts["contiguous_by_numpy"] = time_stages(partial(np.ascontiguousarray, strided))
+    if "pinned_host" in [memory.kind for memory in device.addressable_memories()]:
+        target = jax.sharding.SingleDeviceSharding(device)
+        pinned = target.with_memory_kind("pinned_host")
+        parts["staging"] = upload(arrays["contiguous"], pinned)
+        parts["upload_staged"] = upload(jax.device_put(arrays["contiguous"], pinned), target)
     with ThreadPoolExecutor(1) as thread:
-        parts["another_thread"] = lambda: thread.submit(int).result()
-        figures = {name: median_ms(function, plan.size(500, 3)) for name, function in parts.items()}
-    config = SebulbaConfig(num_envs=8, rollout_length=128, threads_per_actor=1)
-    driver = Sebulba(PPO(network=TorsoNetwork(CNN())), DrawnFrames(), config, [device])
-    rate = measure_acting(driver, plan.size(3, 0) or 0.1)
-    return {"value": 1e3 * config.num_envs / rate, "parts": figures}
+        parts["another_thread"] = time_stages(lambda: thread.submit(int).result())
+    rate = measure_acting(drawn_actor(plan, games)[0], plan.size(2, 0) or 0.1)
+    return {"value": 1e3 * games / rate, "parts": parts}
 
 
-def median_ms(function: Callable[[], Any], calls: int) -> float:
-    """Return the median of the milliseconds that calls of a function take."""
-    function()
-    seconds = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - began)
-    return 1e3 * float(np.median(seconds))
+def inference(plan: Plan, games: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Time the acting program, compiled with these options, as stages of a call.
+
+    Its inputs lie at the same addresses of the device in each step, at new ones, or come from the
+    host, as those of an actor do. The result is awaited, or its copy is asked for with the call.
+    """
+    if options and jax.default_backend() != "gpu":
+        raise ConfigError("options of a GPU's compiler, which this device does not have.")
+    _, infer, arguments = drawn_actor(plan, games)
+    params, state, keys, *host = arguments
+    began = time.perf_counter()
+    program = infer.lower(*arguments).compile(compiler_options=options)
+    compile_seconds = time.perf_counter() - began
+    state, device = jax.tree.map(jnp.copy, state), jax.devices()[0]
+    fixed, *new = (jax.block_until_ready(jax.device_put(host, device)) for _ in range(33))
+    kept = deque[Any](maxlen=len(new))  # so that actions lie at new addresses, too
+    awaited: dict[str, Any] = {"ready": jax.block_until_ready, "copy": np.asarray}
+    copied = {"copy": np.asarray}
+    asked = {"ask": lambda x: x.copy_to_host_async(), "copy": np.asarray}
+    parts = {}
+    for name, inputs, ends in (
+        ("fixed", [fixed], awaited),
+        ("new", new, awaited),
+        ("host", [host], copied),
+        ("host_copy_asked_for", [host], asked),
+    ):
+        turn = itertools.cycle(inputs)
+
+        def call(turn: Any = turn, keep: bool = name != "fixed") -> jax.Array:
+            nonlocal state
+            state, action = program(params, state, keys, *next(turn))
+            kept.extend([action] * keep)
+            return action
+
+        parts[name] = stages(plan.size(300, 3), call, **ends)
+    value = sum(parts["host"].values())
+    return {"value": value, "parts": parts, "options": options, "compile_seconds": compile_seconds}
+
+
+@functools.lru_cache(maxsize=1)  # of the games that are measured next
+def drawn_actor(plan: Plan, games: int) -> tuple[Sebulba, Any, list[Any]]:
+    """Return PPO at CleanRL's settings with one actor thread, its acting program, and arguments.
+
+    These are copies of an actor's in its first step.
+    """
+    network = CNN((4,), (8,), (8,), (8,)) if plan.quick else CNN()
+    config = SebulbaConfig(games, rollout_length=plan.size(128, 4), threads_per_actor=1)
+    agent, devices = PPO(network=TorsoNetwork(network)), jax.devices()[:1]
+    driver, arguments = Sebulba(agent, DrawnFrames(), config, devices), list[Any]()
+    programs = driver.actor_programs
+
+    def infer(params: Any, state: Any, *rest: Any) -> Any:
+        if not arguments:
+            arguments.extend([params, jax.tree.map(jnp.copy, state), *rest])  # it is donated
+        return programs.infer(params, state, *rest)
+
+    vars(driver)["actor_programs"] = dataclasses.replace(programs, infer=infer)
+    measure_acting(driver, 0.1)
+    return driver, programs.infer, arguments
+
+
+def stages(calls: int, begin: Callable[[], Any], **ends: Callable[[Any], Any]) -> dict[str, float]:
+    """Return the median milliseconds of a call, and of each function of its result after it."""
+    rows = []
+    for _ in range(calls + 1):
+        times = [time.perf_counter()]
+        result = begin()
+        times.append(time.perf_counter())
+        for end in ends.values():
+            end(result)
+            times.append(time.perf_counter())
+        del result  # so that the next one can have its address
+        rows.append(np.diff(times))
+    medians = 1e3 * np.median(rows[1:], axis=0)
+    return dict(zip(("call", *ends), medians.tolist(), strict=True))
 
 
 def transfers(plan: Plan) -> Iterator[Case]:
@@ -593,7 +721,6 @@ def other_settings(plan: Plan) -> Iterator[Case]:
         if all(os.environ.get(key) == value for key, value in variables.items()):
             continue  # this is that process
         words = ["ppo/pixels", "size/breakout_cnn", "catch/8192", "repeat/cartpole_rainbow"]
-        words += ["latency"] * (name == "launches")
         more = ["--fastest-kernels"] * (name == "fastest-kernels")
 
         def measure(

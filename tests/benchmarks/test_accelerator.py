@@ -12,7 +12,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
 import accelerator
-from accelerator_cases import Case, Plan, all_cases
+from accelerator_cases import ACTING_OPTIONS, Case, DrawnFrames, Plan, all_cases, inference
 
 from podracer.errors import ConfigError
 
@@ -36,6 +36,57 @@ def test_cases_are_measured_once_and_recorded_as_they_end(tmp_path):
     assert records[0]["temporary_bytes"] > 0
     assert rows(tmp_path / "new" / "out.jsonl") == json.loads(json.dumps(records))
     assert not [record for record in accelerator.main(flags) if "value" in record]
+
+
+@pytest.mark.slow
+def test_an_inference_is_taken_apart_and_a_gpus_options_are_left_out_on_a_cpu(tmp_path, capsys):
+    flags = ["--quick", "--out", str(tmp_path / "out.jsonl"), "--only", "latency"]
+    acting, as_commands, *others = accelerator.main(flags)
+    uploads = {"upload_strided", "upload_contiguous", "upload_newest", "upload_scalars"}
+    assert uploads < acting["parts"].keys()
+    assert acting["value"] > 0
+    assert as_commands["parts"].keys() == {"fixed", "new", "host", "host_copy_asked_for"}
+    assert as_commands["parts"]["new"].keys() == {"call", "ready", "copy"}
+    assert as_commands["value"] == sum(as_commands["parts"]["host"].values()) > 0
+    assert [record["case"] for record in others] == [
+        f"latency/8-{kind}" for kind in ACTING_OPTIONS if kind != "as-commands"
+    ]
+    assert all("options of a GPU's compiler" in record["left_out"] for record in others)
+    assert capsys.readouterr().out.count("left out") == len(others)
+
+
+@pytest.mark.slow
+def test_options_reach_the_compiler_of_the_acting_program(tmp_path, monkeypatch):
+    """A CPU's compiler takes them without effect, but refuses a name that does not exist."""
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    plan = Plan(True, tmp_path, time.monotonic(), None)
+    for options in ACTING_OPTIONS.values():
+        assert inference(plan, 2, options)["value"] > 0
+    with pytest.raises(Exception, match="No such compile option: 'xla_gpu_wish'"):
+        inference(plan, 2, {"xla_gpu_wish": True})
+
+
+class Games:
+    """Games of which no step is measured."""
+
+    spec = DrawnFrames.spec
+
+    def make(self, num_envs, num_threads):
+        raise AssertionError
+
+
+def test_many_games_are_compared_with_what_all_processors_give(tmp_path, monkeypatch):
+    plan = Plan(False, tmp_path, time.monotonic(), None)
+    goals = {case.name: case for case in all_cases(plan) if case.name.startswith("sebulba")}
+    monkeypatch.setattr("accelerator_cases.atari", Games)
+    monkeypatch.setattr("accelerator_cases.measure_simulator", lambda driver, seconds: 100.0)
+    monkeypatch.setattr("accelerator_cases.measure_acting", lambda driver, seconds: 50.0)
+    monkeypatch.setattr("accelerator_cases.tune.measure", lambda driver, seconds: (45.0, {}))
+    figures = {name: goals[name].measure() for name in ("sebulba/ppo-cleanrl", "sebulba/ppo-64")}
+    assert figures["sebulba/ppo-cleanrl"]["first_goal"] == 6.8e3
+    assert figures["sebulba/ppo-cleanrl"]["goal"] == 9e3
+    assert figures["sebulba/ppo-64"]["goal"] == 90.0
+    assert figures["sebulba/ppo-64"]["simulator"] == 100.0
 
 
 def test_a_case_that_fails_costs_only_itself_and_is_tried_again(tmp_path, monkeypatch, capsys):
