@@ -4,7 +4,9 @@ IMPALA with a small network, on one CPU device that actors and learner share. Pa
 alone at the same batch and threads, with inference, with learning, and beside them a loop by hand
 with one thread. `--figure` chooses: `parts` (classic control, and Atari Pong), `batch` (figure 4b
 of Hessel et al. 2021: actor batches 32, 64, 128 at T 60), `threads` (one and two), `lag`
-(0, 1 and none). Environments whose package is missing are left out.
+(0, 1 and none), `overlap` (a simulator and a device that only wait, so that what is left is ours),
+`native` (threads of Atari's simulators in all, in units of the cores, while a device like a GPU
+infers). Environments whose package is missing are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from harness import append, parse, parser
 
 from podracer import envs
 from podracer.agents.impala import Impala
+from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
 from podracer.errors import ConfigError
@@ -130,9 +133,89 @@ def lag(options: Any) -> None:
         series(f"Lag, {environment}", choices, options)
 
 
+def overlap(options: Any) -> None:
+    """A batch of 8, where simulator and device take 10 and 10, or 5 and 5 ms. Goal: 1.1."""
+    print(f"\nOverlap\n  {'':24}{'ms':>8}{'ideal':>8}{'times':>7}{'only waits':>12}{'CPU us':>9}")
+    choices = [(ms, threads) for ms in (10.0, 5.0) for threads in (1, 2, 4)]
+    made = [waiting(*choice) for choice in choices]
+    turns = bench.acting_turns(made, options.seconds, options.repetitions)
+    for (ms, threads), laps in zip(choices, turns, strict=True):
+        batch_ms = [8e3 / rate for rate, _ in laps]
+        waits_ms = 1e3 / bench.measure_waits(threads, ms, ms, options.seconds)
+        cpu = 8 * statistics.median(cpu for _, cpu in laps)
+        median, ideal = statistics.median(batch_ms), ms if threads > 1 else 2 * ms
+        name = f"{ms:g} + {ms:g} ms, {threads} thread(s)"
+        print(f"  {name:24}{median:>8.2f}{ideal:>8.1f}{median / ideal:>7.2f}{waits_ms:>12.2f}"
+              f"{cpu:>9.0f}", flush=True)  # fmt: skip
+        record = {
+            "benchmark": "Overlap", "simulator_ms": ms, "device_ms": ms, "threads": threads,
+            "batch_ms": batch_ms, "ideal_ms": ideal, "times_ideal": median / ideal,
+            "only_waits_ms": waits_ms, "cpu_us_a_batch": cpu,
+            "goal": 1.1 if threads > 1 else None,
+        }  # fmt: skip
+        append(options.out, record)
+
+
+def waiting(ms: float, threads: int) -> Sebulba:
+    config = SebulbaConfig(8 * threads, 20, threads_per_actor=threads)
+    agent = bench.EmulatedDevice(network=TorsoNetwork(MLP((16,))), milliseconds=ms)
+    return Sebulba(agent, bench.EmulatedSimulator(ms), config, find_devices(1))
+
+
+def native(options: Any) -> None:
+    """Native threads of Atari's simulators, of all actors together: 1, 1.5 and 2 times the cores.
+
+    The device is emulated, 2 ms for 16 games, in the proportion of a GPU and 16 cores; then it is
+    the CPU itself. Where the actors cannot share the threads evenly, a setting is left out.
+    """
+    emulated = bench.EmulatedDevice(network=TorsoNetwork(TINY), milliseconds=2.0)
+    agents = {"a device of 2 ms": emulated, "this CPU": Impala(network=TorsoNetwork(SHALLOW))}
+    for environment, *_ in present(PONG, ("envpool:Pong-v5",)):
+        for device, agent in agents.items():
+            choices = [
+                (actors, factor, int(factor * num_cores()) // actors)
+                for actors in (1, 2)
+                for factor in (1, 1.5, 2)
+                if factor * num_cores() % actors == 0
+            ]
+            made = [
+                Sebulba(
+                    agent,
+                    envs.make(environment),
+                    SebulbaConfig(16 * actors, 20, threads_per_actor=actors, env_threads=threads),
+                    find_devices(1),
+                )
+                for actors, _, threads in choices
+            ]
+            turns = bench.acting_turns(made, options.seconds, options.repetitions)
+            once = {
+                choice[0]: laps
+                for choice, laps in zip(choices, turns, strict=True)
+                if choice[1] == 1
+            }
+            title = f"Native threads, {environment}, {device}, {num_cores()} cores"
+            print(f"\n{title}\n  {'':34}{'steps/s':>10}{'of 1 time':>11}{'CPU us':>8}")
+            for (actors, factor, threads), laps in zip(choices, turns, strict=True):
+                rates, cpus = zip(*laps, strict=True)
+                pairs = zip(laps, once[actors], strict=True)
+                ratio = statistics.median(lap[0] / base[0] for lap, base in pairs)
+                name = f"{actors} actor(s), {factor:g} x the cores"
+                print(f"  {name:34}{statistics.median(rates):>10,.0f}{ratio:>11.2f}"
+                      f"{statistics.median(cpus):>8.0f}", flush=True)  # fmt: skip
+                record = {
+                    "benchmark": title, "actors": actors, "factor": factor,
+                    "env_threads": threads, "steps_per_second": rates, "cpu_us_a_step": cpus,
+                    "of_one_time": ratio,
+                }  # fmt: skip
+                append(options.out, record)
+
+
 def main() -> None:
     made = parser(__doc__, seconds=0.2)
-    figures = {"parts": parts, "batch": batch, "threads": threads, "lag": lag}
+    figures = {
+        "parts": parts, "batch": batch, "threads": threads, "lag": lag, "overlap": overlap,
+        "native": native,
+    }  # fmt: skip
     made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
     made.add_argument("--seconds", type=float, default=4.0, help="of each measurement (default 4)")
     made.set_defaults(repetitions=3)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from machine import machine
 
 from podracer import envs
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.impala import Impala
 from podracer.checks.random_play import random_actions
 from podracer.devices.machine import num_cores
@@ -34,8 +35,9 @@ from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.drivers.state import TrainState, place_leaves
 from podracer.environment import features
 from podracer.envs.host.dlpack import on_host
+from podracer.fields import static, struct
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.types import ArraySpec, Step, TimeStep, Trajectory
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 
 def measure_simulator(driver: Sebulba, seconds: float) -> float:
@@ -107,15 +109,31 @@ def _first_state(driver: Sebulba) -> TrainState:
 
 def measure_acting(driver: Sebulba, seconds: float) -> float:
     """Measure the actors of a run whose learner discards every trajectory."""
-    config = dataclasses.replace(driver.config, policy_lag=None)
-    with _acting(driver, config, _first_state(driver)) as actors:
+    return acting_turns([driver], seconds, 1, pause=0)[0][0][0]
 
-        def windows() -> Iterator[int]:
-            while True:
-                actors.collect(lambda: False)
-                yield config.steps_per_update
 
-        return _rate(windows(), seconds)
+def acting_turns(
+    drivers: Sequence[Sebulba], seconds: float, turns: int, *, pause: float = 1.0
+) -> list[list[tuple[float, float]]]:
+    """Let the actors of runs take turns: steps per second and CPU microseconds a step of each lap.
+
+    The other runs' actors wait for room in their queues. They go on for two rollouts after their
+    lap, for which there is a pause.
+    """
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for driver in drivers:
+            config = dataclasses.replace(driver.config, policy_lag=None)
+            pool = stack.enter_context(_acting(driver, config, _first_state(driver)))
+            runs.append(_windows(pool, config.steps_per_update))
+        laps = [[_costs(run, seconds, pause) for run in runs] for _ in range(turns)]
+    return [list(of_run) for of_run in zip(*laps, strict=True)]
+
+
+def _windows(actors: ActorPool, steps: int) -> Iterator[int]:
+    while True:
+        actors.collect(lambda: False)
+        yield steps
 
 
 def measure_learning(driver: Sebulba, seconds: float) -> float:
@@ -171,12 +189,110 @@ def measure_plain_loop(driver: Sebulba, seconds: float, *, learn: bool) -> float
 
 def _rate(windows: Iterator[int], seconds: float) -> float:
     """Return steps per second of a counter read window by window, without the first ones."""
+    return _costs(windows, seconds)[0]
+
+
+def _costs(windows: Iterator[int], seconds: float, pause: float = 0) -> tuple[float, float]:
+    """Return steps per second of such a counter, and CPU microseconds of a step."""
+    time.sleep(pause)
     for _ in range(3):
         next(windows)
-    start, steps = time.perf_counter(), 0
+    start, cpu_start, steps = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - start < seconds:
         steps += next(windows)
-    return steps / (time.perf_counter() - start)
+    cpu_seconds = time.process_time() - cpu_start
+    return steps / (time.perf_counter() - start), 1e6 * cpu_seconds / steps
+
+
+# --- what only waits ------------------------------------------------------------------------------
+
+
+_DEVICE = threading.Lock()  # it serves one batch after another
+
+
+@struct
+class EmulatedDevice(Impala):
+    """Acts at random on a device that takes a fixed time for a batch, and no time of the host."""
+
+    milliseconds: float = static(default=10.0)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        agent, generator = super().build(spec, context), np.random.default_rng(0)
+        assert isinstance(spec.action, Discrete)
+        num_actions = spec.action.num_actions
+
+        def wait(reward: np.ndarray) -> np.ndarray:
+            with _DEVICE:
+                time.sleep(1e-3 * self.milliseconds)
+                return generator.integers(num_actions, size=len(reward), dtype=np.int32)
+
+        def act(params: Any, carry: Any, timestep: TimeStep, *rest: Any) -> Any:
+            _, extras, carry = agent.act(params, carry, timestep, *rest)
+            extras = jax.tree.map(jnp.zeros_like, extras)  # so XLA leaves the network out
+            shape = jax.ShapeDtypeStruct(timestep.reward.shape, jnp.int32)
+            return jax.pure_callback(wait, shape, timestep.reward), extras, carry
+
+        return dataclasses.replace(agent, act=act)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulatedSimulator:
+    """Environments that take a fixed time for a step of a batch, and no time of the host."""
+
+    milliseconds: float
+    spec: ClassVar = EnvironmentSpec("emulated simulator", ArraySpec((4,)), Discrete(2))
+
+    def make(self, num_envs: int, num_threads: int) -> EmulatedBatch:
+        return EmulatedBatch(num_envs, self.milliseconds)
+
+
+class EmulatedBatch:
+    """A batch of them."""
+
+    def __init__(self, num_envs: int, milliseconds: float) -> None:
+        self._num_envs, self._seconds = num_envs, 1e-3 * milliseconds
+
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        return self._timestep(first=True)
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        time.sleep(self._seconds)
+        return self._timestep(first=False)
+
+    def close(self) -> None: ...
+
+    def _timestep(self, *, first: bool) -> TimeStep:
+        n = self._num_envs
+        return TimeStep(
+            observation=np.zeros((n, 4), np.float32),
+            reward=np.zeros(n, np.float32),
+            discount=np.ones(n, np.float32),
+            first=np.full(n, first),
+            last=np.zeros(n, bool),
+        )
+
+
+def measure_waits(threads: int, simulator: float, device: float, seconds: float) -> float:
+    """Return the batches a second of threads that only wait for the same simulator and device."""
+    stop, batches = threading.Event(), [0] * threads
+
+    def run(number: int) -> None:
+        while not stop.is_set():
+            with _DEVICE:
+                time.sleep(1e-3 * device)
+            time.sleep(1e-3 * simulator)
+            batches[number] += 1
+
+    workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
+    start = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    time.sleep(seconds)
+    rate = sum(batches) / (time.perf_counter() - start)
+    stop.set()
+    for worker in workers:
+        worker.join()
+    return rate
 
 
 MEASURES: dict[str, Callable[[Sebulba, float], float]] = {

@@ -18,7 +18,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
 
 from anakin_parts import prepare, training
 from bench import main
-from sebulba_parts import measure_simulator
+from sebulba import waiting
+from sebulba_parts import acting_turns, measure_simulator, measure_waits
 
 
 def test_a_chunk_is_timed_each_time_on_the_state_before_it():
@@ -44,6 +45,15 @@ def test_an_environment_that_fails_says_why(failing, visit):
     driver = Sebulba(Impala(), Counters(at=at), config, jax.devices()[:1])
     with pytest.raises(ValueError, match="no display"):
         measure_simulator(driver, 60)
+
+
+def test_an_emulated_device_serves_one_batch_after_another():
+    """So four threads are no faster than it, and one waits for simulator and device in turn."""
+    (one,), (four,) = acting_turns([waiting(5.0, 1), waiting(5.0, 4)], 0.2, 1, pause=0.2)
+    assert 0 < one[0] / 8 < 1e3 / 10
+    assert 0 < four[0] / 8 < 1e3 / 5
+    assert one[1] > 0
+    assert 0 < measure_waits(4, 5.0, 5.0, 0.2) < 1e3 / 5 * 1.1
 
 
 @pytest.fixture
