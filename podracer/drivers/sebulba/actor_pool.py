@@ -261,4 +261,6 @@ def make_environments(
 
 def native_threads(config: SebulbaConfig, split: DeviceSplit) -> int:
     """Return the number of threads or processes that step the environments of one actor."""
-    return config.env_threads or max(1, num_cores() // split.threads)
+    # Beside an accelerator actors have two for each core, as they idle while their actor infers.
+    times = 1 if split.actors[0].platform == "cpu" else min(2, split.threads)
+    return config.env_threads or max(1, times * num_cores() // split.threads)

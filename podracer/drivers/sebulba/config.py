@@ -38,8 +38,8 @@ class SebulbaConfig:
     """Actor threads of each actor device: while the environments of one thread step, the device
     acts for another. 0 takes two, or one for a simulator that exists once."""
     env_threads: int = bounded(0, low=0)
-    """Native threads or processes that step the environments of one actor thread; 0 divides the
-    cores of the host evenly."""
+    """Native threads or processes that step the environments of one actor thread. 0 divides the
+    cores of the host evenly, or twice as many beside an accelerator."""
     policy_lag: int | None = bounded(1, low=0, high=1000)
     """Number of updates by which the parameters of a rollout are behind. 0 is
     lock-step, which equals Anakin without its fused form; 1 or more overlaps acting with learning,

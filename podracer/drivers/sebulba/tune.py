@@ -14,6 +14,7 @@ from podracer.agent import Blueprint
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import Device
 from podracer.drivers.progress import Orders
+from podracer.drivers.sebulba.actor_pool import native_threads
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.drivers.sebulba.driver import Sebulba
 from podracer.environment import Environment, HostEnvironments
@@ -21,8 +22,6 @@ from podracer.errors import ConfigError
 
 _WARM_UP = 3  # chunks that are not measured
 _UPDATES_PER_CHUNK = 2
-
-
 _SETTINGS = ("num_envs", "threads_per_actor", "env_threads", "actors", "learners")
 
 
@@ -51,44 +50,44 @@ def trials(
     `ConfigError` if none can run.
     """
     config = dataclasses.replace(config, updates_per_chunk=_UPDATES_PER_CHUNK)
-    best, best_rate, measured = config, 0.0, list[SebulbaConfig]()
+    best, best_rate, actor_threads = config, 0.0, config.num_threads
+    measured, refused = list[SebulbaConfig](), list[ConfigError]()
     changes = [{}, *_changes(config, len(devices))]
     end = time.monotonic() + seconds
-    refused: ConfigError | None = None
     for index, change in enumerate(changes):
+        if (threads := change.pop("all_env_threads", None)) is not None:
+            change["env_threads"] = max(1, threads // actor_threads)
         try:
             driver = Sebulba(blueprint, env, dataclasses.replace(best, **change), devices)
         except ConfigError as error:
-            refused = refused or error
+            refused.append(error)
             continue
         split = driver.split
         numbers = {"actors": len(split.actors), "learners": len(split.learners)}
         setting = dataclasses.replace(driver.config, **numbers)
-        if setting in measured or (measured and time.monotonic() > end):
+        resolved = dataclasses.replace(setting, env_threads=native_threads(setting, split))
+        if resolved in measured or (measured and time.monotonic() > end):
             continue
-        measured.append(setting)
+        measured.append(resolved)
         share = (end - time.monotonic()) / (len(changes) - index)
         rate, metrics = measure(driver, max(1.0, 0.5 * share))
         if rate > best_rate:
-            best, best_rate = setting, rate
-        numbers = {name: getattr(setting, name) for name in _SETTINGS}
-        settings = {name: n for name, n in numbers.items() if n}  # 0 is a default
+            best, best_rate, actor_threads = setting, rate, split.threads
+        settings = {name: n for name in _SETTINGS if (n := getattr(setting, name))}  # 0: default
         shares = (metrics[name] for name in ("actor_idle", "learner_idle", "lag_mean"))
         yield Trial({"devices": len(devices), **settings}, rate, *shares)
-    if not measured and refused is not None:
-        raise refused
+    if not measured:
+        raise refused[0]
 
 
 def _changes(config: SebulbaConfig, devices: int) -> Iterator[dict[str, int]]:
     """Yield changes of a setting: the split, the threads, and at last the size of batches."""
-    actors = 1
-    while actors < devices:
+    for actors in (2**i for i in range(10) if 2**i < devices):
         yield {"actors": actors, "learners": devices - actors}
-        actors *= 2
     for threads in (1, 2, 4):
         yield {"threads_per_actor": threads}
-    for threads in (1, num_cores()):
-        yield {"env_threads": threads}
+    for times in (0, 1, 1.5, 2):  # native threads of all actors for each core, at least one each
+        yield {"all_env_threads": int(times * num_cores())}
     for factor in (2, 4):
         yield {"num_envs": factor * config.num_envs}
 
