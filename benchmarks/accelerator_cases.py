@@ -406,7 +406,9 @@ class DrawnFrames:
     They lie in memory as ale-py's do.
     """
 
-    spec: ClassVar = EnvironmentSpec("drawn frames", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
+    spec: ClassVar = EnvironmentSpec(
+        "drawn frames", ArraySpec((84, 84, 4), np.uint8, frame_stack=True), Discrete(6)
+    )
 
     def make(self, num_envs: int, num_threads: int) -> DrawnBatch:
         return DrawnBatch(num_envs, self.spec)
@@ -416,10 +418,11 @@ class DrawnBatch:
     """A batch of them."""
 
     def __init__(self, num_envs: int, spec: EnvironmentSpec) -> None:
-        height, width, stack = spec.observation.shape
-        shape = (8, num_envs, stack, height, width)
-        frames = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
-        self._frames = np.moveaxis(frames, 2, -1)
+        height, width, size = spec.observation.shape
+        shape = (8, num_envs, height, width)
+        drawn = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+        stacks = np.stack([np.roll(drawn, size - 1 - i, axis=0) for i in range(size)], axis=2)
+        self._frames = np.moveaxis(stacks, 2, -1)
         self._steps = 0
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
@@ -533,7 +536,7 @@ def latencies(plan: Plan) -> Iterator[Case]:
         yield Case(name, partial(latency, plan, games), f"ms of acting in {games} environments")
         for kind, options in ACTING_OPTIONS.items():
             measure = partial(inference, plan, games, options)
-            yield Case(f"{name}-{kind}", measure, f"ms of an inference of {games}")
+            yield Case(f"{name}-{kind}", measure, f"ms an inference of {games}")
         if plan.quick:
             return
 
@@ -548,8 +551,9 @@ def latency(plan: Plan, games: int) -> dict[str, Any]:
     arrays = {
         "strided": strided,
         "contiguous": np.ascontiguousarray(strided),
-        "newest": np.ascontiguousarray(strided[..., -1]),
-        "scalars": np.zeros((4, games), np.float32),
+        "newest": strided[..., -1],
+        "newest_contiguous": np.ascontiguousarray(strided[..., -1]),
+        "columns": np.zeros((games, 6), np.uint32),
     }
     time_stages = partial(stages, plan.size(300, 3))
 
@@ -613,7 +617,7 @@ def inference(plan: Plan, games: int, options: dict[str, Any]) -> dict[str, Any]
 def drawn_actor(plan: Plan, games: int) -> tuple[Sebulba, Any, list[Any]]:
     """Return PPO at CleanRL's settings with one actor thread, its acting program, and arguments.
 
-    These are copies of an actor's in its first step.
+    The arguments are an actor's, or copies of them.
     """
     network = CNN((4,), (8,), (8,), (8,)) if plan.quick else CNN()
     config = SebulbaConfig(games, rollout_length=plan.size(128, 4), threads_per_actor=1)
@@ -623,7 +627,8 @@ def drawn_actor(plan: Plan, games: int) -> tuple[Sebulba, Any, list[Any]]:
 
     def infer(params: Any, state: Any, *rest: Any) -> Any:
         if not arguments:
-            arguments.extend([params, jax.tree.map(jnp.copy, state), *rest])  # it is donated
+            arguments.extend([params, jax.tree.map(jnp.copy, state)])  # it is donated
+        arguments[2:] = rest  # those of the first call are zeros
         return programs.infer(params, state, *rest)
 
     vars(driver)["actor_programs"] = dataclasses.replace(programs, infer=infer)

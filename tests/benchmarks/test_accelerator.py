@@ -1,12 +1,14 @@
 """The command that measures an accelerator, in small on a CPU."""
 
 import importlib.metadata
+import itertools
 import json
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts
@@ -42,7 +44,7 @@ def test_cases_are_measured_once_and_recorded_as_they_end(tmp_path):
 def test_an_inference_is_taken_apart_and_a_gpus_options_are_left_out_on_a_cpu(tmp_path, capsys):
     flags = ["--quick", "--out", str(tmp_path / "out.jsonl"), "--only", "latency"]
     acting, as_commands, *others = accelerator.main(flags)
-    uploads = {"upload_strided", "upload_contiguous", "upload_newest", "upload_scalars"}
+    uploads = {"upload_strided", "upload_contiguous", "upload_newest", "upload_columns"}
     assert uploads < acting["parts"].keys()
     assert acting["value"] > 0
     assert as_commands["parts"].keys() == {"fixed", "new", "host", "host_copy_asked_for"}
@@ -64,6 +66,16 @@ def test_options_reach_the_compiler_of_the_acting_program(tmp_path, monkeypatch)
         assert inference(plan, 2, options)["value"] > 0
     with pytest.raises(Exception, match="No such compile option: 'xla_gpu_wish'"):
         inference(plan, 2, {"xla_gpu_wish": True})
+
+
+def test_drawn_frames_are_stacks_that_lie_in_memory_as_ale_pys():
+    batch = DrawnFrames().make(2, 1)
+    frames = [batch.reset(0, [0, 1], 0).observation]
+    frames += [batch.step([0, 0]).observation for _ in range(10)]
+    for old, new in itertools.pairwise(frames):
+        assert (new[..., :-1] == old[..., 1:]).all()
+    assert frames[0].shape == (2, 84, 84, 4)
+    assert np.moveaxis(frames[0], -1, 1).flags.c_contiguous
 
 
 class Games:
