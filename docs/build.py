@@ -22,6 +22,7 @@ PAGES = {  # file of the repository -> page of the site
     "docs/README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/compiled.md": "compiled.md",
     "benchmarks/reproduction.md": "reproduction.md",
@@ -35,6 +36,7 @@ PAGES = {  # file of the repository -> page of the site
     "packages/offline/README.md": "packages/offline.md",
     "packages/plan/README.md": "packages/plan.md",
     "packages/trading/README.md": "packages/trading.md",
+    "packages/trained/README.md": "packages/trained.md",
 }
 NOTEBOOKS = "examples/notebooks/"
 LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
@@ -59,6 +61,8 @@ meta-learning
 reports
 troubleshooting
 reliability
+stability
+security
 deployment
 ```
 ```{toctree}
@@ -74,6 +78,7 @@ packages/games
 packages/offline
 packages/plan
 packages/trading
+packages/trained
 contributing
 ```
 ```{toctree}

@@ -171,7 +171,7 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None
         if name == "kind":
             continue
         if name not in hints:
-            raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
+            raise ConfigError(f"{kind.__name__} has no {name!r} in this version of podracer.")
         part = getattr(original, name, None) if type(original) is kind else None
         values[name] = from_json(value, kinds, part)
         if name == "environment" and part is not values[name]:

@@ -75,6 +75,7 @@ PACKAGES = {
     ),
     "plan": ("compile", "plan"),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
+    "trained": ("trained", "ShippedRule", "world_shipped_rule"),
 }
 
 

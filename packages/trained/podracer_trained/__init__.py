@@ -1,0 +1,1 @@
+"""Five small trained agents: complete runs at the addresses `trained://NAME`."""

@@ -1,0 +1,74 @@
+"""The trained agents are the golden runs of version 0.2.0: each later change has to read them.
+
+Their scores stand in the table of the package's page.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import podracer
+from podracer.cli.main import main
+from podracer.errors import ConfigError
+from podracer.io.addresses import local_run
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.run.loading import reopen
+from podracer_trained.addresses import FOLDER, NAMES
+
+PACKAGE = Path(__file__).parents[1]
+ROW = re.compile(r"^\| `(\w+)` \|.*\| (-?[\d.]+) \| ([\d.]+) \| `podracer train", re.M)
+SCORES = {
+    name: (float(mean), float(deviation))
+    for name, mean, deviation in ROW.findall((PACKAGE / "README.md").read_text())
+}
+EPISODES = 32
+
+
+def command(*arguments) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(map(str, arguments)))
+    return int(left.value.code or 0)
+
+
+def test_the_package_holds_five_small_runs_of_version_0_2_0():
+    assert set(NAMES) == SCORES.keys() == {"breakout", "cartpole", "catch", "pendulum", "world"}
+    assert sum(path.stat().st_size for path in PACKAGE.rglob("*") if path.is_file()) < 5e6
+    for name in NAMES:
+        config = json.loads((FOLDER / name / "config.json").read_text())
+        assert config["versions"]["podracer"] == "0.2.0"
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_run_of_version_0_2_0_opens_and_plays_to_its_score(name, capsys):
+    """The mean of other episodes lies within four standard errors of both means."""
+    mean, deviation = SCORES[name]
+    address = f"trained://{name}"
+    assert command("eval", address, "--episodes", EPISODES, "--seed", 2, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["unfinished"] == 0
+    assert abs(figures["return_mean"] - mean) <= 0.05 + 4 * deviation / EPISODES**0.5
+
+
+def test_a_run_of_version_0_2_0_goes_on_elsewhere(tmp_path):
+    directory, before = tmp_path / "cartpole", stored_fingerprint(FOLDER / "cartpole")
+    assert local_run("trained://cartpole", directory=directory) == directory
+    assert stored_fingerprint(directory) == before
+    frames = 512_000 + 10 * 32 * 32
+    changes = {"frames": frames, "evaluations": 0, "devices": 1}
+    result = podracer.train(reopen(directory), run_dir=directory, resume=True, **changes)
+    after = stored_fingerprint(directory)
+    assert result.metrics["frames"] >= frames
+    assert after[0] > before[0]
+    assert local_run("trained://cartpole", directory=directory) == directory
+    assert stored_fingerprint(directory) == after  # it stays as far as it is
+    assert stored_fingerprint(FOLDER / "cartpole") == before
+
+
+def test_what_holds_something_else_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds something else"):
+        local_run("trained://catch", directory=tmp_path)
+    with pytest.raises(ConfigError, match=r"^trained://catsh is no trained agent: did you mean c"):
+        podracer.load("trained://catsh")
