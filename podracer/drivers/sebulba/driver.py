@@ -114,35 +114,26 @@ class Sebulba(Driver):
             actors.start()
             stack.pop_all()  # from now on each thread closes its own environments
             state = dataclasses.replace(state, actor=())
-            multi_host = jax.process_count() > 1
-            updates, current_request = actors.first_update, Request.NONE.value
+            updates, request = actors.first_update, Request.NONE.value
             while updates < orders.last_update(updates):
-                rollouts = actors.collect(
-                    lambda: (
-                        learner.has_updates
-                        and not multi_host
-                        and orders.request() == Request.UPDATE_END
-                    )
-                )
+                rollouts = actors.collect(learner.may_end)
                 if (changed := orders.change()) is not None:
                     learner.change(changed)
                 if rollouts is not None:
                     state = learner.update(state, rollouts)
                     updates += 1
-                agreed_request = max(current_request, learner.agreed_request)
-                current_request = agreed_request if multi_host else orders.request()
+                request = max(request, learner.request())
                 is_last = updates >= orders.last_update(updates)
                 is_within_chunk = not is_last and updates % config.updates_per_chunk
-                if is_within_chunk and current_request < Request.UPDATE_END:
+                if is_within_chunk and request < Request.UPDATE_END:
                     continue
                 progress = learner.progress(updates)
-                if multi_host:  # where a chunk is an update, only here
-                    current_request = max(current_request, learner.agreed_request)
+                request = max(request, learner.request())  # hosts agree when all updates ended
                 progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
-                if current_request or is_last or orders.is_boundary(updates):
+                if request or is_last or orders.is_boundary(updates):
                     whole = dataclasses.replace(state, actor=actors.actor_state())
-                    progress = dataclasses.replace(progress, request=current_request, state=whole)
-                compile_seconds, current_request = 0.0, Request.NONE.value
+                    progress = dataclasses.replace(progress, request=request, state=whole)
+                compile_seconds, request = 0.0, Request.NONE.value
                 yield progress
                 learner.resume()
 

@@ -125,12 +125,15 @@ class Learner:
         self._empty_steps = 0  # steps of each environment since the last valid one
         self._faulty_steps = 0  # among them, in the latest reports, which all had new faults
         self._reported_faults = 0
-        self.agreed_request: int = Request.NONE  # the largest of all hosts
+        self._agreed_request: int = Request.NONE  # the largest of all hosts
 
-    @property
-    def has_updates(self) -> bool:
-        """Whether an update was made since the last report."""
-        return bool(self._stats)
+    def request(self) -> int:
+        """Return the request of this host, or the largest that several hosts have agreed on."""
+        return self._agreed_request if self._multi_host else self._request()
+
+    def may_end(self) -> bool:
+        """Return whether a report need not wait for another update, as its end was asked for."""
+        return bool(self._stats) and not self._multi_host and self.request() == Request.UPDATE_END
 
     def update(self, state: TrainState, rollouts: list[Rollout]) -> TrainState:
         """Learn from a rollout of every actor, and send them the new parameters."""
@@ -163,7 +166,7 @@ class Learner:
         values = arrival.values()
         self._idle += max(0.0, dispatched - self._ended)
         self._ended = arrival.time
-        self.agreed_request = self._to_progress(self._version - len(self._pending), values).request
+        self._agreed_request = self._to_progress(self._version - len(self._pending), values).request
         self._fetched.append(values)
 
     def progress(self, updates: int) -> Progress:
@@ -221,7 +224,7 @@ class Learner:
 
         Requests of before are answered; a host that still has one repeats it.
         """
-        self.agreed_request = Request.NONE
+        self._agreed_request = Request.NONE
         self._timer.start("collect")
         self._ended = time.perf_counter()
 
