@@ -109,6 +109,29 @@ def from_first_process(tree: PyTree) -> PyTree:
     return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
 
+NEWEST: dict[Device, Any] = {}
+"""An array of the newest program that was noted for each device."""
+
+
+def note_program(output: jax.Array) -> None:
+    """Note that devices got the program of an array, which no other program may consume."""
+    NEWEST.update((shard.device, shard.data) for shard in output.addressable_shards)
+
+
+def noted_program(device: Device) -> jax.Array | None:
+    """Return an output of the newest program that was noted for a device, None if it has ended.
+
+    None on a CPU, too, which runs the programs of several threads side by side.
+    """
+    output = NEWEST.get(device) if in_turn(device) else None
+    return None if output is None or output.is_ready() else output
+
+
+def in_turn(device: Device) -> bool:
+    """Return whether a device runs programs in the order in which it gets them."""
+    return device.platform != "cpu"
+
+
 class Arrival:
     """Arrays that a program still computes, and the time at which they are there.
 

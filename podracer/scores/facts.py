@@ -18,7 +18,7 @@ _ENDS = {
     "max_seconds": "its time was over",
 }
 ACTOR_STAGES = (
-    "actor_time_environment", "actor_time_inference", "actor_time_transfer",
+    "actor_time_environment", "actor_time_inference", "actor_time_transfer", "actor_time_device",
     "actor_time_parameters", "actor_time_queue",
 )  # fmt: skip
 LEARNER_STAGES = ("learner_time_learn", "learner_time_report", "learner_time_collect")
@@ -27,6 +27,7 @@ _ADVICE = {
     "actor_time_environment": ("Environments are", "more environment threads or cores"),
     "actor_time_inference": ("Inference is", "more actor devices or a smaller network"),
     "actor_time_transfer": ("Transfer is", "smaller observations, such as bytes, not floats"),
+    "actor_time_device": ("The shared device is", "actor devices of their own"),
 }
 _MATTERS = 0.1  # share of waiting that is mentioned
 _CLEAR = 2.0  # one side waits this many times as long as the other: it waits for it
@@ -133,7 +134,7 @@ def verdict(run: RunRecords) -> str:
     ]
     if shares.learner_reports >= 2 * _MATTERS:
         parts.append(f"and evaluates, saves and logs {percent(shares.learner_reports)}")
-    stages = [f"{key.split('_')[-1]} {percent(x)}" for key, x in shares.acting.items()]
+    stages = [f"{key.split('_')[-1]} {percent(x)}" for key, x in shares.acting.items() if x]
     is_of_actors = shares.learner_waits >= max(_MATTERS, _CLEAR * shares.actors_wait)
     details = f" Actors: {', '.join(stages)}." if stages and is_of_actors else ""
     return f"{bottleneck}: {', '.join(parts)}.{details} {advice}"

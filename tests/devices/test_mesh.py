@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.devices import cgroups, machine
+from podracer.devices import cgroups, machine, mesh
 from podracer.devices.kernels import traced_for
 from podracer.devices.machine import num_cores, schedulable_cores
 from podracer.devices.memory import free_host_bytes
@@ -328,3 +328,16 @@ def test_a_machine_on_which_jax_would_abort_is_refused(monkeypatch):
     monkeypatch.setattr(machine.Path, "exists", lambda path: False)
     with pytest.raises(ConfigError, match="needs /proc/cpuinfo, which is not there: mount /proc"):
         check()
+
+
+def test_a_noted_program_is_known_until_it_has_ended(monkeypatch):
+    first, second = jax.devices()[:2]
+    x = jax.device_put(jnp.ones(3), first)
+    mesh.note_program(x)
+    assert mesh.noted_program(first) is None  # on a CPU nothing waits for it
+    monkeypatch.setattr(mesh, "in_turn", lambda device: True)
+    assert mesh.noted_program(first) is None  # it has ended
+    monkeypatch.setattr(type(x), "is_ready", lambda self: False)
+    assert mesh.noted_program(first) is not None
+    monkeypatch.setattr(mesh, "NEWEST", {})
+    assert mesh.noted_program(second) is None

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int64, UInt32
 
-from podracer.devices.mesh import Device
+from podracer.devices.mesh import Device, noted_program
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
 from podracer.drivers.sebulba.layout import Packed
@@ -27,7 +27,7 @@ from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
-STAGES = ("environment", "inference", "transfer", "parameters", "queue")
+STAGES = ("environment", "inference", "transfer", "device", "parameters", "queue")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +121,18 @@ class Actor:
                 if t and self._config.refresh_params == "step":
                     parameters = self.parameters.get_newest() or parameters
                 versions[t] = parameters.version
+                update = noted_program(self.context.device)
                 self._buffer, device_action = infer(
                     parameters.params, self._buffer, self._keys, *inputs
                 )
+                self._wait_for(update)
                 action = self._intake.action(device_action)  # waits for the device
                 timer.start("environment")
                 inputs = self._take(self._env.step, action)
             timer.start("transfer")
+            update = noted_program(self.context.device)
             self._start, shards = finish(self._buffer, self._start, *inputs)
+            self._wait_for(update)
             placed = zip(shards, self.context.learners, strict=True)
             shards = [jax.device_put(shard, device) for shard, device in placed]
             # The final timestep may lie in memory that the environments' next step overwrites.
@@ -165,6 +169,14 @@ class Actor:
     def _take(self, function: Callable[..., TimeStep], *args: Any) -> Packed:
         """Call the environments; return their timestep as the inputs of the programs."""
         return self._intake.take(call_environment(self.context.name, function, *args))
+
+    def _wait_for(self, update: jax.Array | None) -> None:
+        """Wait, in a stage of its own, for what the learner gave this device before."""
+        if update is not None:
+            stage, _ = self.timer.current
+            self.timer.start("device")
+            update.block_until_ready()
+            self.timer.start(stage)
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
         """Return the parameters of the next rollout; `parameters` are those of the previous one.

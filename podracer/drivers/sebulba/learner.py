@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
-from podracer.devices.mesh import Arrival, on_one_device
+from podracer.devices.mesh import Arrival, note_program, on_one_device
 from podracer.drivers.progress import (
     Progress,
     Request,
@@ -143,6 +143,7 @@ class Learner:
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
         dispatched = time.perf_counter()
         state, params, metrics = self._update(state, shards, request)
+        note_program(metrics["fault"])
         self._pending.append((dispatched, Arrival(metrics)))
         self._stats += [(self._version - x.versions, x.seconds) for x in rollouts]
         self._faults.update({rollout.actor: rollout.faults for rollout in rollouts})

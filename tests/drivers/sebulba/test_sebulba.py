@@ -20,7 +20,7 @@ from podracer import recipes
 from podracer.agent import Agent
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
-from podracer.devices import memory
+from podracer.devices import memory, mesh
 from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba import (
     Sebulba,
@@ -29,6 +29,7 @@ from podracer.drivers.sebulba import (
     learner,
     split_devices,
 )
+from podracer.drivers.sebulba.actor import STAGES
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -500,6 +501,18 @@ def test_a_learner_whose_device_computes_is_not_idle():
     assert 0.0 < metrics["learner_idle"] < 0.5 < metrics["actor_idle"]
     stages = [metrics[f"learner_time_{stage}"] for stage in ("collect", "learn")]
     assert metrics["learner_idle"] == pytest.approx(stages[0] / sum(stages))
+
+
+@pytest.mark.parametrize("is_in_turn", [True, False])
+def test_waits_for_an_update_on_the_shared_device_are_a_stage(is_in_turn, monkeypatch):
+    """A CPU, which infers beside an update, is made to take turns as an accelerator does."""
+    monkeypatch.setattr(mesh, "in_turn", lambda device: is_in_turn)
+    agent = PPO(num_epochs=50, num_minibatches=1, network=TorsoNetwork(MLP((256, 256))))
+    _, reports = train_sebulba(*sebulba_setup(agent), num_updates=10)
+    metrics = reports[-1].metrics
+    seconds = {name: metrics[f"actor_time_{name}"] for name in STAGES}
+    assert (seconds["device"] > 0.2 * sum(seconds.values())) == is_in_turn
+    assert (seconds["device"] > 0) == is_in_turn
 
 
 @pytest.mark.figure(21)
