@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from podracer.devices.kernels import platform_of
 from podracer.errors import ConfigError
+from podracer.types import PyTree
 
 Values = Sequence[Any]
 _LOCAL = {"axis_index", "pvary", "pcast"}  # name an axis, but exchange nothing
@@ -36,6 +37,14 @@ def in_order(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
         return call_in_order(function, mesh.axis_names, *args)
 
     return ordered
+
+
+def shard_in_order(
+    function: Callable[..., Any], mesh: Mesh, in_specs: PyTree, out_specs: PyTree
+) -> Callable[..., Any]:
+    """Return a function of arrays of a mesh, of whose shards `function` is, see `in_order`."""
+    ordered, specs = in_order(function, mesh), {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.shard_map(ordered, mesh=mesh, **specs, check_vma=False)
 
 
 def call_in_order(function: Callable[..., Any], axes: tuple[str, ...], *args: Any) -> Any:
@@ -60,33 +69,60 @@ def _has_reduction(equation: JaxprEqn) -> bool:
     )
 
 
+def bind(program: ClosedJaxpr | Jaxpr, inputs: Values) -> tuple[Jaxpr, dict[Any, Any]]:
+    """Return a traced function and the values of its inputs and constants, by variable."""
+    jaxpr, consts = (
+        (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
+    )
+    return jaxpr, dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+
+
+def read(values: dict[Any, Any], variables: Values) -> list[Any]:
+    """Return the values of variables and literals."""
+    return [x.val if isinstance(x, Literal) else values[x] for x in variables]
+
+
+def apply(equation: JaxprEqn, operands: Values) -> list[Any]:
+    """Return the results of an operation of a traced function on other operands."""
+    params = equation.primitive.get_bind_params(equation.params)
+    outputs = equation.primitive.bind(*operands, **params)
+    return outputs if equation.primitive.multiple_results else [outputs]
+
+
+def evaluate(
+    equations: Sequence[JaxprEqn],
+    values: dict[Any, Any],
+    function: Callable[[JaxprEqn, Values], Sequence[Any]] = apply,
+) -> None:
+    """Add the results of operations to the values, as `function` applies each of them."""
+    for equation in equations:
+        with equation.ctx.manager:
+            outputs = function(equation, read(values, equation.invars))
+        values.update(zip(equation.outvars, outputs, strict=True))
+
+
+def call(program: ClosedJaxpr | Jaxpr, *inputs: Any) -> list[Any]:
+    """Return the outputs of a traced function."""
+    jaxpr, values = bind(program, inputs)
+    evaluate(jaxpr.eqns, values)
+    return read(values, jaxpr.outvars)
+
+
 def _evaluate(
     program: ClosedJaxpr | Jaxpr, token: jax.Array, inputs: Values
 ) -> tuple[jax.Array, list[Any]]:
     """Return the token after a program's last reduction, and the program's outputs."""
-    jaxpr, consts = (
-        (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
-    )
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
 
-    def read(variables: Values) -> list[Any]:
-        return [x.val if isinstance(x, Literal) else values[x] for x in variables]
+    def ordered(equation: JaxprEqn, operands: Values) -> Sequence[Any]:
+        nonlocal token
+        if not _has_reduction(equation):
+            return apply(equation, operands)
+        token, outputs = _order(equation, token, operands)
+        return outputs
 
-    for equation in jaxpr.eqns:
-        operands = read(equation.invars)
-        with equation.ctx.manager:
-            if _has_reduction(equation):
-                token, outputs = _order(equation, token, operands)
-            else:
-                outputs = _apply(equation, operands)
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return token, read(jaxpr.outvars)
-
-
-def _apply(equation: JaxprEqn, operands: Values) -> list[Any]:
-    params = equation.primitive.get_bind_params(equation.params)
-    outputs = equation.primitive.bind(*operands, **params)
-    return outputs if equation.primitive.multiple_results else [outputs]
+    jaxpr, values = bind(program, inputs)
+    evaluate(jaxpr.eqns, values, ordered)
+    return token, read(values, jaxpr.outvars)
 
 
 def _order(
@@ -119,7 +155,7 @@ def _reduce(equation: JaxprEqn, token: jax.Array, operands: Values) -> tuple[jax
     is_elementwise = len(equation.outvars) == len(operands)
     for group in [[x] for x in operands] if is_elementwise else [operands]:
         waiting = [jax.lax.select(token, jax.lax.full_like(x, 0), x) for x in group]
-        outputs += _apply(equation, waiting)
+        outputs += apply(equation, waiting)
         token = _after(outputs[-1], token)
     return token, outputs
 

@@ -36,7 +36,7 @@ from podracer.devices.mesh import (
     check_divisible,
     make_mesh,
 )
-from podracer.devices.ordering import in_order
+from podracer.devices.ordering import shard_in_order
 from podracer.drivers.driver import Driver, blueprint_for
 from podracer.drivers.faults import apply_unless_fault
 from podracer.drivers.progress import (
@@ -222,12 +222,11 @@ def make_chunk(
     all hosts save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
-    program = jax.shard_map(
-        in_order(lambda agent, *args: chunk(agent, env, config, axis, *args), mesh),
-        mesh=mesh,
+    program = shard_in_order(
+        lambda agent, *args: chunk(agent, env, config, axis, *args),
+        mesh,
         in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED),
-        check_vma=False,
     )
     return jax.jit(program, donate_argnums=1, out_shardings=out_shardings)
 

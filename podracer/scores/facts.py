@@ -27,7 +27,7 @@ _ADVICE = {
     "actor_time_environment": ("Environments are", "more environment threads or cores"),
     "actor_time_inference": ("Inference is", "more actor devices or a smaller network"),
     "actor_time_transfer": ("Transfer is", "smaller observations, such as bytes, not floats"),
-    "actor_time_device": ("The shared device is", "actor devices of their own"),
+    "actor_time_device": ("The shared device is", "`--update-pieces` or a device for each"),
 }
 _MATTERS = 0.1  # share of waiting that is mentioned
 _CLEAR = 2.0  # one side waits this many times as long as the other: it waits for it

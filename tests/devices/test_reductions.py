@@ -12,12 +12,12 @@ from programs import request, unordered
 from runs import anakin_setup, sebulba_setup, train_anakin
 
 from podracer.agent import Agent
+from podracer.devices import ordering
 from podracer.devices.kernels import traced_for
 from podracer.devices.mesh import DATA, make_mesh
 from podracer.devices.ordering import in_order
 from podracer.devices.reductions import global_max, global_mean
 from podracer.drivers import anakin
-from podracer.drivers.sebulba import update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError
@@ -221,7 +221,7 @@ def test_a_users_agent_may_reduce_in_any_order(devices):
 
 def test_a_chunk_of_anakin_is_ordered_and_would_not_be_by_itself(monkeypatch):
     assert not unordered(lowered_chunk(Watched(), 2).compile().as_text())
-    monkeypatch.setattr(anakin, "in_order", as_written)
+    monkeypatch.setattr(ordering, "in_order", as_written)
     assert unordered(lowered_chunk(Watched(), 2).compile().as_text())
 
 
@@ -230,7 +230,7 @@ def test_an_update_of_sebulba_is_ordered_and_would_not_be_by_itself(monkeypatch)
     driver, _ = sebulba_setup(Watched(), env, devices=3, learners=2)
     compiled_text = lambda: driver.lower()().func.as_text()  # noqa: E731
     assert not unordered(compiled_text())
-    monkeypatch.setattr(update, "in_order", as_written)
+    monkeypatch.setattr(ordering, "in_order", as_written)
     assert unordered(compiled_text())
 
 
@@ -238,5 +238,5 @@ def test_an_update_of_sebulba_is_ordered_and_would_not_be_by_itself(monkeypatch)
 def test_one_device_and_accelerators_get_a_program_as_it_is(platform, devices, monkeypatch):
     with traced_for(platform):
         text = lowered_chunk(Watched(), devices).as_text()
-        monkeypatch.setattr(anakin, "in_order", as_written)
+        monkeypatch.setattr(ordering, "in_order", as_written)
         assert lowered_chunk(Watched(), devices).as_text() == text

@@ -125,9 +125,9 @@ def fit(
         learner, norm = optimizer.step(learner, grads)
         return learner, {**metrics, **norm}
 
-    if target_kl is not None:
-        return _scan_until(1.5 * target_kl, step, learner, minibatches)
     with jax.named_scope("minibatches"):
+        if target_kl is not None:
+            return _scan_until(1.5 * target_kl, step, learner, minibatches)
         learner, metrics = kernels.scan(step, learner, minibatches, packed=True)
     return learner, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 

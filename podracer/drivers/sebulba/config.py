@@ -52,6 +52,9 @@ class SebulbaConfig:
     updates_per_batch: int = bounded(1, low=1)
     """Consecutive calls of the agent's `learn` for each batch of trajectories, each with an equal
     part of the environments; together they count as one update."""
+    update_pieces: int = bounded(0, low=0)
+    """Pieces, at most, in which a device gets the minibatches of an update, or its
+    `updates_per_batch`: one that also acts does so between them. 0 gives it the update whole."""
     env_timeout_seconds: float = bounded(120.0, low=0.001)
     """Seconds that a step of the environments may take; the run ends at most five seconds later,
     with exit code 72."""

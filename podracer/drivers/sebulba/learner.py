@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import Arrival, note_program, on_one_device
+from podracer.devices.pieces import lower_in_pieces
 from podracer.drivers.progress import (
     Progress,
     Request,
@@ -28,7 +29,7 @@ from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
+from podracer.drivers.sebulba.update import make_update, on_mesh, update_of_mesh
 from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, with_blueprint
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
@@ -68,7 +69,7 @@ def abstract_update(
     arguments = (
         abstract_leaves(blueprint, split.mesh),
         state,
-        [abstract_on_mesh(split.mesh, shards[0])] * split.threads,
+        [on_mesh(split.mesh, shards[:1])] * split.threads,
         abstract_request(split.mesh),
     )
     return update, arguments, (recorder, buffer, inputs)
@@ -86,7 +87,12 @@ def lower_update(
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     update, arguments, _ = abstract_update(blueprint, spec, split, config, state)
-    agent, lowered = place_leaves(blueprint, split.mesh), update.lower(*arguments)
+    if config.update_pieces:
+        parts = update_of_mesh(split.mesh, split.threads, config.updates_per_batch)
+        lowered = lower_in_pieces(config.update_pieces, *parts, *arguments)
+    else:
+        lowered = update.lower(*arguments)
+    agent = place_leaves(blueprint, split.mesh)
     return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
 
 

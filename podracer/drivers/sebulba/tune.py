@@ -12,7 +12,7 @@ import jax
 
 from podracer.agent import Blueprint
 from podracer.devices.machine import num_cores
-from podracer.devices.mesh import Device
+from podracer.devices.mesh import Device, in_turn
 from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba.actor_pool import native_threads
 from podracer.drivers.sebulba.config import SebulbaConfig
@@ -22,7 +22,9 @@ from podracer.errors import ConfigError
 
 _WARM_UP = 3  # chunks that are not measured
 _UPDATES_PER_CHUNK = 2
-_SETTINGS = ("num_envs", "threads_per_actor", "env_threads", "actors", "learners")
+_SETTINGS = (
+    "num_envs", "threads_per_actor", "env_threads", "actors", "learners", "update_pieces"
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,7 @@ def trials(
     config = dataclasses.replace(config, updates_per_chunk=_UPDATES_PER_CHUNK)
     best, best_rate, actor_threads = config, 0.0, config.num_threads
     measured, refused = list[SebulbaConfig](), list[ConfigError]()
-    changes = [{}, *_changes(config, len(devices))]
+    changes = [{}, *_changes(config, devices)]
     end = time.monotonic() + seconds
     for index, change in enumerate(changes):
         if (threads := change.pop("all_env_threads", None)) is not None:
@@ -80,10 +82,12 @@ def trials(
         raise refused[0]
 
 
-def _changes(config: SebulbaConfig, devices: int) -> Iterator[dict[str, int]]:
+def _changes(config: SebulbaConfig, devices: Sequence[Device]) -> Iterator[dict[str, int]]:
     """Yield changes of a setting: the split, the threads, and at last the size of batches."""
-    for actors in (2**i for i in range(10) if 2**i < devices):
-        yield {"actors": actors, "learners": devices - actors}
+    for actors in (2**i for i in range(10) if 2**i < len(devices)):
+        yield {"actors": actors, "learners": len(devices) - actors}
+    if len(devices) == 1 and in_turn(devices[0]):
+        yield {"update_pieces": 16}
     for threads in (1, 2, 4):
         yield {"threads_per_actor": threads}
     for times in (0, 1, 1.5, 2):  # native threads of all actors for each core, at least one each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Blueprint
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED
-from podracer.devices.ordering import in_order
+from podracer.devices.ordering import shard_in_order
 from podracer.drivers.faults import apply_unless_fault
 from podracer.drivers.progress import reduce_metrics
 from podracer.drivers.sebulba.trajectory import (
@@ -26,27 +26,26 @@ from podracer.drivers.sebulba.trajectory import (
 from podracer.drivers.state import TRAIN_SPEC, TrainState, learn_key
 from podracer.types import LearnerState, Metrics, PyTree
 
+_ROW_SPECS = jax.tree.map(lambda axis: PartitionSpec(*[None] * axis, DATA), ROW_AXES)
 
-def _partition_spec(axis: int) -> PartitionSpec:
-    return PartitionSpec(*[None] * axis, DATA)
+
+def update_of_mesh(mesh: Mesh, num_threads: int, updates_per_batch: int) -> tuple[Any, ...]:
+    """Return the update of a shard, the mesh, and its specifications, see `shard_in_order`.
+
+    It is `(agent, state, shards, request) -> (state, params, metrics)`. `shards` has one item for
+    each actor thread of a host, see `on_mesh`. The state is to be donated. The actors' parameters
+    are an output of their own, so that they can be sent during the next update.
+    """
+    axis = DATA if mesh.size > 1 else None
+    in_specs = (REPLICATED, TRAIN_SPEC, [_ROW_SPECS] * num_threads, SHARDED)
+    out_specs = (TRAIN_SPEC, REPLICATED, REPLICATED)
+    return partial(update_of_learner, updates_per_batch, axis), mesh, in_specs, out_specs
 
 
 def make_update(mesh: Mesh, num_threads: int, updates_per_batch: int) -> jax.stages.Wrapped:
-    """Return the jitted program `(agent, state, shards, request) -> (state, params, metrics)`.
-
-    `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
-    actors' parameters are an output of their own, so that they can be sent during the next update.
-    """
-    axis = DATA if mesh.size > 1 else None
-    shard_spec = jax.tree.map(_partition_spec, ROW_AXES)
-    update = jax.shard_map(
-        in_order(partial(update_of_learner, updates_per_batch, axis), mesh),
-        mesh=mesh,
-        in_specs=(REPLICATED, TRAIN_SPEC, [shard_spec] * num_threads, SHARDED),
-        out_specs=(TRAIN_SPEC, REPLICATED, REPLICATED),
-        check_vma=False,
-    )
-    return jax.jit(update, donate_argnums=1)
+    """Return the jitted program of `update_of_mesh`."""
+    parts = update_of_mesh(mesh, num_threads, updates_per_batch)
+    return jax.jit(shard_in_order(*parts), donate_argnums=1)
 
 
 def update_of_learner(
@@ -72,7 +71,8 @@ def update_of_learner(
     if num_parts == 1:  # without a scan, which would copy a replay
         state, metrics = learn(state, batch)
     else:
-        state, series = _update_in_parts(learn, num_parts, state, batch)
+        with jax.named_scope("parts"):
+            state, series = _update_in_parts(learn, num_parts, state, batch)
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
     metrics = reduce_metrics(batch.episodes, state.fault, metrics, num_parts, request[0, 0], axis)
     return state, to_actor(agent.actor_params(state.learner)), metrics
@@ -110,27 +110,18 @@ def _update_in_parts(
     return dataclasses.replace(final, learner=learner, update=state.update + 1), series
 
 
-def on_mesh(mesh: Mesh, shards: list[TrajectoryShard]) -> TrajectoryShard:
-    """Return one actor's shards, each on a learner of this host, as arrays over all learners."""
+def on_mesh(mesh: Mesh, shards: Sequence[TrajectoryShard]) -> TrajectoryShard:
+    """Return one actor's shards, each on a learner of this host, as arrays over all learners.
 
-    def join(axis: int, *rows: jax.Array) -> jax.Array:
-        shape, sharding = _global(mesh, axis, rows[0].shape)
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(rows))
+    Of shapes, those of one shard, it returns the shapes, with their sharding.
+    """
+
+    def join(axis: int, *rows: Any) -> Any:
+        shape = list(rows[0].shape)
+        shape[axis] *= mesh.size
+        sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
+        if isinstance(rows[0], jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(shape, rows[0].dtype, sharding=sharding)
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(rows))
 
     return map_over_rows(join, *shards)
-
-
-def abstract_on_mesh(mesh: Mesh, shard: TrajectoryShard) -> TrajectoryShard:
-    """Return shapes and shardings of `on_mesh`, from the shapes of one shard."""
-
-    def extend(axis: int, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape, sharding = _global(mesh, axis, x.shape)
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-
-    return map_over_rows(extend, shard)
-
-
-def _global(mesh: Mesh, axis: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
-    """Return shape and sharding of an array whose shard on each learner has this shape."""
-    size = shape[axis] * mesh.size
-    return (*shape[:axis], size, *shape[axis + 1 :]), NamedSharding(mesh, _partition_spec(axis))

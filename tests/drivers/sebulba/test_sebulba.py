@@ -44,7 +44,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import RECIPES
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.run.training import train
-from podracer.testing.parity import check_parity, optimized
+from podracer.testing.parity import check_equal, check_parity, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
 
 
@@ -75,6 +75,29 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
     data = blueprint(AGENTS[name], make(environment_for(name)).spec).context.data
     rtol = ROUNDED.get((name, learners), 0.0)
     check_parity(AGENTS[name], environment_for(name), learners, data=data, rtol=rtol)
+
+
+@variants(
+    ("name", "learners", "config"),
+    [("ppo", 2, {"update_pieces": 3}), ("dqn", 1, {"update_pieces": 100})],
+    [(name, learners, config) for name in AGENTS for learners, config in (
+        (1, {"update_pieces": 100}), (2, {"update_pieces": 3}),
+        (2, {"update_pieces": 1, "updates_per_batch": 2}))],
+)  # fmt: skip
+def test_an_update_in_pieces_equals_the_whole_one_to_the_bit(name, learners, config):
+    """Every leaf of the state and every metric of learning, before and after a replay's warm-up."""
+    agent, env = AGENTS[name], DeviceEnvironments(make(environment_for(name)))
+    devices = {"devices": 1} if learners == 1 else {"devices": 3, "learners": 2}
+    whole = {**devices, **config, "update_pieces": 0, "policy_lag": 0}
+    with optimized():
+        runs = [train_sebulba(*sebulba_setup(agent, env, **whole | more)) for more in ({}, config)]
+    (expected, records), (state, others) = runs
+    check_equal(state, expected)
+    for report, wanted in zip(others, records, strict=True):
+        assert report.frames == wanted.frames
+        for metric in ("loss", "episode_return", "approx_kl", "q"):
+            if wanted.metrics.get(metric) is not None:
+                assert report.metrics[metric] == wanted.metrics[metric], metric
 
 
 ROOT = Path(__file__).parents[3]
@@ -557,7 +580,10 @@ def test_a_slow_actor_is_named_once(num_actors, caplog):
 
 
 @pytest.mark.figure(9)
-def test_an_update_that_is_not_finite_is_never_applied():
+@pytest.mark.parametrize(
+    ("config", "update"), [({}, 4), ({"updates_per_batch": 2, "update_pieces": 2}, 2)]
+)
+def test_an_update_that_is_not_finite_is_never_applied(config, update):
     @struct
     class Bad:
         def build(self, spec, context):
@@ -570,8 +596,8 @@ def test_an_update_that_is_not_finite_is_never_applied():
 
             return dataclasses.replace(mirror, learn=learn)
 
-    with pytest.raises(NonFiniteError, match="update 4: not finite: loss"):
-        train_sebulba(*sebulba_setup(Bad()), num_updates=10)
+    with pytest.raises(NonFiniteError, match=f"update {update}: not finite: loss"):
+        train_sebulba(*sebulba_setup(Bad(), **config), num_updates=10)
 
 
 # --- stopping and going on -----------------------------------------------------------------------
