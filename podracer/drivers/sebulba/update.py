@@ -71,8 +71,7 @@ def update_of_learner(
     if num_parts == 1:  # without a scan, which would copy a replay
         state, metrics = learn(state, batch)
     else:
-        with jax.named_scope("parts"):
-            state, series = _update_in_parts(learn, num_parts, state, batch)
+        state, series = _update_in_parts(learn, num_parts, state, batch)
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
     metrics = reduce_metrics(batch.episodes, state.fault, metrics, num_parts, request[0, 0], axis)
     return state, to_actor(agent.actor_params(state.learner)), metrics
@@ -86,28 +85,25 @@ def _update_in_parts(
 ) -> tuple[TrainState, Metrics]:
     """Make one update from each of `num_parts` equal parts of the rows, one after the other."""
 
+    def with_local(state: TrainState, local: PyTree) -> TrainState:
+        return dataclasses.replace(state, learner=LearnerState(state.learner.shared, local))
+
     def step(state: TrainState, part: Any) -> tuple[TrainState, tuple[PyTree, Metrics]]:
         number, local, shard = part
-        learner = LearnerState(state.learner.shared, local)
-        part_state = dataclasses.replace(state, learner=learner)
-        part_state, metrics = learn(part_state, shard, number)
-        learner = part_state.learner
-        new_state = dataclasses.replace(
-            part_state, learner=LearnerState(learner.shared), update=state.update
-        )
-        return new_state, (learner.local, metrics)
+        new_state, metrics = learn(with_local(state, local), shard, number)
+        outputs = (new_state.learner.local, metrics)
+        return dataclasses.replace(with_local(new_state, ()), update=state.update), outputs
 
     def split(axis: int, x: jax.Array) -> jax.Array:
         parts = x.reshape(*x.shape[:axis], num_parts, -1, *x.shape[axis + 1 :])
         return jnp.moveaxis(parts, axis, 0)
 
     local = jax.tree.map(partial(split, 0), state.learner.local)
-    initial = dataclasses.replace(state, learner=LearnerState(state.learner.shared))
     parts = (jnp.arange(num_parts), local, map_over_rows(split, batch))
-    final, (local, series) = jax.lax.scan(step, initial, parts)
+    with jax.named_scope("parts"):
+        final, (local, series) = jax.lax.scan(step, with_local(state, ()), parts)
     local = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), local)
-    learner = LearnerState(final.learner.shared, local)
-    return dataclasses.replace(final, learner=learner, update=state.update + 1), series
+    return dataclasses.replace(with_local(final, local), update=state.update + 1), series
 
 
 def on_mesh(mesh: Mesh, shards: Sequence[TrajectoryShard]) -> TrajectoryShard:

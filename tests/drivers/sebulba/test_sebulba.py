@@ -28,6 +28,7 @@ from podracer.drivers.sebulba import (
     actor_pool,
     learner,
     split_devices,
+    tune,
 )
 from podracer.drivers.sebulba.actor import STAGES
 from podracer.drivers.sebulba.actor_pool import ActorPool
@@ -686,3 +687,25 @@ def test_devices_are_split_without_being_asked(devices, num_envs, actors, learne
 def test_an_environment_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=r"object\.spec must be an EnvironmentSpec"):
         Sebulba(Impala(), object(), SebulbaConfig())
+
+
+# --- tuning --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "is_in_turn"), [(1, True), (1, False), (2, True)])
+def test_updates_in_pieces_are_tried_where_a_device_acts_and_learns(
+    devices, is_in_turn, monkeypatch
+):
+    monkeypatch.setattr(tune, "in_turn", lambda device: is_in_turn)
+    metrics = {"actor_idle": 0.0, "learner_idle": 0.0, "lag_mean": 1.0}
+    # Each setting is as fast as it has pieces.
+    measure = lambda driver, seconds: (1.0 + driver.config.update_pieces, metrics)  # noqa: E731
+    monkeypatch.setattr(tune, "measure", measure)
+    driver, _ = sebulba_setup()
+    parts = (driver.blueprint, driver.env, driver.config, jax.devices()[:devices])
+    trials = list(tune.trials(*parts, seconds=60.0))
+    tried = ["update_pieces" in trial.settings for trial in trials]
+    assert tried[0] is False
+    assert any(tried) == (is_in_turn and devices == 1)
+    if any(tried):
+        assert trials[-1].settings["update_pieces"] == 16  # as the fastest is kept
