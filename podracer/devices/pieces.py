@@ -53,7 +53,7 @@ class Pieces(NamedTuple):
             loop, newest = steps(loop, inputs)
             fetch(previous)
         note_program(newest)
-        return end(loop, values)
+        return end(loop, inputs, values)
 
 
 def lower_in_pieces(
@@ -94,7 +94,7 @@ def lower_in_pieces(
         (steps, end, length), (loop, inputs, values) = parts, first.out_info
         count = math.ceil(length / num_pieces)
         middle = lower(partial(steps, count), (inner, inner), 0, loop, inputs)
-        last = lower(end, (inner, out_specs), (0, 1), loop, values)
+        last = lower(end, (inner, out_specs), (0, 1, 2), loop, inputs, values)
     return Pieces([first, middle, last], math.ceil(length / count))
 
 
@@ -111,9 +111,9 @@ def _cut(
     """Evaluate a function up to its loop, of L steps.
 
     Returns `(count, loop, inputs) -> (loop, step)`, which takes `count` more steps but no more than
-    there are; `(loop, values) -> outputs`; L; and `(loop, inputs, values)`. A loop is the number of
-    its next step, its carry and its rows of results `[L, ...]`; inputs are the number of its steps,
-    its constants and its arrays `[L, ...]`.
+    there are; `(loop, inputs, values) -> outputs`; L; and `(loop, inputs, values)`. A loop is the
+    number of its next step, its carry and its rows of results `[L, ...]`; inputs are the number of
+    its steps, its constants and its arrays `[L, ...]`; values are what `end` takes besides.
     """
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     equation, operands, num_steps, ending = _up_to_loop(program, jax.tree.leaves(args))
@@ -122,6 +122,10 @@ def _cut(
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
     rows = [jnp.zeros(x.shape, x.dtype) for x in results[len(carry) :]]
     closed = jax.make_jaxpr(ending)(results)  # what it takes from here becomes its constants
+    # Not twice what the steps take, too, which may be a replay.
+    places = {id(x): number for number, x in enumerate([*consts, *arrays])}
+    sources = [places.get(id(x)) for x in closed.consts]
+    values = [x for x, place in zip(closed.consts, sources, strict=True) if place is None]
     body, length = equation.params["jaxpr"], equation.params["length"]
 
     def steps(count: int, loop: Any, inputs: Any) -> Any:
@@ -138,14 +142,15 @@ def _cut(
         loop = jax.lax.while_loop(lambda loop: loop[0] < stop, step, loop)
         return loop, loop[0]
 
-    def end(loop: Any, values: list[jax.Array]) -> Any:
-        _, carry, rows = loop
-        return jax.tree.unflatten(
-            jax.tree.structure(shapes), call(closed.jaxpr, *values, *carry, *rows)
-        )
+    def end(loop: Any, inputs: Any, values: list[jax.Array]) -> Any:
+        (_, carry, rows), (_, consts, arrays) = loop, inputs
+        step_inputs, remaining = [*consts, *arrays], iter(values)
+        all_values = [next(remaining) if i is None else step_inputs[i] for i in sources]
+        outputs = call(closed.jaxpr, *all_values, *carry, *rows)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     inputs = (jnp.int32(num_steps), consts, arrays)
-    return steps, end, length, ((jnp.int32(0), carry, rows), inputs, closed.consts)
+    return steps, end, length, ((jnp.int32(0), carry, rows), inputs, values)
 
 
 def _up_to_loop(

@@ -1,6 +1,7 @@
 """A function in pieces computes what the whole one does, and its devices get them in turn."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,9 @@ def test_pieces_compute_what_the_whole_function_does(name, devices):
     specs = (mesh, (jax.sharding.PartitionSpec(DATA), REPLICATED), REPLICATED)
     with optimized():
         whole = jax.jit(shard_in_order(function, *specs)).lower(x, state).compile()
-        programs = [lower_in_pieces(n, function, *specs, x, state).compile() for n in (1, 3, 100)]
+        programs: list[Any] = [
+            lower_in_pieces(n, function, *specs, x, state).compile() for n in (1, 3, 100)
+        ]
     expected = whole(x, state)
     is_cut = [isinstance(program, Pieces) for program in programs]
     assert is_cut == [name != "no loop"] * 3
@@ -63,6 +66,34 @@ def test_pieces_compute_what_the_whole_function_does(name, devices):
     for program in programs:
         got = program(x, jnp.copy(state))
         jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_state_that_the_loop_reads_is_never_copied(devices):
+    """As a replay's: each program gives it to the next in its place."""
+
+    def function(x, state):
+        state = state.at[0].set(x)
+
+        def step(carry, number):
+            return carry + state[number].sum(), None
+
+        with jax.named_scope("minibatches"):
+            total, _ = jax.lax.scan(step, jnp.zeros(()), jnp.arange(5))
+        return state + 0 * total, total
+
+    mesh, shape = make_mesh(jax.devices()[:devices]), jax.ShapeDtypeStruct((1000, 100), "f4")
+    specs = (mesh, (REPLICATED, REPLICATED), REPLICATED)
+    with optimized():
+        program: Any = lower_in_pieces(
+            5, function, *specs, shape.update(shape=(100,)), shape
+        ).compile()
+    size = 1000 * 100 * 4
+    for analysis in (x.memory_analysis() for x in program.programs):
+        assert analysis.argument_size_in_bytes < 1.1 * size
+        assert analysis.output_size_in_bytes < 1.1 * size
+        assert analysis.output_size_in_bytes - analysis.alias_size_in_bytes < 0.1 * size
+        assert analysis.temp_size_in_bytes < 0.1 * size
 
 
 def test_at_most_one_piece_waits_behind_the_one_that_runs(monkeypatch):
