@@ -24,7 +24,7 @@ BUDGETS = {
     "cli": 2380,
     "config": 630,
     "devices": 1970,
-    "drivers": 4290,
+    "drivers": 4280,
     "envs": 3690,
     "io": 3190,
     "networks": 1450,
