@@ -84,6 +84,7 @@ def test_a_package_declares_what_it_is(folder):
     version = podracer.__version__
     assert (project["name"], project["version"]) == (f"podracer-{folder.name}", version)
     assert f"podracer-rl=={version}" in project["dependencies"]
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()  # its wheel has it
     page = re.sub(r"\s+", " ", (folder / "README.md").read_text())
     assert "For whom:" in page
     assert "It leaves if" in page
