@@ -2,9 +2,12 @@
 
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from follow import command_of
 
 ROOT = Path(__file__).parents[2]
 yaml = pytest.importorskip("yaml")
@@ -43,5 +46,18 @@ def test_there_are_workflows_for_tests_docs_releases_and_a_gpu():
 def test_the_checks_of_a_release_can_be_run():
     script = ROOT / ".ci" / "release"
     assert script.stat().st_mode & 0o111
-    functions = set(re.findall(r"^(\w+)\(\) \{", script.read_text(), re.M))
-    assert {"build", "install", "tutorials", "docs", "signatures"} <= functions
+    done = subprocess.run([script, "no_check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    for check in ("build", "install", "packages", "tutorials", "upgrade", "docs", "signatures"):
+        assert check in done.stderr
+
+
+def test_the_commands_of_a_release_are_on_their_pages():
+    pages = tomllib.loads((ROOT / ".ci" / "release.toml").read_text())
+    packages = {str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")}
+    assert pages.keys() == {"README.md", *packages}
+    for page, commands in pages.items():
+        for beginning in commands:
+            assert command_of(ROOT / page, beginning).startswith(("podracer ", "python - <<"))
+    with pytest.raises(ValueError, match="no command that begins with podracer fly"):
+        command_of(ROOT / "README.md", "podracer fly")
