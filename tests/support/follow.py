@@ -14,6 +14,7 @@ FILE = re.compile(r"# (\w+\.\w+)\n")
 
 def steps(page: Path, folder: Path, python: str) -> Iterator[list[str]]:
     """Yield the commands of a page, each once the files above it are in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for language, block in BLOCK.findall(page.read_text()):
         if file := FILE.match(block):
             (folder / file[1]).write_text(block)
