@@ -82,6 +82,9 @@ def main():
         version = json.dumps(podracer.__version__)
         RECORD.write_text(f'{{"version": {version}, "signatures": {{\n{lines}\n}}}}\n')
         return 0
+    if not RECORD.exists():
+        print(f"{len(new)} signatures, and none of a release yet: --record writes them after one")
+        return 0
     record = json.loads(RECORD.read_text())
     found = list(breaks(record["signatures"], new))
     added = len(new.keys() - record["signatures"].keys())

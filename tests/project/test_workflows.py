@@ -3,11 +3,14 @@
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from follow import command_of
+
+import podracer
 
 ROOT = Path(__file__).parents[2]
 yaml = pytest.importorskip("yaml")
@@ -61,3 +64,26 @@ def test_the_commands_of_a_release_are_on_their_pages():
             assert command_of(ROOT / page, beginning).startswith(("podracer ", "python - <<"))
     with pytest.raises(ValueError, match="no command that begins with podracer fly"):
         command_of(ROOT / "README.md", "podracer fly")
+
+
+def test_breaks_of_signatures_are_named_and_none_before_the_first_release(tmp_path):
+    script = tmp_path / ".ci" / "signatures.py"
+    script.parent.mkdir()
+    script.write_text((ROOT / ".ci" / "signatures.py").read_text())
+    page = tmp_path / "docs" / "api" / "page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(".. autofunction:: podracer.mean_of\n")
+
+    def run(*flags):
+        done = subprocess.run(
+            [sys.executable, script, *flags], capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    assert run() == (0, "1 signatures, and none of a release yet: --record writes them after one\n")
+    assert run("--record") == (0, "")
+    assert run()[0] == 0
+    record = script.with_suffix(".json")
+    record.write_text(record.read_text().replace("podracer.mean_of", "podracer.mean_off"))
+    since = f"1 signatures, 1 new since {podracer.__version__}, 1 breaks"
+    assert run() == (1, f"{since}\n  podracer.mean_off is gone\n")
