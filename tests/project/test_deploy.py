@@ -27,44 +27,11 @@ def read(name: str) -> Any:
     return yaml.safe_load((DEPLOY / name).read_text())
 
 
-def assert_fits(value: Any, kind: str) -> None:
-    """Against the fields of a custom resource; one that is misspelt is in no schema."""
-    schemas = yaml.safe_load(Path(__file__).with_name("deploy_schemas.yaml").read_text())
-    pytest.importorskip("jsonschema").validate(value, schemas[kind])
-
-
 def assert_kubernetes_takes(kind: str, version: str, spec: dict[str, Any]) -> None:
     """Against the schemas of Kubernetes itself, where the package that has them is installed."""
     validator = pytest.importorskip("kubernetes_validate")
     resource = {"apiVersion": version, "kind": kind, "metadata": {"name": "it"}, "spec": spec}
     validator.validate(resource, "1.33", strict=True)
-
-
-def test_the_schemas_refuse_what_is_misspelt() -> None:
-    validator = pytest.importorskip("kubernetes_validate")
-    with pytest.raises(validator.ValidationError):
-        assert_kubernetes_takes("Pod", "v1", {"containers": [{"name": "a", "imag": "b"}]})
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "place", "change"),
-    [
-        ("jobset-multihost.yaml", "JobSet", ("failurePolicy", "rules", 1), {"action": "Restart"}),
-        ("jobset-multihost.yaml", "JobSet", ("replicatedJobs", 0), {"replica": 2}),
-        ("kuberay-tournament.yaml", "RayJob", ("rayClusterSpec",), {"authOption": {}}),
-        ("skypilot.yaml", "SkyPilot", ("resources", "job_recovery"), {"recover_on_exit_codes": 77}),
-    ],
-)
-def test_the_schemas_of_custom_resources_refuse_mistakes(
-    name: str, kind: str, place: tuple[str | int, ...], change: dict[str, Any]
-) -> None:
-    resource = read(name)
-    value = spec = resource.get("spec", resource)
-    for key in place:
-        value = value[key]
-    value |= change
-    with pytest.raises(pytest.importorskip("jsonschema").ValidationError):
-        assert_fits(spec, kind)
 
 
 # --- the custom resources -------------------------------------------------------------------------
@@ -73,7 +40,6 @@ def test_the_schemas_of_custom_resources_refuse_mistakes(
 def test_the_job_set_is_one_that_jobset_takes() -> None:
     jobset = read("jobset-multihost.yaml")
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    assert_fits(jobset["spec"], "JobSet")
     (workers,) = jobset["spec"]["replicatedJobs"]
     assert_kubernetes_takes("Job", "batch/v1", workers["template"]["spec"])
 
@@ -101,13 +67,11 @@ LOST = "RestartJobSetAndIgnoreMaxRestarts"
     ("code", "conditions", "action"),
     [
         (75, [], None),
-        (143, ["DisruptionTarget"], None),
         (77, [], LOST),
         (137, ["DisruptionTarget"], LOST),
         (None, ["DisruptionTarget"], LOST),
         (78, [], "FailJobSet"),
         (70, [], "RestartJobSet"),
-        (137, [], "RestartJobSet"),
     ],
 )
 def test_the_job_set_counts_faults_of_the_run_and_no_lost_machines(
@@ -140,7 +104,6 @@ def job_set_action(spec: dict[str, Any], code: int | None, conditions: list[str]
 def test_the_task_is_one_that_skypilot_takes(tmp_path: Path) -> None:
     """And its script gives each machine the address of the first and its own number."""
     task = read("skypilot.yaml")
-    assert_fits(task, "SkyPilot")
     pod = task["config"]["kubernetes"]["pod_config"]["spec"]
     assert_kubernetes_takes("Pod", "v1", {**pod, "containers": [{"name": "it"}]})
     assert pod["securityContext"]["runAsUser"] == 0  # it refuses the image's user, who has no sudo
@@ -166,7 +129,6 @@ def test_the_task_is_one_that_skypilot_takes(tmp_path: Path) -> None:
 def test_the_ray_job_is_one_that_kuberay_takes() -> None:
     rayjob = read("kuberay-tournament.yaml")
     assert (rayjob["apiVersion"], rayjob["kind"]) == ("ray.io/v1", "RayJob")
-    assert_fits(rayjob["spec"], "RayJob")
     cluster = rayjob["spec"]["rayClusterSpec"]
     assert cluster["authOptions"] == {"mode": "token"}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -245,9 +207,9 @@ QUEUED = "scontrol requeue 7\n"
 @pytest.mark.parametrize(
     ("code", "restarts", "queued"),
     [
-        *((code, restarts, QUEUED) for code in (77, 137) for restarts in (0, 19)),
-        *((code, 20, "") for code in (77, 137)),
-        *((code, 20, QUEUED) for code in (75, 143)),  # no loss: whenever the time is over
+        (77, 19, QUEUED),
+        (77, 20, ""),
+        (75, 20, QUEUED),  # no loss: whenever the time is over
     ],
 )
 def test_the_slurm_script_goes_on_after_a_loss_a_number_of_times(

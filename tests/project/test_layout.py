@@ -1,12 +1,7 @@
-"""The layout: imports go down only, files and functions stay short, agents share little."""
+"""The layout: imports go down only, files and functions stay short."""
 
 import ast
-import difflib
-import functools
-import itertools
-import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "podracer"
@@ -45,7 +40,6 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LINES_OF_ONE_IDEA = 400  # a longer file is a question, not a fault
 MAX_LINES_OF_A_FUNCTION = 60  # of its body
 MAX_LINES_SET_BY_HAND = 20  # `fmt: skip`, for tables
-MAX_SHARED_LINES = 0.4  # of the larger of two agents' files
 
 
 def name_of(path: Path) -> str:
@@ -96,12 +90,6 @@ def test_imports_go_down_only():
     assert upwards == []
 
 
-def test_the_check_of_imports_can_fail():
-    assert FLOOR[room_of("reports.run")] > FLOOR[room_of("run.training")]
-    assert room_of("agents.rules.lpg.rule") == "agents.rules"
-    assert "types" in imports(ROOT / "agent.py")
-
-
 def test_no_circle_of_files():
     """Deferred imports count, too."""
     files = {module_of(path): path for path in FILES}
@@ -110,33 +98,6 @@ def test_no_circle_of_files():
         for module in free:
             del graph[module]
     assert sorted(graph) == []
-
-
-FLAG = re.compile(r"(?<![\w(-])--[a-z]")
-
-
-def test_only_the_command_line_speaks_of_flags():
-    """Errors and warnings below it name fields, which `cli/sentences.py` makes flags of."""
-    assert FLAG.search("take --evaluations 0")
-    assert not FLAG.search("var(--text) a--b")
-    found = []
-    for path in FILES:
-        if path.is_relative_to(ROOT / "cli"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_warning = (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("warning", "error", "warn", "_warn")
-            )
-            if isinstance(node, ast.Raise) or is_warning:
-                texts = (x.value for x in ast.walk(node) if isinstance(x, ast.Constant))
-                found += [
-                    f"{name_of(path)}:{node.lineno}: {text}"
-                    for text in texts
-                    if isinstance(text, str) and FLAG.search(text)
-                ]
-    assert found == []
 
 
 def test_functions_stay_short():
@@ -154,86 +115,5 @@ def test_functions_stay_short():
     assert long == []
 
 
-TESTS = sorted([*ROOT.parent.glob("tests/**/*.py"), *ROOT.parent.glob("packages/*/tests/*.py")])
-PUBLIC = {"_exit", "_replace"}  # of the standard library
-
-
-def private_names(text: str) -> Iterator[str]:
-    """Yield private names of others that a test touches: in attributes, imports and patches."""
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Attribute(ast.Name("self" | "cls")):
-                pass
-            case ast.Attribute(_, name) if _is_private(name):
-                yield ast.unparse(node)
-            case ast.ImportFrom(str(module), names) if module.split(".")[0] == "podracer":
-                yield from (f"{module}.{x.name}" for x in names if _is_private(x.name))
-            case ast.Constant(str(path)) if re.fullmatch(r"podracer(\.\w+)+", path):
-                yield from (path for name in path.split(".") if _is_private(name))
-            case ast.Call(ast.Attribute(_, "setattr"), [_, ast.Constant(str(name)), *_]):
-                yield from [name] if _is_private(name) else []
-
-
-def _is_private(name: str) -> bool:
-    return re.match(r"_[a-zA-Z]", name) is not None and name not in PUBLIC
-
-
-def test_no_test_touches_a_private_name():
-    assert list(private_names("self._x; a._replace(b); a.b; from podracer import run")) == []
-    touching = """
-from podracer.run import _save
-run._save()
-patch.setattr(run, "_save", None)
-patch.setattr("podracer.run._save", None)
-"""
-    assert len(list(private_names(touching))) == 4
-    found = {path: list(private_names(path.read_text())) for path in TESTS}
-    assert {path: x for path, x in found.items() if x} == {}
-
-
 def test_few_lines_are_set_by_hand():
     assert sum(path.read_text().count("fmt: skip") for path in FILES) <= MAX_LINES_SET_BY_HAND
-
-
-@functools.cache
-def body_lines(path: Path) -> list[str]:
-    """Stripped lines of function bodies, without comments and docstrings.
-
-    Imports, fields and signatures are left out: the contract makes them alike.
-    """
-    text = path.read_text()
-    inside: set[int] = set()
-    texts: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            inside |= set(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            texts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    return [x for n, x in lines if n in inside - texts and x and not x.startswith("#")]
-
-
-def shared(one: Path, other: Path) -> float:
-    """The share of the larger file's bodies whose lines stand in the other, in the same order."""
-    a, b = body_lines(one), body_lines(other)
-    equal = max(_matching(a, b), _matching(b, a))  # the matcher depends on the order
-    return equal / max(len(a), len(b))
-
-
-def _matching(a: list[str], b: list[str]) -> int:
-    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
-    return sum(block.size for block in matcher.get_matching_blocks())
-
-
-AGENTS = [path for path in sorted((ROOT / "agents").glob("*.py")) if path.stem != "__init__"]
-PARTS_OF_ROOMS = ("lpg/discovery.py", "lpg/student.py", "disco/student.py")
-AGENTS += [ROOT / "agents/rules" / name for name in PARTS_OF_ROOMS]
-
-
-def test_agents_share_little():
-    alike = []
-    for one, other in itertools.combinations(AGENTS, 2):
-        share = shared(one, other)
-        if share > MAX_SHARED_LINES:
-            alike.append(f"{name_of(one)} and {name_of(other)} share {share:.3f} of their lines")
-    assert alike == []

@@ -1,11 +1,6 @@
-"""The language of the README and of the documentation, as CONTRIBUTING has it.
-
-`python tests/project/test_prose.py [PAGE ...]` lists what is refused, and the average length of
-sentences.
-"""
+"""The language of the README and of the documentation, as CONTRIBUTING has it."""
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,30 +63,3 @@ def refused(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_written_in_plain_sentences(page):
     assert refused(page.read_text()) == []
-
-
-def test_what_is_refused():
-    page = """# Of headings nothing is asked
-
-Of games one was played. The score is that of the last one, and those of others are not.
-
-| Of tables | neither |
-|---|---|
-
-```
-as for code
-```
-
-- As usual. As soon as it ends, it is saved.
-"""
-    faults = refused(page)
-    assert [x.split(":")[0] for x in faults[:2]] == ["3", "12"]
-    assert faults[2:] == ["'that of' or 'those of' in lines 3, 3"]
-    long, longer = "word " * 20 + "word. ", "word " * 45 + "`a b c` [d e](f.md) (g h i)."
-    assert refused(long * 10) == ["sentences have 21.0 words on average"]
-    assert refused(longer)[0].startswith("1: a sentence of 48 words")
-
-
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:] or PAGES):
-        print(*(f"{path}:{x}" for x in refused(path.read_text())), sep="\n")

@@ -1,9 +1,11 @@
 """Pages that are made from the code are current, and their commands are the recipes."""
 
 import importlib.util
+import json
 import re
 import shlex
 
+import fault_matrix
 import pytest
 from pages import ROOT
 
@@ -44,3 +46,9 @@ def test_a_command_of_the_page_is_the_recipe(first):
 
 def test_every_extra_of_an_environment_has_its_size():
     assert tables.MEGABYTES.keys() == {x.extra for x in ADAPTERS.values() if x.extra}
+
+
+def test_the_page_of_reliability_shows_the_record_of_the_fault_matrix():
+    record = json.loads(fault_matrix.RECORD.read_text())
+    page = fault_matrix.PAGE.read_text()
+    assert page == fault_matrix.with_table(page, record)

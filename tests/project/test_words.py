@@ -1,12 +1,8 @@
-"""The language of comments, docstrings and names, as CONTRIBUTING has it.
-
-`python tests/project/test_words.py [FOLDER ...]` lists what is refused in folders of the package.
-"""
+"""The language of comments, docstrings and names, as CONTRIBUTING has it."""
 
 import ast
 import io
 import re
-import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FRAGMENT = re.compile(r"(of|that|which|as)\b(?! soon as| long as)", re.IGNORECASE)
 REPEATED_NOUN = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
-MOST_WORDS = 30  # of a docstring's sentence
 # Pronouns, participles, prepositions and adverbs: nobody knows what such a variable holds.
 REFUSED_NAMES = set(
     re.findall(
@@ -55,22 +50,6 @@ def texts(source: str) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, "docstring", text
 
 
-def sentences(text: str) -> list[str]:
-    """Split a docstring's prose; lists, tables and code stand apart and are no sentences."""
-    kept = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        lines = paragraph.splitlines()
-        if not any(re.match(r"\s{4,}\S|\s*[-*|>\d]", line) for line in lines[1:]) or len(lines) < 2:
-            kept.append(" ".join(line.strip() for line in lines))
-        else:
-            flat = " ".join(line.strip() for line in lines)
-            if not re.search(r" [-*|] |:  |=", flat):
-                kept.append(flat)
-    flat = re.sub(r"`[^`]*`", "code", "  ".join(kept))
-    flat = re.sub(r"\([^()]*\)", "", flat)  # sources and asides
-    return re.split(r"(?<=[.:;!?])\s+", flat)
-
-
 def refused_words(source: str) -> Iterator[str]:
     """Yield what is refused in a file, each with its line."""
     repeated = []
@@ -78,10 +57,6 @@ def refused_words(source: str) -> Iterator[str]:
         if FRAGMENT.match(text.strip()):
             yield f"{line}: a {kind} begins with {text.strip().split()[0]!r}: {text.strip()[:60]}"
         repeated += [line] * len(REPEATED_NOUN.findall(text))
-        if kind == "docstring":
-            for sentence in sentences(text):
-                if (count := len(sentence.split())) > MOST_WORDS:
-                    yield f"{line}: a sentence of {count} words: {sentence[:60]}"
     if len(repeated) > 1:
         yield f"{repeated[1]}: 'that of' or 'those of' stands {len(repeated)} times in this file"
     for node in ast.walk(ast.parse(source)):
@@ -95,33 +70,7 @@ def refused_words(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {name!r} does not name what it holds"
 
 
-def refused(folders: list[str]) -> list[str]:
-    found = []
-    for path in sorted(
-        [*ROOT.glob("podracer/**/*.py"), *ROOT.glob("packages/*/podracer_*/**/*.py")]
-    ):
-        name = str(path.relative_to(ROOT))
-        if not folders or name.startswith(tuple(folders)):
-            found += [f"{name}:{x}" for x in refused_words(path.read_text())]
-    return found
-
-
 def test_the_package_is_written_in_plain_words():
-    assert refused([]) == []
-
-
-def test_what_is_refused():
-    source = '''def f(seen):
-    """That of a file and those of a run."""
-    x = 1  # of the run
-    # One line
-    # as another.
-    return x
-'''
-    assert [x.split(":")[0] for x in refused_words(source)] == ["3", "2", "2", "1"]
-    long = f'"""{"word " * 31}."""'
-    assert list(refused_words(long)) == [f"1: a sentence of 32 words: {('word ' * 12)[:60]}"]
-
-
-if __name__ == "__main__":
-    print(*refused(sys.argv[1:]), sep="\n")
+    paths = [*ROOT.glob("podracer/**/*.py"), *ROOT.glob("packages/*/podracer_*/**/*.py")]
+    found = [f"{path}:{x}" for path in sorted(paths) for x in refused_words(path.read_text())]
+    assert found == []
