@@ -96,19 +96,3 @@ def test_every_part_of_sebulba_is_measured(figures):
     )  # fmt: skip
     assert all(rate > 0 for rate in found["steps_per_second"].values())
     assert found["share_of_simulator"]["training"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("recipe nothing", "There is no recipe 'nothing'"),
-        ("recipe catch --num-envs 0", "num_envs must be at least 1"),
-        ("sebulba --environment nothing", "There is no environment 'nothing'"),
-    ],
-)
-def test_wrong_arguments_are_refused_with_a_reason(arguments, words, capsys, monkeypatch):
-    monkeypatch.setattr("bench.initialize_devices", lambda *_: None)
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments.split())
-    assert leaving.value.code == 78
-    assert words in capsys.readouterr().err
