@@ -130,11 +130,6 @@ def test_flags_of_schedules_and_optimizers():
     )
 
 
-def test_a_wrong_schedule_is_one_sentence():
-    with pytest.raises(ConfigError, match=r"--agent.learning-rate: .*START:END\[:FRAMES\]"):
-        parsed("--learning-rate", "6e-4:0:")
-
-
 def test_schedules_in_files():
     agent = A2C(learning_rate=DECAY, optimizer=Optimizer("rmsprop"))
     assert from_json(to_json(agent)) == agent
@@ -149,13 +144,9 @@ def test_schedules_in_files():
     [
         (A2C(learning_rate=Linear(-1.0, 0.0, 10.0)), r"learning_rate\.start must be at least 0"),
         (A2C(learning_rate=Linear(1.0, -1.0, 10.0)), r"learning_rate\.end must be at least 0"),
-        (A2C(learning_rate=Linear(1.0, 0.0, 0.0)), r"learning_rate\.frames must be at least 1"),
         (A2C(optimizer=Optimizer(epsilon=0.0)), r"optimizer\.epsilon must be at least 1e-20"),
-        (A2C(max_gradient_norm=0.0), r"max_gradient_norm must be at least 1e-06"),
         (MuZero(support_max=0.0), r"support_max must be at least 1e-06"),
-        (MuZero(min_value_range=0.0), r"min_value_range must be at least 1e-12"),
         (MuZero(replay=Replay(priority_exponent=2.0)), r"priority_exponent must lie in \[0, 1"),
-        (A2C(optimizer=Optimizer(rmsprop_decay=2.0)), r"optimizer\.rmsprop_decay must lie in"),
     ],
 )
 def test_ranges_hold_for_the_numbers_of_a_schedule(agent, message):

@@ -82,17 +82,6 @@ def test_every_flag_has_a_sentence_and_a_plain_name_on_a_page_of_few_lines(strid
     assert not wrong
 
 
-def test_groups_are_named_and_the_run_comes_first(monkeypatch):
-    text, _ = help_page(["train", "cartpole_dqn", "--help"], monkeypatch)
-    titles = re.findall(r"^([a-z_.]+): \w+\.", text, re.M)
-    parts = ["", ".network", ".network.torso", ".optimizer", ".replay"]
-    assert sorted(titles[:-2]) == sorted(f"agent{part}" for part in parts)
-    assert titles[-2:] == ["driver", "hosts"]
-    order = [text.index(f"--{name} ") for name in ("frames", "seed", "run-dir", "arch")]
-    assert order == sorted(order)
-    assert order[-1] < text.index("\nagent: DQN.")
-
-
 def test_a_word_shows_the_whole_text(monkeypatch):
     text, table = help_page(["train", "cartpole_dqn", "--help", "target-return"], monkeypatch)
     (line,) = re.findall(r"^  --.*", text, re.M)

@@ -103,16 +103,11 @@ def test_nothing_of_the_template_is_left_in_a_written_project(project):
     ("name", "sentence"),
     [
         ("my-project", "is no name of a package: take letters, digits and underscores, such as my"),
-        ("3d", "'3d' is no name of a package"),
         ("class", "'class' is no name of a package"),
-        ("../elsewhere", "is no name of a package"),
-        ("größe", "is no name of a package"),
         ("json", "Python has a module json already"),
-        ("optax", "Python has a module optax already"),
         ("catch", "podracer has an environment or a recipe catch"),
         ("make", "the recipes of the package use make"),
         ("full", "full exists here already"),
-        ("file", "file exists here already"),
     ],
 )
 def test_a_name_that_cannot_be_is_one_sentence(name, sentence, tmp_path, monkeypatch, capsys):

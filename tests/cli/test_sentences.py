@@ -18,13 +18,9 @@ from podracer.tournament.config import Tournament
     [
         ("take `evaluations=0`", "take --evaluations 0"),
         ("run it with `driver.fused=False`.", "run it with --no-driver.fused."),
-        ("leave out `agent.replay.prioritized=True`", "leave out --agent.replay.prioritized"),
-        ("`exchange.every=3` is odd", "--every 3 is odd"),
-        ('give `evaluation_policy="sampled"`', "give --evaluation-policy sampled"),
         ("take `driver=podracer.SebulbaConfig()`", "take --driver sebulba"),
         ('the file: `agent.rule_file="disco_103.npz"`', "the file: --update-rule disco_103.npz"),
         ("give `exchange.rule`, or `exchange.peers`", "give --select, or --average"),
-        ("more than `act` computes", "more than `act` computes"),
         ("`podracer list recipes` names them", "`podracer list recipes` names them"),
     ],
 )

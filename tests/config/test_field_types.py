@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,18 +51,12 @@ def of_agent(**fields):
     ("changes", "words"),
     [
         (of_agent(optimizer=optax.adam(1e-3)), "whose `build` returns an optimizer of optax"),
-        (of_agent(optimizer="adamw"), "cannot be 'adamw': it must be podracer.Optimizer() or"),
         (of_agent(optimizer=Plain()), "put @podracer.struct above its class Plain."),
         (of_agent(optimizer=Built()), "Built point downhill already"),
         (of_agent(learning_rate="1e-3:0"), f"cannot be '1e-3:0': {NUMBER_OR_SCHEDULE}"),
-        (
-            of_agent(learning_rate=optax.linear_schedule(1e-3, 0.0, 100)),
-            f"A2C.learning_rate cannot be an object of class function: {NUMBER_OR_SCHEDULE}",
-        ),
         (of_agent(discount=podracer.Linear(0.9, 1.0)), "be a number, as it follows no schedule."),
         ({"recipe": podracer.Linear(0.9, 1.0)}, "it must be text without control characters."),
         ({"driver": "anakin"}, "cannot be 'anakin': it must be AnakinConfig(...) or SebulbaCon"),
-        ({"driver": podracer.SebulbaConfig}, "cannot be the class SebulbaConfig: write SebulbaC"),
         ({"agent": podracer.A2C}, "cannot be the class A2C: write A2C(...)."),
         ({"environment": Plain}, "Plain is a class: pass an instance, or podracer.Gymnasium(Plain"),
     ],
@@ -141,18 +134,6 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
             command("~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.train("catch_a2c", begin=podracer.Weights("~/none"))
-
-
-def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
-    words = "no home directory for '~nosuchuser/x': write the path without '~'"
-    for train in (
-        partial(podracer.train, run_dir="~nosuchuser/x"),
-        partial(podracer.train, run_dir=tmp_path / "run", begin=podracer.Weights("~nosuchuser/x")),
-    ):
-        with pytest.raises(podracer.ConfigError, match=words):
-            train("catch_a2c")
-    with pytest.raises(podracer.ConfigError, match=words):
-        podracer.load("~nosuchuser/x")
 
 
 def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():

@@ -15,7 +15,6 @@ from podracer.agent import Blueprint, Context
 from podracer.cli.main import main
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.sentences import in_flags
-from podracer.cli.settings import Table
 from podracer.cli.train import TrainOptions
 from podracer.config.torso import flattened_images
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
@@ -144,23 +143,6 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
         changed = Blueprint(with_torso(experiment, kind).agent, spec, Context(8))
         assert flattened_images(changed) == []
         podracer.check_agent(changed, num_envs=8)
-
-
-@pytest.mark.slow
-def test_every_recipe_with_a_torso_takes_every_kind():
-    tables = {name: Table([recipes.find(name)]) for name in recipes.RECIPES}
-    found = {name: table.paths("network.torso") for name, table in tables.items()}
-    paths = {name: path for name, ends in found.items() for path in ends}
-    assert len(paths) > 30
-    for name, path in paths.items():
-        experiment = recipes.find(name)
-        for kind in ("mlp", "cnn", "resnet"):
-            old, new = (
-                Table([x]).settings[path].value for x in (experiment, with_torso(experiment, kind))
-            )
-            assert type(new).__name__.lower() == kind
-            assert new.layer_norm == old.layer_norm
-            assert new == old or type(new) is not type(old)
 
 
 def test_a_network_without_a_torso_has_no_such_flag(capsys):

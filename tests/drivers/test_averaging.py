@@ -158,11 +158,6 @@ def test_resumed_equals_uninterrupted(tmp_path):
         ({"exchange": Averaging("all", 0)}, "needs a period"),
         ({"exchange": Averaging("all", 12)}, "never reached in a run of 12 updates"),
         # A chunk is no longer than the run.
-        ({"exchange": Averaging("all", 3), "frames": 1}, "never reached in a run of 1 updates"),
-        (
-            {"driver": AnakinConfig(2, 3, 20), "exchange": Averaging("all", 3)},
-            "a chunk's 12, but it is 3: take a smaller `driver.updates_per_chunk`",
-        ),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(tmp_path, changes, words):

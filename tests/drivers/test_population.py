@@ -496,11 +496,9 @@ def test_a_hyperparameter_has_the_name_of_its_setting():
     [
         (["learning_rate"], 0, "name=1e-4,3e-4"),
         (["learning_rate=a,b"], 0, "cannot be read"),
-        (["learning_rate=1e-3,nan"], 0, "cannot be read"),
         (["learning_rate=2:1"], 5, "must be finite and not empty"),
         (["learning_rate=1:2"], 0, "number of `draws`"),
         (["learning_rate=1:0:9,2:0:9"], 0, "of a schedule only the start varies"),
-        (["learning_rate=1,2"], 3, "range"),
         (["a=1", "a=2"], 0, "twice"),
         (["learning_rate=1e-3,0.001"], 0, "'learning_rate=1e-3,0.001' names a value twice"),
     ],

@@ -350,7 +350,6 @@ class PlayedOnHost(InTurns):
             "pods are evaluated on the device, and .* runs on the host: take `evaluations=0`",
         ),
         ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
-        ({"pods": ()}, "at least 2 pods, but there is 0"),
         ({"exchange": Selection(Truncation(), 0)}, "needs a period"),
         ({"exchange": Selection(Truncation(), 12)}, "multiple of a chunk's 5, .* 12: take 10"),
         ({"exchange": Selection(Truncation(), 40)}, "never reached in a run of 40 updates"),
@@ -364,7 +363,6 @@ class PlayedOnHost(InTurns):
             "learning_rate must be at least 0",
         ),
         ({"exchange": Selection(Generational(3, 1), 10)}, "group_size 3, but there are 4 pods"),
-        ({"exchange": Selection(Generational(2, 2), 10)}, "2 parents needs more groups"),
         (
             {"exchange": Selection(Generational(2, 1), 10)},
             "pods 0 to 1 would be a group, of group_size 2, but have different hyperparameters",

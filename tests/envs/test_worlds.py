@@ -368,10 +368,8 @@ class NoPicture:
     ("name", "message"),
     [
         ("worlds:dence", "There is no world 'dence': did you mean dense"),
-        ("worlds:dense+", "There is no world ''"),
         ("worlds:dense,layout=-1", "layout must be a whole number"),
         ("worlds:dense,size=3", "unexpected keyword argument 'size'"),
-        ("lifetimes:worlds:dence", "There is no world 'dence'"),
         ("lifetimes:catch,envs=0", "envs of a lifetime must be at least 1"),
     ],
 )

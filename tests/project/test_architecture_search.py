@@ -56,27 +56,6 @@ def test_an_episode_builds_a_network(load, tmp_path, monkeypatch):
     assert report.findings == ()
 
 
-def test_utilization_is_the_share_of_pods_that_train(load):
-    search = load("search")
-    trained = [{"start": 0.0, "end": 1.5}, {"start": 1.0, "end": 4.0}, {"start": 3.0, "end": 9.0}]
-    busy = search.utilization(trained, 2, np.array([0.0, 1.0, 2.0, 4.0]))
-    np.testing.assert_allclose(busy, [0.5, 0.75, 0.75])
-
-
-def test_pods_wait_between_their_rounds(load, tmp_path):
-    events = [
-        {"event": "header"},
-        {"event": "started", "pod": 0, "time": 0.0},
-        {"event": "started", "pod": 1, "time": 0.0},
-        {"event": "submitted", "pod": 1, "time": 2.0},
-        {"event": "submitted", "pod": 0, "time": 5.0},
-        {"event": "started", "pod": 0, "time": 5.0},
-        {"event": "started", "pod": 1, "time": 5.5},
-    ]
-    (tmp_path / "leaderboard.jsonl").write_text("\n".join(map(json.dumps, events)))
-    assert load("search").seconds_waited(tmp_path / "leaderboard.jsonl") == 3.5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["asynchronous", "synchronous", "random"])
 def test_a_search_builds_networks_and_is_drawn(name, load, tmp_path, monkeypatch, capsys):

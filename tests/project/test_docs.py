@@ -94,18 +94,6 @@ def test_a_block_that_imports_runs_in_a_new_session(place, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_blocks_that_do_not_run_say_what_they_need():
-    left_out = {
-        f"{name(page)}:{block.line}": block.why_not
-        for page in WITH_CODE
-        for block in blocks(page)
-        if block.why_not
-    }
-    print(left_out)
-    assert all(why.startswith("needs ") for why in left_out.values())
-    assert len(left_out) <= 7
-
-
 def commands(page: Path) -> list[list[str]]:
     """The `podracer` commands of a page's shell blocks and inline code, as words."""
     text = "\n".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S))

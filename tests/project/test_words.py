@@ -1,14 +1,13 @@
 """The language of comments, docstrings and names, as CONTRIBUTING has it."""
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FRAGMENT = re.compile(r"(of|that|which|as)\b(?! soon as| long as)", re.IGNORECASE)
+COMMENT = re.compile(r"(?:^ *#[ -].*\n)+|  # .*$", re.MULTILINE)  # lines of one in a row
 REPEATED_NOUN = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
 # Pronouns, participles, prepositions and adverbs: nobody knows what such a variable holds.
 REFUSED_NAMES = set(
@@ -28,46 +27,19 @@ REFUSED_NAMES = set(
 )
 
 
-def texts(source: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, kind, text) of comments and docstrings; comment lines in a row are one text."""
-    end, start, text = 0, 0, ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# pyright", "# type")):
-            continue
-        line, alone = token.start[0], not token.line[: token.start[1]].strip()
-        comment = token.string.lstrip("# -")
-        if alone and line == end + 1:
-            text, end = f"{text} {comment}", line
-            continue
-        if text:
-            yield start, "comment", text
-        text, start, end = comment, line, line if alone else 0
-    if text:
-        yield start, "comment", text
-    for node in ast.walk(ast.parse(source)):
+def refused_words(source: str) -> Iterator[str]:
+    """Yield what is refused in a file."""
+    nodes = list(ast.walk(ast.parse(source)))
+    texts = [re.sub(r"^[ #-]+", "", match[0]) for match in COMMENT.finditer(source)]
+    for node in nodes:
         match node:
             case ast.Expr(ast.Constant(str(text))):
-                yield node.lineno, "docstring", text
-
-
-def refused_words(source: str) -> Iterator[str]:
-    """Yield what is refused in a file, each with its line."""
-    repeated = []
-    for line, kind, text in texts(source):
-        if FRAGMENT.match(text.strip()):
-            yield f"{line}: a {kind} begins with {text.strip().split()[0]!r}: {text.strip()[:60]}"
-        repeated += [line] * len(REPEATED_NOUN.findall(text))
-    if len(repeated) > 1:
-        yield f"{repeated[1]}: 'that of' or 'those of' stands {len(repeated)} times in this file"
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.arg):
-            name = node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        else:
-            continue
-        if name.strip("_") in REFUSED_NAMES:
-            yield f"{node.lineno}: {name!r} does not name what it holds"
+                texts.append(text.strip())
+            case ast.arg(name) | ast.Name(name, ast.Store()) if name.strip("_") in REFUSED_NAMES:
+                yield f"line {node.lineno}: {name!r} does not name what it holds"
+    yield from (f"begins with a fragment: {text[:60]}" for text in texts if FRAGMENT.match(text))
+    repeated = [text for text in texts for _ in REPEATED_NOUN.findall(text)]
+    yield from (f"'that of' or 'those of' once more: {text[:60]}" for text in repeated[1:])
 
 
 def test_the_package_is_written_in_plain_words():

@@ -1,7 +1,6 @@
 """Pictures of observations, and where `podracer play` is worth a hint."""
 
 import dataclasses
-import io
 
 import hosts
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from podracer import envs
 from podracer.reports.recording import draw_observation, has_picture, is_drawable
-from podracer.run.console import summarize
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 
@@ -61,11 +59,3 @@ def test_what_can_be_drawn():
     assert is_drawable(seeing)
     assert not is_drawable(envs.make("probe:memory"))
     assert not is_drawable(counters)
-
-
-def test_the_summary_names_play_only_where_it_works(tmp_path):
-    for command in ("play", None):
-        out = io.StringIO()
-        summarize(tmp_path, next_command=command, options={"recipe": "m:f"}, file=out)
-        assert (f"podracer play {tmp_path} --recipe m:f" in out.getvalue()) == (command == "play")
-        assert "podracer report" in out.getvalue()

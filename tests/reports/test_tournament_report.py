@@ -17,7 +17,7 @@ from charts import blocks, figures
 
 from podracer.cli import main as cli
 from podracer.errors import ConfigError
-from podracer.reports.standings import LiveStandings, entry_as_json
+from podracer.reports.standings import LiveStandings
 from podracer.reports.tournament import write_tournament_report
 from podracer.reports.tournament_log import TournamentLog, varying_hyperparameters
 from podracer.tournament import leaderboard
@@ -118,36 +118,6 @@ def test_a_score_of_episodes_that_were_cut_says_so(tmp_path):
     assert texts[1] == "5.00 ± 0.250, 3 unfinished"
 
 
-def test_each_recipe_is_named_and_drawn_alone(tmp_path, monkeypatch):
-    """In a line of the terminal for each entry, with the hyperparameters that vary in a recipe."""
-    rates = {"cartpole_ppo": (0.00169, 0.0276), "cartpole_dqn": (0.00012, 0.000407)}
-    with Leaderboard(tmp_path, header(*rates, pods=4)) as board:
-        for pod, (recipe, rate) in enumerate((x, rate) for x in rates for rate in rates[x]):
-            submit(board, start(board, pod, rate=rate, recipe=recipe), 400.0 - pod)
-        submit(board, start(board, 3, "p0r0", rate=0.002, recipe="cartpole_ppo"), 500.0)
-        state = board.state
-    monkeypatch.setenv("COLUMNS", "80")
-    out = io.StringIO()
-    with LiveStandings(4, tmp_path, whole=True, file=out) as live:
-        live.show(state)
-    lines = [line.split() for line in out.getvalue().splitlines()]
-    assert [x for x in lines if x[2:3] == ["cartpole_ppo"]] == [
-        ["1", "p3r1", "cartpole_ppo", "500", "±", "0.250", "1.00k", "0:01", "p0r0", "0.00200"],
-        ["2", "p0r0", "cartpole_ppo", "400", "±", "0.250", "1.00k", "0:01", "fresh", "0.00169"],
-        ["3", "p1r0", "cartpole_ppo", "399", "±", "0.250", "1.00k", "0:01", "fresh", "0.0276"],
-    ]
-    assert entry_as_json(state.board[0])["recipe"] == "cartpole_ppo"
-    page = page_of(tmp_path)
-    head, *rows = rows_of(page, "Leaderboard")
-    assert head[6:] == ["from", "learning_rate"]
-    assert [row[2] for row in rows] == ["cartpole_ppo"] * 3
-    drawn = {title: x["data"] for title, x in figures(page).items() if title.startswith("learning")}
-    ppo, dqn = (drawn[f"learning_rate of {recipe}"] for recipe in rates)
-    assert ppo[1]["y"] == [0.00169, 0.0276, None, None, 0.002]
-    assert dqn[1]["y"] == [None, None, 0.00012, 0.000407, None]
-    assert dqn[0]["y"][:2] == [0.000407, None]  # the line of pod 3 ends, as it is PPO from then on
-
-
 def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
     """Neither while a process writes nor between two."""
     wall, ticks = [1e9], itertools.count(0.0, 10.0)
@@ -163,15 +133,6 @@ def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
     assert log.seconds == 30.0  # ten for each event; nothing passed between the processes
 
 
-def test_the_summary(page):
-    assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {
-        "Best entry": "p1r1", "Score": "1,234 ± 0.250", "Frames in all": "4.50k",
-        "Wall time": "2:10", "Rounds": "4 of 12", "Entries": "4, 3 on the board",
-        "Pods": "3, 1 quarantined", "Selection": "KTournament", "Failures": "1",
-        "Refused reports": "1", "Episodes of an evaluation": "10, greedy", "Seed": "7",
-    }  # fmt: skip
-
-
 def test_the_board_has_the_hyperparameters_that_vary(page):
     assert rows_of(page, "Leaderboard") == [
         ["place", "entry", "recipe", "score", "frames", "trained for", "from", "learning_rate"],
@@ -179,14 +140,6 @@ def test_the_board_has_the_hyperparameters_that_vary(page):
         ["2", "p0r0", "catch_a2c", "5.00 ± 0.250", "1.00k", "0:01", "fresh", "0.100"],
         ["3", "p0r1", "catch_a2c", "4.00 ± 0.250", "2.00k", "0:01", "p0r0", "0.100"],
     ]
-
-
-def test_what_stands_behind_a_score_is_said(page):
-    assert "mean returns &plusmn; their standard errors" in page
-
-
-def test_the_lineage_of_the_winner_is_named(page):
-    assert "<p><b>p1r1</b> descends from p0r0.</p>" in page
 
 
 def test_failures_are_listed_with_their_reasons(page):
@@ -237,29 +190,6 @@ def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
         assert f"{len(log.entries)}, {len(log.state.board)} on the board" in page
         assert ("<h2>Leaderboard</h2>" in page) == bool(log.entries)
         assert "<h2>Configuration</h2>" in page
-
-
-def test_the_same_log_gives_the_same_page(tournament, page):
-    assert page_of(tournament) == page
-
-
-def test_experiments_of_several_recipes_are_compared(tmp_path):
-    with Leaderboard(tmp_path, header("catch_a2c", "catch_ppo")):
-        pass
-    rows = {head: values for head, *values in rows_of(page_of(tmp_path), "Configuration")}
-    assert rows["experiment.recipe"] == ["catch_a2c", "catch_ppo"]
-    assert rows["tournament.selection.k"] == ["3"]
-    assert rows["experiment.agent.note"] == [HOSTILE]
-
-
-@pytest.mark.slow
-def test_many_ancestors_are_counted(tmp_path):
-    with Leaderboard(tmp_path, header("catch_a2c", pods=1)) as board:
-        for round in range(39):
-            submit(board, start(board, 0, *([f"p0r{round - 1}"] if round else [])), float(round))
-    page = page_of(tmp_path)
-    assert "<b>p0r38</b> descends from p0r37, p0r36," in page
-    assert "p0r14 and 14 more.</p>" in page
 
 
 def test_the_command_reports_a_tournament_alone(tmp_path, capsys):

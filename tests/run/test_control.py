@@ -155,16 +155,11 @@ def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
     ("change", "message"),
     [
         ({"driver": {"num_envs": 8}}, "control must return None or fields"),
-        (0.1, "control must return None or fields"),
         ({"agent": {"learning_rat": 0.1}}, "has no field 'learning_rat'"),
         ({"agent": {"learning_rate": -1.0}}, "learning_rate"),
-        ({"agent": {"learning_rate": float("nan")}}, "learning_rate"),
         ({"agent": {"network": {"torso": {"hidden": (8,)}}}}, "hidden, but that is compiled"),
-        ({"environment": {"width": 2}}, "environment.width, but that is compiled"),
         ({"environment": {"center": "left"}}, "a number to a number"),
-        ({"environment": {"center": float("inf")}}, "a finite one"),
         ({"environment": {"slopes": [1.0]}}, "of the same shape"),
-        ({"environment": {"edge": 2.0}}, "has no field 'edge'"),
     ],
 )
 def test_what_cannot_change_is_refused_in_a_sentence(change, message):

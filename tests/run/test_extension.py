@@ -317,17 +317,6 @@ def test_files_name_the_classes_that_an_installed_package_declares(installed_pac
     assert (type(read).__name__, read.waist, read.network.extra) == ("Narrow", 2, 5)
 
 
-@pytest.mark.slow
-def test_an_installed_package_brings_a_recipe(installed_package):
-    run = installed_package / "run"
-    assert podracer_command("train", "line_a2c", "--frames", 320, "--run-dir", run) == 0
-    config = (run / "config.json").read_text()
-    assert json.loads(config)["experiment"]["environment"] == "line:4"
-    assert "lab" not in config.replace(str(installed_package), "")
-    agent, _ = podracer.load(run)  # the run has the name of an installed recipe
-    assert agent.name == "Shifted"
-
-
 def test_an_installed_package_brings_a_section_of_the_report(installed_package, caplog):
     run = installed_package / "run"
     run.mkdir()
@@ -546,26 +535,6 @@ def test_a_field_with_the_name_of_another_flag_begins_with_its_part():
 
     experiment = parsed_agent(Clashing(), "--frames", "7", "--agent.frames", "5")
     assert (experiment.frames, experiment.agent.frames) == (7, 5)
-
-
-def test_flags_of_a_second_network_begin_with_its_name():
-    network = podracer.TorsoNetwork(podracer.MLP((8,)))
-
-    @podracer.struct
-    class WithNovelty(podracer.A2C):
-        novelty_network: podracer.TorsoNetwork = podracer.static(default=network)
-        novelty_optimizer: podracer.Optimizer = podracer.Optimizer()
-        novelty_scale: float = 0.5
-
-    agent = parsed_agent(
-        WithNovelty(), "--network.torso.hidden", "4", "--novelty-network.torso.hidden", "16",
-        "--agent.optimizer.name", "rmsprop",
-        "--novelty-optimizer.name", "radam", "--novelty-scale", "2",
-    ).agent  # fmt: skip
-    assert agent.network.torso.hidden == (4,)
-    assert agent.novelty_network.torso.hidden == (16,)
-    assert (agent.optimizer.name, agent.novelty_optimizer.name) == ("rmsprop", "radam")
-    assert agent.novelty_scale == 2
 
 
 def test_an_agent_around_another_has_the_flags_of_both():

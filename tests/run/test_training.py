@@ -704,14 +704,10 @@ def test_a_configuration_cannot_name_what_it_likes(data):
     ("changes", "words"),
     [
         ({"frames": 2.5}, "frames cannot be 2.5"),
-        ({"seed": True}, "seed cannot be True"),
         ({"keep_best": "no"}, "keep_best cannot be 'no'"),
-        ({"recipe": 5}, "recipe cannot be 5"),
         ({"driver": {"num_envs": 1.5}}, "num_envs cannot be 1.5"),
-        ({"agent": {"network": {"shared": 0}}}, "shared cannot be 0"),
         ({"callbacks": "save"}, "callbacks cannot be 'save': it must be a list"),
         ({"callbacks": [None]}, "a callback is a function of the Boundary"),
-        ({"callbacks": print}, "class builtin_function_or_method: it must be a list"),
     ],
 )
 def test_what_a_file_could_not_bring_back_is_refused_at_the_start(changes, words, tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from charts import blocks, figures
+from charts import figures
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ from podracer.drivers.population import Hyperparameter, Pod
 from podracer.io.seal import seal_json
 from podracer.reports import charts
 from podracer.reports.run import write_report
-from podracer.run.console import line, summarize
+from podracer.run.console import summarize
 from podracer.run.sweep import configurations
 from podracer.scores.format import number
 from podracer.scores.runs import RunRecords, members_of, read_run
@@ -192,10 +192,6 @@ def words(of_seed):
     low, high = bootstrap_interval(finals)
     mean = number(float(scipy.stats.trim_mean(finals, 0.25)))
     return mean, f"{number(float(low))} to {number(float(high))}"
-
-
-def text_of(page):
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
 
 def rows(page):
@@ -423,17 +419,6 @@ def test_returns_of_a_data_set_are_no_score(kind, records, score):
     assert math.isnan(run.final_return) == (kind == "DataEnvironment")
 
 
-def test_a_line_of_the_terminal_names_what_the_evaluation_leaves_out():
-    base = {"updates": 3, "frames": 10, "evaluation_return": 7.0}
-    assert line(base, 9).endswith("eval   7.00")
-    cut = line({**base, "evaluation_unfinished": 2}, 9)
-    assert cut.endswith("eval      -  unfinished evaluation")
-    text = line({**base, "evaluation_return": math.nan}, 9)
-    assert text.endswith("eval      -  evaluation without a finite mean")
-    pods = {**base, "pods_failed": 2.0, "evaluation_distinct_episodes": 41 / 9}
-    assert line(pods, 9).endswith("eval   7.00  distinct 4.556  2 pods diverged")
-
-
 # --- figures --------------------------------------------------------------------------------------
 
 
@@ -451,22 +436,6 @@ def test_a_mean_over_seeds_leaves_out_those_that_diverged():
     assert [x["meta"] for x in traces if "name" not in x] == ["a", "b", "c"]
     (mean,) = [x["curves"]["updates"][1] for x in traces if x.get("name") == "score"]
     assert set(mean) == {2}
-
-
-def test_each_environment_has_panels_of_its_own(tmp_path):
-    for name in ("catch", "cartpole"):
-        run = alone(tmp_path / name)
-        config = json.loads((run / "config.json").read_text())
-        config["experiment"]["environment"] = name
-        del config["sha256"]
-        seal_json(run / "config.json", config)
-    runs = [tmp_path / name for name in ("catch", "cartpole")]
-    page = write_report(runs, tmp_path / "report.html").read_text()
-    learning = page.partition("<h2>Learning</h2>")[2].partition("</section>")[0]
-    assert re.findall("<h3>(.*?)</h3>", learning) == ["catch", "cartpole"]
-    assert list(blocks(learning)) == ["learning catch", "learning cartpole"]
-    write_report(runs[:1], tmp_path / "one.html")
-    assert "<h3>" not in (tmp_path / "one.html").read_text()
 
 
 def test_a_pod_has_its_own_start_of_a_schedule_and_a_selection_chooses_it():

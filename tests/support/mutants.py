@@ -1,15 +1,54 @@
-"""Mutants of a function: its file with one thing taken out that mentions a name.
+"""The mutation check: without any one of the guards in `guards.txt`, the test beside it fails.
 
-A raise, a call or the assignment of an item does not happen; a condition is never true, a filter
-always; `and`, `or`, `&` and `|` lose an operand, a call a named argument, a list a tuple;
-`f(x, ...)` and `where(c, x, y)` become `x`, a `with` its block, `except BaseException` `Exception`.
+    python tests/support/mutants.py [PART OF A FILE'S NAME]
+
+tries all guards, or those of some files, in a copy of the tree, and lists what each test noticed.
+
+A mutant is a function's file with one thing taken out that mentions a name. A raise, a call or the
+assignment of an item does not happen; a condition is never true, a filter always; `and`, `or`, `&`
+and `|` lose an operand, a call a named argument, a list a tuple; `f(x, ...)` and `where(c, x, y)`
+become `x`, a `with` its block, `except BaseException` `Exception`.
 """
 
 from __future__ import annotations
 
 import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Guard(NamedTuple):
+    """A line of `guards.txt`."""
+
+    file: str  # in podracer/, or with the path of its package
+    function: str  # `name`, `Class.method` or `outer.inner`
+    name: str  # an identifier of the function
+    test: str  # in tests/
+    mark: str = "not slow"  # of the cases that are tried
+
+    @property
+    def source(self) -> str:
+        return self.file if self.file.startswith("packages/") else f"podracer/{self.file}"
+
+    @property
+    def case(self) -> str:
+        return self.test if self.test.startswith("packages/") else f"tests/{self.test}"
+
+
+def guards() -> list[Guard]:
+    lines = Path(__file__).with_name("guards.txt").read_text().splitlines()
+    return [Guard(*line.split()) for line in lines if line and not line.startswith("#")]
 
 
 class Mutant(NamedTuple):
@@ -112,3 +151,44 @@ def _without(parent: ast.AST, field: str, node: Any) -> Iterator[ast.AST | None]
             yield ast.Constant(True)
         case ast.BoolOp(), "values":
             yield ast.Constant(isinstance(parent.op, ast.And))
+
+
+def fails(tree: Path, guard: Guard) -> bool:
+    """Run the test of a guard in a tree."""
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-m", guard.mark, "--timeout", "120", guard.case],
+        cwd=tree,
+        # No bytecode: a file that was changed twice within a second would be taken from it.
+        env=os.environ
+        | {"PYTHONPATH": f"{tree}:{tree}/packages/cloud", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"{guard.case} cannot be run: {done.stdout.decode()}")
+    return done.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def is_noticed(tree: Path, guard: Guard) -> bool:
+    """Return whether the test notices one mutant at least; each is listed."""
+    path = tree / guard.source
+    text, noticed = path.read_text(), []
+    for mutant in mutants(text, guard.function, guard.name):
+        path.write_text(mutant.source)
+        noticed.append(fails(tree, guard))
+        path.write_text(text)
+        print("noticed  " if noticed[-1] else "unnoticed", *guard[:3], mutant.change, flush=True)
+    return any(noticed)
+
+
+if __name__ == "__main__":
+    chosen = [guard for guard in guards() if re.search("|".join(sys.argv[1:]), guard.file)]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for part in ("podracer", "tests", "packages/cloud"):
+            shutil.copytree(ROOT / part, tree / part)
+        shutil.copy2(ROOT / "pyproject.toml", tree)
+        assert not [guard.case for guard in chosen if fails(tree, guard)], "fails with its guard"
+        missed = [guard for guard in chosen if not is_noticed(tree, guard)]
+    print(f"{len(chosen) - len(missed)}/{len(chosen)}", *missed, sep="\n")

@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ import pytest
 from child import command, wait_until
 
 import podracer
-from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.config.experiment import Experiment
@@ -42,7 +40,7 @@ from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import MACHINE_CODES, Orchestrator, run_tournament
+from podracer.tournament.orchestrator import MACHINE_CODES, Orchestrator
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -290,32 +288,6 @@ def own_recipe(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     yield "own_pods:mine"
     sys.modules.pop("own_pods", None)
-
-
-@pytest.mark.slow
-def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
-    """In this process as objects, and as in processes, which know the recipe's name only."""
-    tournament = Tournament(
-        (recipes.find(own_recipe),), pods=1, rounds=1, round_frames=ROUND, episodes=8,
-        engine="inline",
-    )  # fmt: skip
-    assert run_tournament(tournament, tmp_path / "objects") == 0
-    objects = accepted_entries(read_events(tmp_path / "objects"))
-
-    class Named(InlineEngine):
-        codes: Mapping[int, int] = MappingProxyType({})
-
-        def start(self, token, directory):
-            self.codes = {token: pods.run_alone(directory, [own_recipe])}
-
-        def poll(self):
-            codes, self.codes = self.codes, {}
-            return dict(codes)
-
-    names = play(tmp_path / "names", dataclasses.replace(tournament, rounds=2), Named())
-    assert list(names) == ["p0r0", "p0r1"]
-    assert names["p0r0"].score == objects["p0r0"].score
-    assert pods.run_alone(tmp_path / "names" / "pods" / "p0r1") == 78  # without the name
 
 
 @pytest.mark.slow

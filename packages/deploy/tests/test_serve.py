@@ -109,17 +109,10 @@ def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
             {"observation": [0, 0, 0]},
             r"must be float32\[2\], or a batch of B .*it has the shape \(3,\)",
         ),
-        ({"observation": [[0, 0], [0]]}, "its rows differ in length"),
         ({"observation": "left"}, "must hold numbers"),
-        ({"observation": None}, "must hold numbers"),
-        ({"observation": [0, 0], "reward": None}, "reward must hold numbers"),
         ({"observation": [1e60, 0]}, "not finite as float32"),
-        ({"observation": []}, r"must be float32\[2\], .*it has the shape \(0,\)"),
-        ({"observation": [0, 0], "reward": "much"}, "reward must hold numbers"),
         ({"observation": [0, 0], "reward": [1, 2]}, "one for each row"),
-        ({"observation": [0, 0], "session": 7}, "a text of 1 to 200 characters"),
         ({"observation": [0, 0], "session": "a", "reset": "yes"}, "true, false, or a list"),
-        ({"observation": [0, 0], "session": "a", "reset": [1]}, "integers from 0 to 0"),
         ({"observation": [[0, 0], [0, 0]], "session": "a"}, "has 1 observations, not 2"),
     ],
 )
@@ -244,15 +237,11 @@ def test_a_session_ends_when_its_model_was_replaced_twice(recurrent):
     ("spec", "value", "message"),
     [
         (ArraySpec((2,), np.uint8), [0, 256], "no uint8"),
-        (ArraySpec((2,), np.uint8), [0, -1], "no uint8"),
         (ArraySpec((1,), np.int32), [0.5], "no int32"),
         (ArraySpec((), np.int32, num_values=4), 4, "must lie in 0 to 3"),
-        ({"a": ArraySpec(())}, [0], "must be an object with a"),
         ({"a": ArraySpec(())}, {"a": 0, "b": 0}, "must be an object with a"),
         ({"a": {"b": ArraySpec(())}}, {"a": {"b": "x"}}, r"observation\.a\.b must hold numbers"),
         ((ArraySpec(()),), [1, 2], "a list of 1 parts"),
-        ((ArraySpec(()),), None, "a list of 1 parts"),
-        ({"a": ArraySpec(())}, {"a": None}, r"observation\.a must hold numbers"),
     ],
 )
 def test_numbers_that_a_specification_cannot_hold_are_refused(spec, value, message):
@@ -347,21 +336,6 @@ def test_a_large_body_is_parsed_while_others_are_answered(service, monkeypatch):
         client.join()
     assert answers[0][0] == 200
     assert len(answers[0][1]["actions"]) == 4096
-
-
-@pytest.mark.parametrize(
-    ("spec", "largest"),
-    [
-        (ArraySpec((4,)), 4096 * (5 * 32 + 64)),
-        (ArraySpec((84, 84, 4), np.uint8), 8 * 2**20),
-        (ArraySpec((600, 600, 3), np.uint8), 1_080_001 * 32),  # of which one is larger
-    ],
-)
-def test_bodies_are_limited_by_the_observations_of_the_model(spec, largest, tmp_path):
-    model = model_of("run", "a2c")
-    spec = dataclasses.replace(model.policy.spec, observation=spec)
-    model.policy.spec = spec
-    assert Service(tmp_path, lambda path: model).max_bytes == largest + 1024
 
 
 def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
@@ -482,10 +456,7 @@ def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
     ("arguments", "words"),
     [
         ("nowhere", "nowhere holds no run"),
-        ("ftp://host/run", "is no address that can hold a run"),
-        ("nowhere --host ''", "--host is empty"),
         ("nowhere --host nosuch.invalid --port 0", "take another --host"),
-        ("nowhere --host 192.0.2.1 --port 0", "take another --host"),
         ("nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 from pathlib import Path
@@ -181,15 +180,6 @@ def test_the_table_is_what_the_market_shows() -> None:
         assert (table.indicators == expected.reshape(len(expected), 5 * 7)).all()
 
 
-def test_turbulence_sells_all_and_buys_nothing() -> None:
-    env = Trading(split_market(quarters(), 0.9, 0.95), episode_length=STEPS, **EXACT)
-    states, _ = run(env, np.ones((STEPS, 16, 5)))
-    turbulent = env.data.turbulence[states.time[:-1]] > 6.0
-    assert turbulent.any()
-    assert not states.shares[1:][turbulent].any()
-    assert states.shares[1:][~turbulent].any(axis=-1).all()
-
-
 # --- properties of trading -----------------------------------------------------------------------
 
 money = st.floats(0.015625, 1000, width=32)
@@ -219,21 +209,6 @@ def test_trading_keeps_the_books(
     assert abs(fees - cost * (np.abs(moved) @ price)) <= 2e-6 * scale
     unfilled = moved < np.array(orders)
     assert (after < np.array(price) * (1 + cost) + 2e-6 * scale)[unfilled].all()
-
-
-@settings(max_examples=100, deadline=None)
-@given(four(st.integers(0, 100)), four(st.integers(-100, 100)), four(money))
-def test_fees_rise_with_their_rate(
-    shares: list[int], orders: list[int], price: list[float]
-) -> None:
-    """Where there is cash for all orders: else a higher fee may buy fewer shares, and be less."""
-    given_arrays = jnp.float32(2**20), jnp.int32(shares), jnp.int32(orders), jnp.float32(price)
-    results = [traded(*given_arrays, cost) for cost in (0.0, 0.001, 0.002, 0.01)]
-    fees = [float(result[2]) for result in results]
-    assert fees[0] == 0
-    assert all((result[1] == results[0][1]).all() for result in results)
-    anything = (results[0][1] != jnp.int32(shares)).any()
-    assert all((low < high) == anything for low, high in itertools.pairwise(fees))
 
 
 def test_rewards_are_what_wealth_gains() -> None:

@@ -390,24 +390,6 @@ def test_a_directory_that_holds_nothing_is_a_sentence(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "train trading_ppo --environment trading:PATH.csv",
-        "promote PATH run",
-        "rollback PATH",
-    ],
-)
-def test_no_command_takes_an_address_for_a_path(
-    command: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert called(*command.replace("PATH", "s3://bucket/run").split()) == 78
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "is an address, but files are kept in directories of this machine" in error
-    assert not list(tmp_path.iterdir())
-
-
 FUNCTIONS = (load_market, backtest, functools.partial(promote, run="run"), rollback)
 
 
@@ -426,15 +408,6 @@ def test_no_function_takes_a_path_that_leads_nowhere(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         function(path)
-
-
-def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for command in (backtest, functools.partial(promote, "~/models")):
-        with pytest.raises(ConfigError, match=f"^{tmp_path}/none holds no run"):
-            command("~/none")
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/none has no model yet"):
-        rollback("~/none")
 
 
 def test_a_copy_is_for_the_same_readers_and_replaces_a_link(tmp_path):
