@@ -37,7 +37,6 @@ from benchmarks.reproduce.page import markdown_page
 from benchmarks.reproduce.read import learning_curve
 from benchmarks.reproduce.records import (
     SHIPPED,
-    append_record,
     project_records,
     read_records,
 )
@@ -153,16 +152,6 @@ def test_a_run_without_a_final_score_gives_no_curve(tmp_path):
                 learning_curve("run")([], tmp_path)
         else:
             assert learning_curve("run")([], tmp_path)["returns"] == returns
-
-
-def test_a_torn_line_of_records_is_replaced(tmp_path):
-    path = tmp_path / "records.jsonl"
-    append_record(path, a_record("one"))
-    with path.open("a") as file:
-        file.write('{"figure": "fig')
-    assert [record.case for record in read_records(path)] == ["one"]
-    append_record(path, a_record("two"))
-    assert [record.case for record in read_records(path)] == ["one", "two"]
 
 
 def test_measuring_resumes_and_repeats_only_what_failed(tmp_path, monkeypatch):

@@ -150,10 +150,6 @@ def normalized():
     return wrappers.NormalizeObservation(wrappers.TimeLimit(Walk(), 5))
 
 
-def normalized_rewards():
-    return wrappers.TimeLimit(wrappers.NormalizeReward(Walk()), 5)
-
-
 class NoSpace(Walk):
     action_space = None
 
@@ -173,7 +169,6 @@ WARNINGS = {
     Masked: ('info["action_mask"]', "into the observation"),
     MaskedByMethod: ("action_masks()", "into the observation"),
     normalized: ("NormalizeObservation has running statistics", "`normalize_observations`"),
-    normalized_rewards: ("NormalizeReward has running statistics", "`normalize_rewards`"),
 }
 ERRORS = {
     WithoutSeed: ("`reset(seed=seed)` raised TypeError", "keyword argument 'seed'"),

@@ -28,7 +28,9 @@ from podracer.cli import main as command_line
 from podracer.cli import pods
 from podracer.cli.main import main
 from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experiment
+from podracer.cli.resume import free_settings
 from podracer.cli.runs import EvalOptions, evaluate
+from podracer.cli.settings import settings_of
 from podracer.cli.train import TrainOptions
 from podracer.cli.values import read_whole_number
 from podracer.config.experiment import Experiment
@@ -40,7 +42,7 @@ from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
 from podracer.run import training
-from podracer.run.resume import Totals, check_metadata
+from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 
@@ -661,6 +663,23 @@ def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
     assert "another configuration: seed was 0 and is 5" in text
 
 
+THREAD = """
+import signal, sys, threading
+from podracer.io import signals
+from podracer.tournament.process import main
+signals.THREAD_SECONDS = 0.1
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which a pod gets when its standard input ends
+threading.Thread(target=threading.Event().wait, args=(60,), name="simulator").start()
+sys.exit(main("nowhere"))
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_that_goes_on_does_not_keep_a_pod_alive(capfd):
+    assert in_child(THREAD)[0] in (70, 78)
+    assert "left behind by force: simulator." in capfd.readouterr().err
+
+
 DAEMONS = """
 import threading, time
 import jax, numpy as np
@@ -916,3 +935,22 @@ def test_an_evaluation_is_json_and_advises_what_its_actions_allow(monkeypatch, c
     figures = json.loads(out, parse_constant=pytest.fail)
     assert (figures["environment"], figures["return_mean"]) == ("e", None)
     assert error.endswith("of one episode: to measure more take --policy sampled.\n")
+
+
+def test_handlers_are_put_back(outcome):
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    assert outcome("--version")[0] == 0
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_a_word_for_help_and_other_names_of_a_list(outcome):
+    assert outcome("help") == outcome("--help")
+    assert outcome("help", "list") == outcome("list", "--help")
+    assert outcome("list", "envs") == outcome("list", "environments")
+
+
+def test_resume_has_a_flag_for_every_setting_that_may_change():
+    settings = {setting.path: setting for setting in settings_of(free_settings())}
+    assert settings.keys() == FREE_ON_RESUME
+    assert {setting.value for setting in settings.values()} == {"unchanged"}
+    assert settings["target_return"].read(["None"]) is None  # a value to change it to

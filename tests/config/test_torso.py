@@ -133,7 +133,8 @@ def spec_of(*shape):
     ],
 )
 def test_which_torso_the_sentence_names_can_be_built(shape, kind):
-    experiment = recipes.find("pendulum_ppo").with_fields({"agent": {"learning_rate": 1e-3}})
+    fields = {"learning_rate": 1e-3, "network": {"torso": {"layer_norm": True}}}
+    experiment = recipes.find("pendulum_ppo").with_fields({"agent": fields})
     spec = spec_of(*shape)
     sentences = flattened_images(Blueprint(experiment.agent, spec))
     assert [f"--agent.network.torso {kind} gives" in in_flags(text) for text in sentences] == [
@@ -142,6 +143,7 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
     if kind is not None:
         changed = Blueprint(with_torso(experiment, kind).agent, spec, Context(8))
         assert flattened_images(changed) == []
+        assert changed.settings.network.torso.layer_norm
         podracer.check_agent(changed, num_envs=8)
 
 

@@ -108,6 +108,8 @@ def test_paths_with_colons_are_paths(tmp_path, monkeypatch):
     for text in ("a:b/c", "./s3:/x", "/tmp/s3:/x", "runs/a:0", "C:/x"):
         assert user_path(text) == Path(text)
     assert user_path("~/x") == Path.home() / "x"
+    with pytest.raises(ConfigError, match="no home directory for '~nosuchuser/x'"):
+        user_path("~nosuchuser/x")
 
 
 @pytest.mark.figure(20)

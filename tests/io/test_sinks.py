@@ -24,7 +24,7 @@ from podracer import recipes
 from podracer.errors import PodracerError
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, read_metrics
-from podracer.run.console import Console, line, summarize
+from podracer.run.console import Console, line, summarize, with_progress
 from podracer.run.result import RunInfo
 from podracer.scores.format import clock, compact, number, percent
 
@@ -504,3 +504,32 @@ def test_outputs_do_not_wait_for_jax_nor_for_plotly():
     slow = {"jax", "plotly", "matplotlib"}
     code = f"import sys, podracer.reports.run; assert not {slow} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_value_that_is_far_off_gives_a_histogram_few_bins(tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboardX.proto.event_pb2 import Event
+
+    sink = TensorBoardSink(tmp_path)
+    sink.write(record(1, share=np.append(np.linspace(0, 1, 1000), 1e4)))
+    sink.close()
+    (path,) = tmp_path.iterdir()
+    events = map(Event.FromString, RawEventFileLoader(str(path)).Load())
+    (bins,) = [x.histo.bucket for e in events for x in e.summary.value if x.HasField("histo")]
+    assert len(bins) < 20
+
+
+def test_progress_is_shown_where_somebody_watches(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def kinds(*given):
+        return [type(sink) for sink in with_progress(*given)]
+
+    for stdout, sinks in ((Terminal(), [Console]), (io.StringIO(), []), (None, [])):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert kinds([], None) == sinks
+        assert kinds([], True) == [Console]
+        assert kinds([], False) == []
+        assert kinds([Console()], None) == [Console]

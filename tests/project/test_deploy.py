@@ -46,47 +46,6 @@ def test_the_processes_of_the_job_set_find_each_other(monkeypatch: pytest.Monkey
     assert job["parallelism"] == job["completions"] == hosts.num_processes
 
 
-LOST = "RestartJobSetAndIgnoreMaxRestarts"
-
-
-@pytest.mark.parametrize(
-    ("code", "conditions", "action"),
-    [
-        (75, [], None),
-        (77, [], LOST),
-        (137, ["DisruptionTarget"], LOST),
-        (None, ["DisruptionTarget"], LOST),
-        (78, [], "FailJobSet"),
-        (70, [], "RestartJobSet"),
-    ],
-)
-def test_the_job_set_counts_faults_of_the_run_and_no_lost_machines(
-    code: int | None, conditions: list[str], action: str | None
-) -> None:
-    """By the rules of Kubernetes and JobSet: the first that fits, and what they say of it."""
-    spec = read("jobset-multihost.yaml")["spec"]
-    assert job_set_action(spec, code, conditions) == action
-
-
-def job_set_action(spec: dict[str, Any], code: int | None, conditions: list[str]) -> str | None:
-    """What a pod that ended has done to the set; None: its job starts it again."""
-    job = spec["replicatedJobs"][0]["template"]["spec"]
-    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-    for rule in job["podFailurePolicy"]["rules"]:
-        codes = rule.get("onExitCodes", {}).get("values", ())
-        if code in codes or {c["type"] for c in rule.get("onPodConditions", ())} & {*conditions}:
-            if rule["action"] == "Ignore":
-                return None
-            why = f"failed with exit code {code}" if code in codes else "has condition Disruption"
-            reason, message = "PodFailurePolicy", f"Pod {why} matching FailJob rule at index 1"
-            break
-    for rule in spec["failurePolicy"]["rules"]:
-        patterns = rule.get("onJobFailureMessagePatterns", [""])
-        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
-            return rule["action"]
-    return "RestartJobSet"
-
-
 def test_the_task_is_one_that_skypilot_takes(tmp_path: Path) -> None:
     """And its script gives each machine the address of the first and its own number."""
     task = read("skypilot.yaml")

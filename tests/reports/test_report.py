@@ -424,6 +424,14 @@ def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
     assert said(tmp_path, **options)[1] == sentence
 
 
+def test_starts_count_only_if_there_is_nothing_else(tmp_path):
+    resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
+    assert "Actors: environment 65 %" in resumed
+    short = said(tmp_path / "short", records=1)[1]
+    assert short.startswith("Transfer is the bottleneck: actors spend 0 % of their time waiting")
+    assert "it waits 100 % of its own" in short
+
+
 # --- statistics -----------------------------------------------------------------------------------
 
 
@@ -494,6 +502,16 @@ def test_a_gif_of_many_colors_is_close(tmp_path):
     assert (tmp_path / "a.gif").stat().st_size < frames.nbytes / 2
 
 
+def test_a_fast_gif_skips_frames_and_keeps_its_speed(tmp_path):
+    frames = np.zeros((60, 4, 4, 3), np.uint8)
+    frames[np.arange(60), 0, 0, 0] = np.arange(60)
+    write_video(frames, tmp_path / "a.gif", fps=60)
+    shown, durations = read_gif(tmp_path / "a.gif")
+    np.testing.assert_array_equal(shown, frames[::2])
+    assert sum(durations) == 1000
+    assert min(durations) >= 20
+
+
 @pytest.fixture
 def ffmpeg(tmp_path, monkeypatch):
     """Stands for ffmpeg: writes its arguments, and as the video the number of bytes it was sent."""
@@ -534,6 +552,12 @@ def test_an_ffmpeg_that_does_not_end_is_reported(tmp_path, ffmpeg, monkeypatch):
     monkeypatch.setattr(video, "FFMPEG_SECONDS", 0.2)
     with pytest.raises(PodracerError, match=r"has not written play.mp4 in 0.2 s"):
         write_video(np.zeros((2, 8, 8, 3), np.uint8), tmp_path / "play.mp4", 10)
+
+
+def test_a_failing_ffmpeg_is_reported(tmp_path, ffmpeg):
+    ffmpeg("cat > /dev/null; echo 'no such encoder' >&2; exit 1")
+    with pytest.raises(PodracerError, match="no such encoder"):
+        write_video(np.zeros((1, 2, 2, 3), np.uint8), tmp_path / "a.mp4", fps=1)
 
 
 def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):

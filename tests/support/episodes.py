@@ -1,4 +1,4 @@
-"""Random play in any environment of the device, as arrays."""
+"""Random play in any environment of the device, as arrays, and checks of suites by it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from podracer.checks import check_environment
+from podracer.envs import make
 from podracer.types import Discrete, EnvironmentSpec, MultiDiscrete
 
 
@@ -42,3 +45,29 @@ def play(env: Any, steps: int, num: int, policy: Any = None, seed: int = 0) -> A
         return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), opening, rest), actions
 
     return jax.device_get(jax.jit(run)(jax.random.key(seed)))
+
+
+def check_contract(name: str) -> None:
+    """Check an environment of a suite, which is a value and has its name."""
+    env = make(name)
+    spec = check_environment(env)
+    assert spec.name == name
+    assert env == make(name)
+    assert hash(env) == hash(make(name))
+
+
+def check_episodes(name: str, steps: int) -> None:
+    """Play at random; if there are many steps, an episode must end."""
+    env = make(name)
+    timesteps, _ = play(env, steps, 16)  # impossible actions, too
+    first, last = np.asarray(timesteps.first), np.asarray(timesteps.last)
+    discount = np.asarray(timesteps.discount)
+    assert first[0].all()
+    assert set(np.unique(discount)) <= {0.0, 1.0}
+    terminal = discount == 0
+    assert (first[1:] == (terminal[1:] | last[:-1])).all()
+    assert not (last & terminal).any()
+    finite = [np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(timesteps)]
+    assert all(finite)
+    if steps > 4:
+        assert first[1:].any(), "no episode ended"

@@ -258,6 +258,14 @@ def test_trees_of_arrays_are_read():
     assert tree["parts"][1].dtype == bool
 
 
+def test_bodies_are_limited_by_the_observations_of_the_model(service):
+    spec = service.model.policy.spec
+    assert service.max_bytes == 4096 * (3 * 32 + 64) + 1024
+    image = ArraySpec((600, 600, 3), np.uint8)  # of which one is larger than 8 MiB
+    service.model.policy.spec = dataclasses.replace(spec, observation=image)
+    assert service.max_bytes == 1_080_001 * 32 + 1024
+
+
 @contextlib.contextmanager
 def serving(service):
     """Serve in a thread; yields the address."""

@@ -304,6 +304,12 @@ class Spaceless(gymnasium.Env):
     observation_space = SEEN
 
 
+class Objectives(gymnasium.Env):
+    observation_space = SEEN
+    action_space = spaces.Discrete(2)
+    reward_space = spaces.Box(0, 1, (2,))
+
+
 MOST = float(np.finfo(np.float32).max)
 
 
@@ -583,6 +589,7 @@ def local():
         (local(), "define it at the top of a module"),
         (7, "neither a registered id nor something to call"),
         (Spaceless, "has no action_space: set one of gymnasium.spaces"),
+        (Objectives, "has rewards of the shape [2], not a number: of several objectives return a"),
         (
             functools.partial(Odd, SEEN, spaces.Box(-MOST, MOST, (2,))),
             "finite bounds, low < high in each coordinate",
