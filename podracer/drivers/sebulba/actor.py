@@ -91,7 +91,7 @@ class Actor:
         intake = partial(DeviceIntake, device=context.device) if on_device else HostIntake
         self._intake = intake(spec, len(context.indices), step)
         start = dataclasses.replace(context.start, env_state=())
-        parts = programs.begin(start, step)
+        parts = programs.begin(start, np.uint32(step))
         # Copied, as both are donated: no leaf may be a leaf of the other.
         self._buffer, self._start = copy_tree(jax.device_put(parts, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)

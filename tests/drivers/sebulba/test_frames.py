@@ -95,7 +95,7 @@ class Recorded:
         return self.batches[-1]
 
 
-def rollouts_of(env, length, number):
+def rollouts_of(env, length, number, updates=0):
     """Complete trajectories of one actor thread, and what its agent saw of each timestep."""
     config = SebulbaConfig(num_envs=4, rollout_length=length, threads_per_actor=1, policy_lag=None)
     settings = blueprint(Impala(network=SMALL), env.spec, length)
@@ -107,7 +107,9 @@ def rollouts_of(env, length, number):
         return action, (extras, timestep.observation), carry
 
     object.__setattr__(driver, "agent", dataclasses.replace(agent, act=act))
-    state = dataclasses.replace(driver.init(jax.random.key(3)), actor=())
+    state = dataclasses.replace(
+        driver.init(jax.random.key(3)), actor=(), update=jnp.uint32(updates)
+    )
     trajectories = []
     with contextlib.ExitStack() as stack, Supervisor(60) as supervisor:
         parts = (driver.actor_programs, env, driver.split, config, state)
@@ -161,6 +163,13 @@ def test_agents_and_learners_see_the_stacks_that_environments_show(name, length)
     trajectories = rollouts_of(env, length, number)
     expected = masked(env.batches[0].shown[: number * length + 1])
     check_seen(trajectories, expected, length)
+
+
+@variants("name", ["black"], ["device"])
+def test_a_long_run_goes_on_beyond_the_steps_of_a_signed_number(name):
+    env, length = Recorded(FILMS[name]), 7
+    trajectories = rollouts_of(env, length, 3, updates=2**31 // length + 1)
+    check_seen(trajectories, masked(env.batches[0].shown[: 3 * length + 1]), length)
 
 
 GAMES = {
