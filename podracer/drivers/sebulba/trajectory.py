@@ -104,9 +104,11 @@ def complete(spec: EnvironmentSpec, shard: TrajectoryShard) -> Trajectory:
         parts = partial(before, series), partial(before, sources)
         stacks.append(stack_frames(stack.shape[-1], *parts))
     timestep = layout.with_stacks(steps.timestep, shard.masked, stacks)
-    return dataclasses.replace(
-        shard.trajectory, steps=dataclasses.replace(steps, timestep=timestep)
-    )
+    final = shard.trajectory.final
+    final_stacks, _, _ = layout.split(final.observation)
+    final = layout.with_stacks(final, final.first & final.last, final_stacks)
+    steps = dataclasses.replace(steps, timestep=timestep)
+    return dataclasses.replace(shard.trajectory, steps=steps, final=final)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +213,8 @@ class Recorder:
         stacks = self._stacks(buffer.large, buffer.columns, newest, [x[-1] for x in sources])
         frames, _, _ = self.layout.split(final.observation)
         final_stacks = [*map(push_frame, stacks, frames, final_sources)]
-        final = self.layout.with_stacks(final, final.first & final.last, final_stacks)
+        # Masked by `complete`: a resumed run goes on behind masked rows, too.
+        final = self.layout.with_stacks(final, jnp.zeros_like(final.first), final_stacks)
         outputs, structure = jax.tree.flatten(self.outputs)
         outputs = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in outputs]
         outputs = from_words(rows[..., self.layout.width :], outputs)

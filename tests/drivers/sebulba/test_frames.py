@@ -255,6 +255,30 @@ def test_lock_step_with_stacks_equals_anakin_and_goes_on(name):
     check_equal(state, expected)
 
 
+class FaultyWalks(Walks):
+    """Lives are lost and rewards are no numbers, as the newest frame says."""
+
+    def _show(self, frames, time):
+        state, timestep = super()._show(frames, time)
+        chance = frames[0, 0, -1] % 4
+        lost = (chance == 0) & ~timestep.first & ~timestep.last
+        reward = jnp.where((chance == 1) & (time > 0), jnp.nan, timestep.reward)
+        discount = jnp.where(lost, jnp.float32(0), timestep.discount)
+        first = timestep.first | lost
+        return state, dataclasses.replace(timestep, reward=reward, discount=discount, first=first)
+
+
+def test_a_resumed_run_goes_on_behind_masked_rows():
+    env = auto_reset(FaultyWalks())
+    settings = {"rollout_length": 5, "policy_lag": 0, "threads_per_actor": 1}
+    driver, _ = sebulba_setup(AGENTS["impala"], env, **settings)
+    expected, _ = train_sebulba(driver, driver.init(jax.random.key(0)), 10)
+    state, _ = train_sebulba(driver, driver.init(jax.random.key(0)), 5)
+    assert (state.actor.timestep.first & state.actor.timestep.last).any()
+    state, _ = train_sebulba(driver, state, 10)
+    check_equal(state, expected)
+
+
 class NoStack(Walks):
     """Two new frames in each step."""
 
