@@ -134,11 +134,10 @@ def _play(
     if not timesteps[0].first.all():
         errors.append("`reset` must return timesteps with `first` set.")
     figures = _figures(timesteps, num_envs)
-    if watched:
-        figures |= watched.figures()
-    elif seconds:
+    if seconds:
         rate = (len(timesteps) - 2) * num_envs / seconds  # the first step compiles
-        figures[f"steps a second of {num_envs} environments"] = rate
+        count = "one environment" if watched else f"{num_envs} environments"
+        figures[f"steps a second of {count}"] = rate
     if not figures["terminals"] + figures["time-outs"]:
         warnings.append(
             f"no episode ended within {len(timesteps) - 1:,} steps: where episodes have no limit, "

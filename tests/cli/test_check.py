@@ -155,17 +155,17 @@ class NoSpace(Walk):
 
 
 WARNINGS = {
-    Outside: ("outside of the bounds that its space declares, -9 to 9",),
-    AnotherDtype: ("observation is float64, but its space says float32",),
-    Clock: ("is float64 and arrives as float32, which loses", "subtract an offset"),
+    Outside: ("is not within the observation space",),
+    AnotherDtype: ("dtype to be float32, actual type: float64",),
+    Clock: ("64 bits arrive as 32, which loses", "subtract an offset"),
     Unseeded: ("reset with one seed begin differently", "self.np_random"),
     LaterUnseeded: ("with one seed and the same actions differ from step 1 on",),
     Fixed: ("two seeds give the same episodes",),
     Endless: ("no episode ended within 1,000 steps", "TimeLimit"),
-    BooleanReward: ("rewards are of type bool",),
+    BooleanReward: ("reward returned by `step()` must be a float", "bool"),
     Board: ("observation reaches 10, and networks divide it by 255", "Box(0, 10, ...)"),
     FloatImage: ("networks take it as it is", "uint8"),
-    Global: ("generators of `random` or NumPy", "workers=0", "self.np_random"),
+    Global: ("reset with one seed begin differently", "self.np_random"),
     Masked: ('info["action_mask"]', "into the observation"),
     MaskedByMethod: ("action_masks()", "into the observation"),
     normalized: ("NormalizeObservation has running statistics", "`normalize_observations`"),
@@ -369,7 +369,7 @@ def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
     assert run("test_check:Outside", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["usable"]
-    assert [finding["level"] for finding in report["findings"]] == ["warning"]
+    assert {finding["level"] for finding in report["findings"]} == {"warning"}
     assert report["spec"]["observation"] == "float32[2]"
     assert run("hosts:Counters") == 0  # a class of batches, with its defaults
     assert "counter: usable" in capsys.readouterr().out

@@ -25,7 +25,7 @@ BUDGETS = {
     "config": 630,
     "devices": 1970,
     "drivers": 4280,
-    "envs": 3690,
+    "envs": 3630,
     "io": 3190,
     "networks": 1450,
     "ops": 1240,
