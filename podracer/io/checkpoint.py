@@ -28,7 +28,7 @@ from podracer.io import agreement, steps, text
 from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
-from podracer.io.seal import MANIFEST, encode_json, is_there, seal, seal_json, verify_seal
+from podracer.io.seal import MANIFEST, encode_json, is_there, seal, seal_json
 from podracer.io.steps import CHECKPOINTS, Choice
 from podracer.types import PyTree
 
@@ -54,9 +54,9 @@ class Checkpointer:
     interrupted saves in `RUN/checkpoints`. Readers of a run that may still be running use `load`.
 
     With several processes (`jax.distributed`) all share the directory and must make the same calls
-    of `save` and `restore`. Each hashes what it wrote, and a share of what is restored; process 0
-    decides, seals and deletes, so `wait` guarantees the seal only there. If one is lost during a
-    save, the others raise JAX's error.
+    of `save` and `restore`. Each hashes what it wrote; process 0 verifies, decides, seals and
+    deletes, so `wait` guarantees the seal only there. If one is lost during a save, the others
+    raise JAX's error.
 
     Args:
         run: directory of the run; what is saved belongs to the run of its `config.json`.
@@ -172,15 +172,7 @@ class Checkpointer:
         """
         self.wait()
         aside = self.directory / QUARANTINE
-
-        def decide() -> int:
-            verify = verify_seal if jax.process_count() == 1 else agreement.verify_with_others
-            return steps.valid_step(self.run, aside, verify)
-
-        def verify_own(step: int) -> None:
-            agreement.verify_share(self.directory / steps.step_name(step))
-
-        valid = agreement.decide_on_first_process(decide, verify_own)
+        valid = agreement.decide_on_first_process(lambda: steps.valid_step(self.run, aside))
         return _read(self.directory / steps.step_name(valid), target)
 
     def close(self) -> None:

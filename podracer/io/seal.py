@@ -142,6 +142,7 @@ def digest_files(
     }
 
 
+@_verifying
 def verify_seal(directory: Path) -> None:
     """Check that the files in `directory` are exactly those that were sealed under this name.
 
@@ -149,12 +150,6 @@ def verify_seal(directory: Path) -> None:
     Raises `CheckpointError` naming the first file that differs, `StorageError` if one cannot be
     read: that is no damage.
     """
-    check_digests(directory, check_files(directory))
-
-
-@_verifying
-def check_files(directory: Path) -> dict[str, Any]:
-    """Check as `verify_seal` names and sizes alone; return the entries of the manifest."""
     files, manifest = _files(directory), read_sealed_json(directory / MANIFEST)
     if manifest["name"] != directory.name:
         raise CheckpointError(
@@ -168,14 +163,8 @@ def check_files(directory: Path) -> dict[str, Any]:
             raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
         if listed[name]["size"] != files[name]:
             raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
-    return listed
-
-
-@_verifying
-def check_digests(directory: Path, entries: Mapping[str, Any]) -> None:
-    """Check as `verify_seal` the bytes of the files of these entries of the manifest."""
-    for name in sorted(entries):
-        if entries[name]["sha256"] != file_digest(directory / name):
+    for name in sorted(listed):
+        if listed[name]["sha256"] != file_digest(directory / name):
             raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
 
 

@@ -24,7 +24,6 @@ from podracer.io.seal import (
 )
 
 T = TypeVar("T")
-Verify = Callable[[Path], None]
 Choice = Literal["newest", "best"] | int
 """Checkpoint of a run: the newest valid one, that of its best evaluation, or by its updates."""
 
@@ -110,17 +109,14 @@ def verified_step(run: Path, step: int) -> int:
     return step
 
 
-def valid_step(run: Path, quarantine: Path | None = None, verify: Verify | None = None) -> int:
-    """Return the newest step that is whole and belongs to the run; print what is not.
-
-    By default `verify` is `verify_seal`.
-    """
+def valid_step(run: Path, quarantine: Path | None = None) -> int:
+    """Return the newest step that is whole and belongs to the run; print what is not."""
     directory, identity = run / CHECKPOINTS, identity_of(run)
     newest = newest_saved(run)  # before the list: a run may be saving
     refused: dict[Path, CheckpointError] = {}
     for path in reversed(step_directories(directory)):
         try:
-            _verify(path, identity, verify)
+            _verify(path, identity)
             valid = path
             break
         except CheckpointError as fault:
@@ -144,9 +140,9 @@ def valid_step(run: Path, quarantine: Path | None = None, verify: Verify | None 
     return int(valid.name)
 
 
-def _verify(path: Path, identity: Any, verify: Verify | None = None) -> None:
+def _verify(path: Path, identity: Any) -> None:
     """Raise `CheckpointError` unless a step is whole and belongs to the run of this identity."""
-    (verify or verify_seal)(path)
+    verify_seal(path)
     owner = read_meta(path)["run"]
     if owner != identity:
         raise CheckpointError(

@@ -26,7 +26,7 @@ BUDGETS = {
     "devices": 1970,
     "drivers": 4280,
     "envs": 3630,
-    "io": 3190,
+    "io": 3130,
     "networks": 1450,
     "ops": 1240,
     "recipes": 1270,
