@@ -4,8 +4,8 @@
 
 `DIR/leaderboard.jsonl` is the source of truth. Each line is one event, synced to disk before it is
 acknowledged, and ends with a checksum over itself and the previous line: damage is reported with
-its line number; a torn last line was never acknowledged and is cut off. Lines that are missing at
-the end are noticed by the index (`index.py`), which each open rebuilds from the log.
+its line number; a torn last line was never acknowledged and is cut off. `DIR/length.json` has the
+number of lines and is written after the log: a log that holds fewer has lost some.
 
 One process writes, under `DIR/lock`; any process may read at any time. The meaning of the events is
 in `events.py`.
@@ -22,7 +22,6 @@ import math
 import os
 import re
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -30,17 +29,18 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
 from podracer.io.reading import MALFORMED, read_lines
 from podracer.io.run_directory import RunLock, fsync_directory
+from podracer.io.seal import encode_sealed, read_sealed_json
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.io.text import mode_of
 from podracer.tournament import events
-from podracer.tournament.index import Index, check_length, read_length
 
+LENGTH = "length.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,9 +59,9 @@ def read_events(directory: Path) -> list[events.Event]:
             f"{directory} holds no tournament and no sweep: there is no {LOG} in it. To compare "
             "runs: podracer report RUN RUN."
         )
-    length = read_length(path.parent)  # before the log, which may be growing
+    length = _read_length(path.parent)  # before the log, which may be growing
     history, checksums, _ = read_log(path)
-    check_length(path, checksums, length)
+    _check_length(path, checksums, length)
     if not history:
         raise ConfigError(f"{directory} holds no tournament yet: {LOG} is empty.")
     return history
@@ -94,6 +94,28 @@ def read_log(
             ) from None
         size += len(line)
     return history, checksums, size
+
+
+def _read_length(directory: Path) -> tuple[int, str]:
+    """Return the number of events that were noted and the checksum of the last one.
+
+    They are 0 and "" if nothing was noted, or if the file is damaged.
+    """
+    with contextlib.suppress(PodracerError, *MALFORMED):
+        noted = read_sealed_json(directory / LENGTH)
+        return int(noted["events"]), str(noted["checksum"])
+    return 0, ""
+
+
+def _check_length(log: Path, checksums: list[str], length: tuple[int, str]) -> None:
+    """Raise `CheckpointError` if a log with these checksums is not as long as was noted."""
+    events, checksum = length
+    if events and checksums[events - 1 : events] != [checksum]:
+        raise CheckpointError(
+            f"{log} holds {len(checksums)} events, but not all of the {events} that {LENGTH} has "
+            f"noted: it was cut or replaced. Restore it from a copy, or delete {LENGTH} to go on "
+            "with what is left."
+        )
 
 
 def _fields(event: events.Event) -> dict[str, Any]:
@@ -164,7 +186,7 @@ class Leaderboard:
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))
             fsync_directory(self.directory)
             history, checksums, self._size = read_log(self.directory / LOG)
-            check_length(self.directory / LOG, checksums, read_length(self.directory))
+            _check_length(self.directory / LOG, checksums, _read_length(self.directory))
             self._checksum = checksums[-1] if checksums else ""
             self._epoch = max([time.time(), *(e.time for e in history[-1:])]) - time.monotonic()
             if not history and header is not None:
@@ -172,13 +194,11 @@ class Leaderboard:
             self.state = events.state_after(history)
             if header is not None:
                 _check_same(self.state.header, header)
-            entries = events.accepted_entries(history)
-            names = {entry.checkpoint for entry in entries.values()}
+            names = {entry.checkpoint for entry in events.accepted_entries(history).values()}
             self._existing = {name for name in names if os.path.lexists(self.directory / name)}
             self._with_others = set(self._existing)  # perhaps beside earlier steps
             self._lock, self._copied = threading.Lock(), set[str]()  # see `snapshot`
-            self._index = self._make_index(entries.values())
-            stack.callback(lambda: self._index.close())
+            self._note_length()
             self._stack = stack.pop_all()
 
     def start(
@@ -305,14 +325,7 @@ class Leaderboard:
             if entry is not None:
                 self._existing.add(entry.checkpoint)
                 self._with_others.add(entry.checkpoint)
-            try:
-                self._index.add([entry] if entry else [], self.state.events, self._checksum)
-            except sqlite3.Error:  # damaged, or locked by a reader
-                self._index.close()
-                history, _, _ = read_log(self.directory / LOG)
-                # The event is in the log: if this fails, too, the next one tries again.
-                with contextlib.suppress(sqlite3.Error):
-                    self._index = self._make_index(events.accepted_entries(history).values())
+            self._note_length()
 
     def append(self, event: events.Event) -> events.Event:
         """Write an event to the log, durably; return it with its time, as it is read back."""
@@ -339,10 +352,10 @@ class Leaderboard:
         is_of_round = str(PurePosixPath(name).parent) == expected
         return None if is_of_round else f"the checkpoint {name!r} is not in {expected}"
 
-    def _make_index(self, entries: Iterable[events.Entry]) -> Index:
-        index = Index(self.directory, self.state.header.size)
-        index.add(entries, self.state.events, self._checksum)
-        return index
+    def _note_length(self) -> None:
+        noted = {"events": self.state.events, "checksum": self._checksum}
+        with contextlib.suppress(OSError):  # the event is in the log, and the next one tries again
+            (self.directory / LENGTH).write_bytes(encode_sealed(noted))
 
 
 def _check_same(saved: events.Header, header: events.Header) -> None:

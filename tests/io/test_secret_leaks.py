@@ -33,7 +33,6 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
-from podracer.tournament.index import INDEX
 from podracer.tournament.leaderboard import LOG, Leaderboard
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.selection import Independent
@@ -195,7 +194,7 @@ def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog):
     command("report", board)
     command("leaderboard", board)
     assert read_object(run / "config.json")["experiment"]["environment"] == NAME
-    owners = ("config.json", "best.json", "task.json", LOG, INDEX)
+    owners = ("config.json", "best.json", "task.json", LOG)
     assert files_with_secrets(runs) == dict.fromkeys(owners, 0o600)
     assert files_with_secrets(tmp_path / "store").keys() == {"config.json"}
     assert not has_secret("".join([*capfd.readouterr(), caplog.text]).encode())

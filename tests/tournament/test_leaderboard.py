@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -42,8 +41,7 @@ from podracer.tournament.events import (
     ranking,
     state_after,
 )
-from podracer.tournament.index import INDEX
-from podracer.tournament.leaderboard import LOG, Leaderboard, encode_line, read_events
+from podracer.tournament.leaderboard import LENGTH, LOG, Leaderboard, encode_line, read_events
 
 HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
 DIGEST = hashlib.sha256(b"").hexdigest()
@@ -584,7 +582,7 @@ def test_killed_writers_lose_nothing_that_they_told_of(number: int, tmp_path: Pa
     assert kill_writers(tmp_path, cases(range(number)), np.random.default_rng(5)) > 1
     for place in tmp_path.iterdir():
         with Leaderboard(place) as board:
-            check_index(board)
+            assert board.state == state_after(read_events(place))
 
 
 # --- the log --------------------------------------------------------------------------------------
@@ -628,7 +626,7 @@ def rewrite(directory: Path, **changes: dict[str, Any]) -> None:
         text, checksum = encode_line(fields | changes.get(fields["event"], {}), checksum)
         lines.append(text)
     (directory / LOG).write_bytes(b"".join(lines))
-    (directory / INDEX).unlink()
+    (directory / LENGTH).unlink()
 
 
 LEAGUE = {"kind": "Tournament", "opponents": "past", "train_against": None}
@@ -669,16 +667,16 @@ def test_a_log_with_a_capacity_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
-    """It was never acknowledged, so the index has not noted it either."""
+    """It was never acknowledged, so its number is not noted either."""
     played(tmp_path)
     log = tmp_path / LOG
-    acknowledged, index = log.read_bytes(), (tmp_path / INDEX).read_bytes()
+    acknowledged, length = log.read_bytes(), (tmp_path / LENGTH).read_bytes()
     with Leaderboard(tmp_path) as board:
         board.record(Absent(0, 99))
     whole = log.read_bytes()
     for size in range(len(acknowledged), len(whole), 7):
         log.write_bytes(whole[:size])
-        (tmp_path / INDEX).write_bytes(index)
+        (tmp_path / LENGTH).write_bytes(length)
         before = read_events(tmp_path)
         assert log.stat().st_size == size  # a reader changes nothing
         with Leaderboard(tmp_path) as board:
@@ -688,26 +686,26 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_cut_is_refused_at_every_place(tmp_path: Path) -> None:
-    """Its lines are whole, so only the index tells; without it, what is left goes on."""
+    """Its lines are whole, so only the length tells; without it, what is left goes on."""
     played(tmp_path)
-    log, index = tmp_path / LOG, (tmp_path / INDEX).read_bytes()
+    log, length = tmp_path / LOG, (tmp_path / LENGTH).read_bytes()
     lines = log.read_bytes().splitlines(keepends=True)
     cuts = [b"".join(lines[:count]) for count in range(len(lines))]
     cuts += [cut + lines[number][:20] for number, cut in enumerate(cuts)]
     for cut in cuts:
         log.write_bytes(cut)
         for reader in (read_events, Leaderboard, lambda path: Leaderboard(path, HEADER)):
-            with pytest.raises(CheckpointError, match=f"of the {len(lines)} that {INDEX} has"):
+            with pytest.raises(CheckpointError, match=f"of the {len(lines)} that {LENGTH} has"):
                 reader(tmp_path)
-        assert (log.read_bytes(), (tmp_path / INDEX).read_bytes()) == (cut, index)
+        assert (log.read_bytes(), (tmp_path / LENGTH).read_bytes()) == (cut, length)
     log.write_bytes(cuts[9])
-    (tmp_path / INDEX).unlink()
+    (tmp_path / LENGTH).unlink()
     with Leaderboard(tmp_path) as board:
         assert board.state == state_after(read_events(tmp_path))
         assert board.state.events == 9
 
 
-def test_a_log_of_another_tournament_beside_the_index_is_refused(tmp_path: Path) -> None:
+def test_a_log_of_another_tournament_beside_the_length_is_refused(tmp_path: Path) -> None:
     played(tmp_path / "one")
     played(tmp_path / "other")
     shutil.copy(tmp_path / "other" / LOG, tmp_path / "one" / LOG)
@@ -804,58 +802,26 @@ def test_a_line_is_plain_json(tmp_path: Path) -> None:
     assert all(line["time"] > 0 and len(line["sha256"]) == 16 for line in lines)
 
 
-# --- the index (T5) -------------------------------------------------------------------------------
-
-
-def check_index(board: Leaderboard) -> list[str]:
-    """The index, as text, after a comparison with the log."""
-    with sqlite3.connect(f"file:{board.directory / INDEX}?mode=ro", uri=True) as index:
-        assert index.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        rows = index.execute("SELECT id, score FROM board").fetchall()
-        assert rows == [(entry.id, entry.score) for entry in board.state.board]
-        rows = index.execute("SELECT id FROM entries ORDER BY rowid").fetchall()
-        assert [row[0] for row in rows] == list(accepted_entries(read_events(board.directory)))
-        dump = list(index.iterdump())
-    index.close()
-    return dump
+# --- the length of the log (T5) -------------------------------------------------------------------
 
 
 @pytest.mark.figure(14)
-def test_the_index_follows_and_is_rebuilt_from_the_log(tmp_path: Path, cases) -> None:
+def test_the_length_is_noted_anew_where_it_is_damaged_or_missing(tmp_path: Path, cases) -> None:
     rng = np.random.default_rng(8)
     with Leaderboard(tmp_path, HEADER) as board:
         for number in range(12):
             submit(board, number % 4, float(number % 5))
-        original = check_index(board)
-    path = tmp_path / INDEX
+    path = tmp_path / LENGTH
+    original = path.read_bytes()
+    assert json.loads(original)["events"] == len(read_events(tmp_path))
     for number in cases(range(50)):
-        data = bytearray(path.read_bytes())
+        data = bytearray(original)
         if number % 5 == 0:
             path.unlink()
         elif number % 5 == 1:
             path.write_bytes(data[: rng.integers(len(data))])
-        elif number % 5 == 2:  # an older one
-            with sqlite3.connect(path) as index:
-                index.execute("DELETE FROM entries WHERE pod = 1")
-            index.close()
         else:
-            for at in rng.integers(len(data), size=20):
-                data[at] ^= 1 << int(rng.integers(8))
+            data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
             path.write_bytes(data)
-            path.with_name(f"{INDEX}-journal").write_bytes(bytes(data[:600]))
-        with Leaderboard(tmp_path) as board:
-            assert check_index(board) == original
-
-
-def test_an_index_that_is_damaged_or_locked_meanwhile_is_replaced(tmp_path: Path) -> None:
-    with Leaderboard(tmp_path, HEADER) as board:
-        submit(board, 0, 1.0)
-        with open(tmp_path / INDEX, "r+b") as file:
-            file.write(bytes(4096))
-        submit(board, 0, 2.0)
-        check_index(board)
-        reader = sqlite3.connect(tmp_path / INDEX)
-        reader.execute("BEGIN EXCLUSIVE")
-        submit(board, 0, 3.0)
-        check_index(board)
-        reader.close()
+        with Leaderboard(tmp_path):
+            assert path.read_bytes() == original
