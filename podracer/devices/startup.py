@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import importlib.metadata
 import importlib.util
 import os
 import re
-import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from podracer.errors import ConfigError
 
 _CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-# In the folder of compiled programs.
-_CHECKED = ".checked"  # its time is the time of the last look
-_WRITING = 60.0  # seconds in which another process may still write an entry
-_ZSTD = b"\x28\xb5\x2f\xfd"  # with which a frame begins
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
 # Launchers whose processes find their number and that of all in variables: name, the two variables,
 # the name of the launcher in JAX, and the variable in which JAX finds the address of process 0.
@@ -259,10 +252,8 @@ def use_compilation_cache() -> Path | None:
 
 
 def prepare_cache(folder: Path) -> bool:
-    """Make a folder that its owner alone can use, and drop the entries that are half written.
+    """Make a folder that its owner alone can use, as JAX runs the machine code that it finds there.
 
-    JAX runs the machine code that it finds there, and never replaces an entry: one that was left
-    half written by a kill or a full disk would be refused, with a warning, by every later process.
     Returns False where that is impossible, or where the folder belongs to somebody else.
     """
     try:
@@ -271,37 +262,6 @@ def prepare_cache(folder: Path) -> bool:
             if path.stat().st_uid != os.geteuid():
                 return False
             path.chmod(0o700)
-        _drop_broken_entries(folder)
     except OSError:
         return False
     return True
-
-
-def _drop_broken_entries(folder: Path) -> None:
-    """Delete what is broken of the entries since the last look."""
-    marker, start = folder / _CHECKED, time.time()
-    last_look = marker.stat().st_mtime if marker.exists() else 0.0
-    for entry in folder.glob("*-cache"):
-        with contextlib.suppress(FileNotFoundError):  # another process looks, too
-            if last_look <= entry.stat().st_mtime < start - _WRITING and not _is_whole(entry):
-                entry.unlink()
-    marker.touch()
-    os.utime(marker, (start - _WRITING, start - _WRITING))
-
-
-def _is_whole(entry: Path) -> bool:
-    data = entry.read_bytes()
-    try:
-        decompressor: Any = _zstd_decompressor() if data.startswith(_ZSTD) else zlib.decompressobj()
-        decompressor.decompress(data)
-    except ImportError:
-        return True  # nobody knows
-    except Exception:  # each decompressor has its own
-        return False
-    return decompressor.eof
-
-
-def _zstd_decompressor() -> Any:
-    with contextlib.suppress(ImportError):
-        return importlib.import_module("compression.zstd").ZstdDecompressor()
-    return importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
