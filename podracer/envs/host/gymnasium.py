@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-import logging
 import os
 import pickle
 import socket
@@ -40,10 +39,6 @@ from podracer.types import EnvironmentSpec, TimeStep
 if TYPE_CHECKING:
     from gymnasium import Env
 
-_LOG = logging.getLogger("podracer")
-COMPARED_STEPS = 200  # after which the speeds of a batch's environments are compared
-_STRAGGLER_FACTOR = 5.0  # times slower than the median of the batch
-_STRAGGLER_SECONDS = 1e-3  # a faster step holds nobody back
 # A worker steps one environment at a time: more threads would only compete with other workers.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _IMPORT_SECONDS = 120.0  # for the environment's code
@@ -215,8 +210,6 @@ class _Batch(abc.ABC):
         self.first_faults = dict[str, str]()
         self._timestep = timestep_of(setup, shared)
         self._is_reset = self._closed = False
-        self._num_steps, self._named_rows = 0, set[int]()
-        self._slow_row: int | None = None  # in the last comparison
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new environments. Raises `EnvironmentFault`, also after `close`."""
@@ -235,7 +228,6 @@ class _Batch(abc.ABC):
             self._fail("`reset` must come before `step`.")
         np.copyto(self._shared.action, action, casting="same_kind")
         self._advance()
-        self._count_step()
         return self._timestep
 
     def close(self) -> None:
@@ -291,30 +283,6 @@ class _Batch(abc.ABC):
             f"{reason} because of the fault `{kind}`.\n{text}"
             f"{'' if kind in gymnasium_worker.BAD_DATA_FAULTS else remedy}"
         )
-
-    def _count_step(self) -> None:
-        """Count a step of the batch, and log an environment that is much slower than others, once.
-
-        Speeds are compared after many steps, and twice: the machine may have been busy elsewhere.
-        """
-        self._num_steps += 1
-        if self._num_steps % COMPARED_STEPS:
-            return
-        seconds = self._shared.step_seconds / COMPARED_STEPS
-        row, usual = int(seconds.argmax()), float(np.median(seconds))
-        is_slow = seconds[row] > max(_STRAGGLER_FACTOR * usual, _STRAGGLER_SECONDS)
-        was_slow, self._slow_row = row == self._slow_row, row if is_slow else None
-        if is_slow and was_slow and row not in self._named_rows:
-            self._named_rows.add(row)
-            _LOG.warning(
-                "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
-                "step, and all of its batch wait for it.",
-                self.name,
-                self._shared.env_index[row],
-                seconds[row] / usual,
-                seconds[row],
-            )
-        self._shared.step_seconds[:] = 0
 
 
 class GymnasiumBatch(_Batch):

@@ -103,7 +103,6 @@ class SharedMemory:
     env_index: Annotated[np.ndarray, np.int64, "B"]  # number among the run's environments
     generation: Annotated[np.ndarray, np.int64, "B"]  # restarts since `reset`
     consecutive_failures: Annotated[np.ndarray, np.int64, "B"]  # restarts since the last good step
-    step_seconds: Annotated[np.ndarray, np.float64, "B"]  # in `step` since a comparison
     deadline: Annotated[np.ndarray, np.float64, "W"]  # to answer, in monotonic seconds
     call: Annotated[np.ndarray, np.int64, "W"]  # index in `CALLS` of what each worker does
 
@@ -233,10 +232,7 @@ class Worker:
                     self.write_reset(row, self.envs[row].reset())
                 else:
                     self.extend_deadline("step")
-                    start = time.perf_counter()
-                    result = self.envs[row].step(action)
-                    self.shared.step_seconds[row] += time.perf_counter() - start
-                    self.write_step(row, result)
+                    self.write_step(row, self.envs[row].step(action))
             except BaseException as error:
                 self.record_fault(row, error)
                 self.remake(row)

@@ -882,44 +882,6 @@ def test_a_step_needs_a_reset(batches, workers):
         batches("CartPole-v1", 2, workers).step(good(2))
 
 
-class Slow(Naughty):
-    """Its first instance in a process takes 20 ms for each of so many steps."""
-
-    first = None
-    slow_steps = 15
-
-    def step(self, action):
-        Slow.first = Slow.first or self
-        if Slow.first is self and self.slow_steps:
-            self.slow_steps -= 1
-            time.sleep(0.02)
-        return super().step(action)
-
-
-class SlowForAWhile(Slow):
-    slow_steps = 4
-
-
-@pytest.mark.figure(21)
-def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog):
-    monkeypatch.setattr(library("envs.host.gymnasium"), "COMPARED_STEPS", 5)
-    batch = batches(Slow, 4, 1)
-    batch.reset(0, np.arange(4) + 20, 0)
-    for _ in range(15):
-        batch.step(good(4))
-    [record] = caplog.records
-    assert "gymnasium:Slow: environment 20 of the run is" in record.getMessage()
-
-
-def test_an_environment_that_is_slow_for_a_while_is_not_named(batches, monkeypatch, caplog):
-    monkeypatch.setattr(library("envs.host.gymnasium"), "COMPARED_STEPS", 5)
-    batch = batches(SlowForAWhile, 4, 1)
-    batch.reset(0, np.arange(4) + 20, 0)
-    for _ in range(15):
-        batch.step(good(4))
-    assert not caplog.records
-
-
 @pytest.mark.figure(7)
 @variants("kills", [20], [100])
 def test_kills_at_random_moments_are_replaced(batches, cases, kills):
