@@ -20,8 +20,8 @@ from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports import charts, seeds
+from podracer.reports.lineage import lineage_figures
 from podracer.reports.page import page, row, section, table, tiles
-from podracer.reports.selection import lineage_figures
 from podracer.scores.facts import facts, verdict
 from podracer.scores.format import clock, percent
 from podracer.scores.runs import RunRecords, as_text, read_members, read_object

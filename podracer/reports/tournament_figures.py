@@ -1,30 +1,32 @@
-"""Figures of a tournament: scores, lineage and hyperparameters.
-
-All pods have one color, so the figures read the same with four pods and with sixty-four. Only the
-winner, which is the best entry, and its ancestors stand out.
-"""
+"""Figures of a tournament: scores, lineage and hyperparameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from podracer.reports import charts
-from podracer.reports.tournament_log import Link, TournamentLog, recipe_of, varying_hyperparameters
+from podracer.reports.lineage import LEGEND, Family
+from podracer.reports.tournament_log import TournamentLog, recipe_of, varying_hyperparameters
 from podracer.scores.format import compact, number
 from podracer.tournament.events import Entry
 
 # Low to high, each to be seen on a light and on a dark page.
 _SCALE = [[i / 3, x] for i, x in enumerate(("#5b4b9e", "#2f86b8", "#35b38c", "#aed137"))]
 _UNITS = (("seconds", 1, 180), ("minutes", 60, 10_800), ("hours", 3600, 259_200))
-_PODS, _WINNERS, _BEST = "a pod", "the winner and its ancestors", "the best so far"
-_NAMES = [charts.LegendEntry(_PODS, charts.POD), charts.LegendEntry(_WINNERS, charts.WINNER)]
+_BEST = "the best so far"
 
-Position = Callable[[Entry], float]
+
+def _family(log: TournamentLog) -> Family:
+    return Family(
+        list(log.entries.values()),
+        log.ancestry,
+        lambda entry: [log.entries[parent] for parent in entry.parents],
+        describe,
+    )
 
 
 def scores(log: TournamentLog) -> str:
@@ -38,21 +40,21 @@ def scores(log: TournamentLog) -> str:
     def time(entry: Entry) -> float:
         return log.since(entry.created) / unit
 
-    score = attrgetter("score")
+    family, score = _family(log), attrgetter("score")
     best = np.maximum.accumulate([entry.score for entry in entries])
     times = [*map(time, entries), log.seconds / unit]
     line = {"shape": "hv", "width": 2, "color": charts.TEXT}
     best_trace = charts.trace(
         np.array(times), np.append(best, best[-1]), _BEST, text=_BEST, line=line
     )
-    over_time = [*_lines(log, log.pods(), time, score), best_trace]
-    over_frames = _lines(log, log.links(entries), attrgetter("frames"), score)
+    over_time = [*family.traces(time, score), best_trace]
+    over_frames = family.traces(attrgetter("frames"), score)
     figures = [
         charts.figure("Score over wall time", over_time, name, height=340),
         charts.figure("Score over the frames of the lineage", over_frames, "frames", height=340),
     ]
     return charts.charts(
-        "scores", figures, [*_NAMES, charts.LegendEntry(_BEST, charts.TEXT)], width=440
+        "scores", figures, [*LEGEND, charts.LegendEntry(_BEST, charts.TEXT)], width=440
     )
 
 
@@ -68,37 +70,33 @@ def hyperparameters(log: TournamentLog) -> str:
                 return entry.hyperparameters.get(name, math.nan) if is_of_recipe else math.nan
 
             scale = {"type": "log" if charts.is_positive(map(value, entries)) else "linear"}
-            traces = _lines(log, log.pods(), attrgetter("round"), value)
+            traces = _family(log).traces(attrgetter("round"), value)
             title = f"{name} of {recipe}" if len(recipes) > 1 else name
             figures.append(charts.figure(title, traces, "round", xaxis=_rounds(log), yaxis=scale))
-    return charts.charts("hyperparameters", figures, _NAMES, width=300)
+    return charts.charts("hyperparameters", figures, LEGEND, width=300)
 
 
-def _lines(
-    log: TournamentLog, links: Sequence[Link], x: Position, y: Position
-) -> list[charts.Trace]:
-    """Return thin lines and dots for all entries, and the winner's ancestors over them."""
-    traces = []
-    for group, color, width, links_of_group, entries in (
-        (_PODS, charts.POD, 0.8, links, list(log.entries.values())),
-        (_WINNERS, charts.WINNER, 2.2, log.links(log.ancestry), list(log.ancestry)),
-    ):
-        ends = charts.joined([(x(a), y(a)), (x(b), y(b))] for a, b in links_of_group)
-        traces.append(_line(ends, group, color, width))
-        places = np.array([x(entry) for entry in entries]), np.array([*map(y, entries)])
-        marker = {"color": color, "size": 4 + width}
-        texts = [describe(entry) for entry in entries]
-        traces.append(charts.trace(*places, group, text=texts, mode="markers", marker=marker))
-    return traces
-
-
-def _line(
-    points: charts.Curve, group: str, color: str, width: float, shape: str = "linear"
-) -> charts.Trace:
-    line = {"color": color, "width": width, "shape": shape}
-    return charts.trace(
-        *points, group, hoverinfo="skip", line=line, opacity=min(1, 0.4 + width / 4)
-    )
+def lineage(log: TournamentLog) -> str:
+    """Draw entries by round and pod, with lines from parents to children and colors by score."""
+    if not log.entries:
+        return ""
+    values = np.array([entry.score for entry in log.entries.values()])
+    low, high = float(np.percentile(values, 5)), float(values.max())  # one may be far below
+    marker = {
+        "color": values,
+        "colorscale": _SCALE,
+        "cmin": low,
+        "cmax": high if high > low else low + 1,
+        "size": 9,
+        "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
+    }
+    traces = _family(log).traces(attrgetter("round"), attrgetter("pod"), **marker)
+    count = len(log.state.pods)  # a row for each, the first one on top
+    axis = {"range": [count - 0.4, -0.6], "title": {"text": "pod"}, "showgrid": False}
+    axis |= {"tickvals": list(range(count))} if count <= 16 else {}
+    layout = {"xaxis": _rounds(log), "yaxis": axis, "height": min(110 + 20 * count, 900)}
+    chart = charts.figure("Entries by round and pod", traces, "round", **layout)
+    return charts.charts("lineage", [chart], LEGEND, width=600)
 
 
 def describe(entry: Entry) -> str:
@@ -109,51 +107,7 @@ def describe(entry: Entry) -> str:
     return "\n".join([origin, f"{amounts} of {recipe_of(entry)}", *values])
 
 
-# --- the lineage ----------------------------------------------------------------------------------
-
-
-def lineage(log: TournamentLog) -> str:
-    """Draw entries by round and pod, with lines from parents to children and colors by score."""
-    entries = list(log.entries.values())
-    if not entries:
-        return ""
-    links, winners = log.links(entries), log.links(log.ancestry)
-    values = np.array([entry.score for entry in entries])
-    low, high = float(np.percentile(values, 5)), float(values.max())  # one may be far below
-    marker = {
-        "color": values,
-        "colorscale": _SCALE,
-        "cmin": low,
-        "cmax": high if high > low else low + 1,
-        "size": 9,
-        "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
-    }
-    places = np.array([e.round for e in entries]), np.array([e.pod for e in entries])
-    texts = [describe(entry) for entry in entries]
-    traces = [
-        _line(_curved(links), _PODS, charts.GRAY, 0.7, "spline"),
-        _line(_curved(winners), _WINNERS, charts.WINNER, 2.2, "spline"),
-        charts.trace(*places, _PODS, text=texts, mode="markers", marker=marker),
-    ]
-    count = len(log.state.pods)  # a row for each, the first one on top
-    axis = {"range": [count - 0.4, -0.6], "title": {"text": "pod"}, "showgrid": False}
-    axis |= {"tickvals": list(range(count))} if count <= 16 else {}
-    layout = {"xaxis": _rounds(log), "yaxis": axis, "height": min(110 + 20 * count, 900)}
-    chart = charts.figure("Entries by round and pod", traces, "round", **layout)
-    return charts.charts("lineage", [chart], _NAMES, width=600)
-
-
-def _curved(links: Sequence[Link]) -> tuple[np.ndarray, np.ndarray]:
-    """Return links that start and end horizontally, and pass other entries of their round."""
-    aside = 0.3
-    return charts.joined(
-        [(a.round, a.pod), (a.round + aside, a.pod),
-         (b.round + (aside if a.round == b.round else -aside), b.pod), (b.round, b.pod)]
-        for a, b in links
-    )  # fmt: skip
-
-
 def _rounds(log: TournamentLog) -> dict[str, Any]:
-    """Return an x axis with a column for each round, with room for curved lines."""
+    """Return an x axis with a column for each round."""
     step = {"dtick": 1} if log.rounds < 12 else {"tickformat": "d"}
     return {"range": [-0.35, log.rounds - 0.65], **step}

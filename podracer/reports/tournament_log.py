@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 
 from podracer.scores.format import clock, compact, number
@@ -17,8 +16,6 @@ from podracer.tournament.events import (
     lineage,
     state_after,
 )
-
-Link = tuple[Entry, Entry]  # from the first to the second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +53,6 @@ class TournamentLog:
     def since(self, time: float) -> float:
         """Return the seconds since the tournament began."""
         return max(0.0, time - self.events[0].time)
-
-    def links(self, entries: Iterable[Entry]) -> list[Link]:
-        """Return pairs of each parent and each of these entries."""
-        return [(self.entries[parent], child) for child in entries for parent in child.parents]
-
-    def pods(self) -> list[Link]:
-        """Return pairs of each entry and the next one of its pod."""
-        by_pod: dict[int, list[Entry]] = {}
-        for entry in self.entries.values():
-            by_pod.setdefault(entry.pod, []).append(entry)
-        return [link for entries in by_pod.values() for link in itertools.pairwise(entries)]
 
 
 def recipe_of(entry: Entry) -> str:

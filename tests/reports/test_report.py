@@ -22,9 +22,9 @@ from podracer.io.seal import seal_json
 from podracer.io.sinks import read_metrics
 from podracer.reports import video
 from podracer.reports.charts import Panel, curves
+from podracer.reports.lineage import lineage_figures
 from podracer.reports.page import charts_script, hash_of, plotly_script
 from podracer.reports.run import write_report
-from podracer.reports.selection import lineage_figures
 from podracer.reports.video import write_video
 from podracer.scores.runs import RunRecords, read_members
 from podracer.scores.score import best_return, returns_of
@@ -309,10 +309,10 @@ def test_a_pod_that_met_a_fault_is_not_the_best(tmp_path):
         drawn = lineage_figures("", tmp_path, experiment)
         return [x["y"] for x in figures(drawn)["Pods"]["data"]]
 
-    assert set(lines()[1]) == {0, None}
+    assert set(lines()[2]) == {0, None}
     record["evaluation_return"] = [None, -100.0, None]  # of a pod with a fault
-    pods, winner = lines()
-    assert winner == []
+    pods, _, winner, ancestors = lines()
+    assert winner == ancestors == []
     assert set(pods) == {0, 1, 2, None}
 
 

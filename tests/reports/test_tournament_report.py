@@ -164,16 +164,15 @@ def test_a_page_is_self_contained_and_draws_what_the_log_says(page):
     rates = drawn["learning_rate"]
     assert rates["layout"]["yaxis"]["type"] == "log"
     assert rates["data"][1]["y"] == [0.1, 0.01, 0.05, 0.1]
-    links, ancestors, entries = drawn["Entries by round and pod"]["data"]
+    links, entries, ancestors, _ = drawn["Entries by round and pod"]["data"]
     assert entries["marker"]["color"] == [5, 1, 1234.5, 4]
     assert list(zip(entries["x"], entries["y"], strict=True)) == [(0, 0), (0, 1), (1, 1), (1, 0)]
     assert (links["x"].count(None), ancestors["x"].count(None)) == (2, 1)
 
 
-def test_links_follow_parents_and_pods(tournament):
+def test_the_log_has_the_ancestors_of_the_best_entry(tournament):
     log = TournamentLog(leaderboard.read_events(tournament))
-    assert [(a.id, b.id) for a, b in log.links(log.ancestry)] == [("p0r0", "p1r1")]
-    assert [(a.id, b.id) for a, b in log.pods()] == [("p0r0", "p0r1"), ("p1r0", "p1r1")]
+    assert [entry.id for entry in log.ancestry] == ["p1r1", "p0r0"]
     assert varying_hyperparameters(log.entries.values()) == ["learning_rate"]
     assert varying_hyperparameters(log.ancestry[:1]) == []
 
