@@ -30,11 +30,7 @@ class NewRunOptions:
 
 def callbacks_of(track: Trackers, attach: Attachments = ()) -> list[Any]:
     """Return what flags add to a run, for the callbacks of `podracer.train`."""
-    if not track:
-        return [*attach]
-    from podracer.reports.tracking import trackers
-
-    return [*attach, *trackers(track)]
+    return [*attach, *track]
 
 
 def run(

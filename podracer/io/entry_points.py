@@ -32,7 +32,7 @@ PACKAGES = {
         "spherical",
         "squashed_scale",
     ),
-    "cloud": ("mirror", "s3", "gs", "az", "file"),
+    "cloud": ("mirror", "s3", "gs", "az", "file", "wandb", "trackio", "mlflow"),
     "deploy": ("export", "serve"),
     "environments": (
         "brax",

@@ -135,15 +135,16 @@ def _callbacks(
     """Return a run's callbacks in order: the user's before the writers of records."""
     callbacks: list[Callback] = [Evaluator()] if experiment.evaluations else []
     names = [*(experiment.callbacks or ()), *(x for x in items if isinstance(x, str))]
-    entries, attachments = installed("callbacks"), []
+    entries, named, attachments = installed("callbacks"), [], []
     for name in names:
         kind, _, argument = name.partition(":")
         if kind in entries:
-            callbacks.append(entries[kind].load()(argument))
+            named.append(entries[kind].load()(argument))
         else:
             attachments.append(name)
+    callbacks += [x for x in named if isinstance(x, Callback)]
     callbacks += map(Attached, find_attachments(attachments, directory))
-    sinks = []
+    sinks = [x for x in named if not isinstance(x, Callback)]
     for x in items:
         if isinstance(x, Callback):
             callbacks.append(x)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from podracer.config.serialization import to_json
-from podracer.errors import ConfigError, install_command
+from podracer.errors import ConfigError
 from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
@@ -25,13 +24,27 @@ from podracer.run.result import RunInfo
 _PROJECT = "podracer"  # where nothing else is set
 
 
-def trackers(names: Sequence[str]) -> list[Sink]:
-    """Return the sinks of these trackers. Raises `ConfigError` for one that is not installed."""
-    makers: dict[str, type[Sink]] = {"wandb": Wandb, "trackio": Trackio, "mlflow": Mlflow}
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"`track={name}` needs its package: {install_command(name)}.")
-    return [makers[name]() for name in names]
+def wandb(argument: str = "") -> Sink:
+    """Return a sink for Weights & Biases. Raises `ConfigError` where that is not installed."""
+    return _installed(Wandb)
+
+
+def trackio(argument: str = "") -> Sink:
+    """Return a sink for trackio. Raises `ConfigError` where that is not installed."""
+    return _installed(Trackio)
+
+
+def mlflow(argument: str = "") -> Sink:
+    """Return a sink for MLflow. Raises `ConfigError` where that is not installed."""
+    return _installed(Mlflow)
+
+
+def _installed(kind: type[Wandb] | type[Mlflow]) -> Sink:
+    if importlib.util.find_spec(kind.library) is None:
+        name = kind.library
+        command = f'pip install -e "packages/cloud[{name}]"'
+        raise ConfigError(f"`track={name}` needs its package: {command}.")
+    return kind()
 
 
 class Wandb:
@@ -83,6 +96,7 @@ class Mlflow:
     """
 
     close_seconds = 60.0
+    library = "mlflow"
 
     def open(self, info: RunInfo) -> None:
         self._info, self._library = info, None

@@ -12,8 +12,8 @@ from podracer import recipes
 from podracer.errors import ConfigError
 from podracer.io.seal import seal_json
 from podracer.io.sinks import Sinks
-from podracer.reports.tracking import trackers
 from podracer.run.result import RunInfo
+from podracer_cloud import trackers
 
 RECORDS = [
     {"updates": n, "frames": 100 * n, "episode_return": n / 10, "time_step": 0.5, "loss": None}
@@ -28,7 +28,7 @@ def info(tmp_path):
 
 
 def write(info, *names, records=RECORDS):
-    made = trackers(names)
+    made = [getattr(trackers, name)() for name in names]
     for sink in made:
         sink.open(info)
     with Sinks([Nothing(), *made]) as sinks:
@@ -89,8 +89,10 @@ def test_a_tracker_gets_settings_and_records(library, info, monkeypatch):
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'`track=mlflow` .* pip install -e "\.\[mlflow\]"'):
-        trackers(["mlflow"])
+    with pytest.raises(
+        ConfigError, match=r'`track=mlflow` .* pip install -e "packages/cloud\[mlflow\]"'
+    ):
+        trackers.mlflow()
 
 
 @pytest.mark.slow
