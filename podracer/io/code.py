@@ -6,9 +6,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 
 import podracer
@@ -34,18 +32,3 @@ def installed_versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions
-
-
-def code_and_versions(recipes: Sequence[str] = ()) -> dict[str, str]:
-    """Return by name what two machines must have in common to train the same.
-
-    `recipes` are named `MODULE:FUNCTION`; the file of each module counts, which is not imported.
-    """
-    values = {"code of podracer": digest_of_code()[:16], **dict.fromkeys(PACKAGES, "missing")}
-    values |= installed_versions()
-    for name in sorted({recipe.partition(":")[0] for recipe in recipes}):
-        spec = importlib.util.find_spec(name)
-        path = Path(spec.origin) if spec and spec.origin else None
-        content = path.read_bytes() if path and path.is_file() else b""
-        values[f"code of {name}"] = hashlib.sha256(content).hexdigest()[:16]
-    return values

@@ -32,7 +32,7 @@ PACKAGES = {
         "spherical",
         "squashed_scale",
     ),
-    "cloud": ("mirror", "s3", "gs", "az", "file", "wandb", "trackio", "mlflow"),
+    "cloud": ("mirror", "s3", "gs", "az", "file", "ray", "wandb", "trackio", "mlflow"),
     "deploy": ("export", "serve"),
     "environments": (
         "brax",
@@ -82,8 +82,8 @@ PACKAGES = {
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of the group `podracer.KIND` of all packages, by name.
 
-    The kinds are addresses, agents, attachments, callbacks, commands, environments, kinds, recipes
-    and reports.
+    The kinds are addresses, agents, attachments, callbacks, commands, engines, environments, kinds,
+    recipes and reports.
     """
     return {entry.name: entry for entry in entry_points(group=f"podracer.{kind}")}
 

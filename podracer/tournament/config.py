@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +17,7 @@ from podracer.config.serialization import KINDS, from_json, kinds_of, of_this_ve
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Range, Selection
 from podracer.environment import evaluation_environment
-from podracer.errors import ConfigError, install_command
+from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
 from podracer.run.blueprint import build
@@ -111,14 +109,11 @@ class Tournament:
 
     def _check_numbers(self) -> None:
         check_ranges(self, "")
-        parse_resources(self.pod_resources)
         for name in ("pod_cpus", "pod_gpus", "node_seconds", "pod_resources", "pod_placement"):
             if self.engine != "ray" and getattr(self, name) != getattr(Tournament, name):
                 raise ConfigError(
                     f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
                 )
-        if (gpus := self.pod_gpus) > 1 and gpus % 1:
-            raise ConfigError(f"pod_gpus must not be a fraction above 1, but it is {gpus}.")
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
@@ -171,48 +166,12 @@ class Tournament:
         agent = over_run(experiment.agent, self.rounds * num_steps)
         return with_pod_seeds(dataclasses.replace(experiment, agent=agent), self.seed, pod)
 
-    def ray_options(self) -> dict[str, Any]:
-        """Return Ray's options of a pod: what it reserves, and how it is placed."""
-        resources = parse_resources(self.pod_resources)
-        options: dict[str, Any] = {"num_cpus": self.pod_cpus, "num_gpus": self.pod_gpus}
-        if memory := resources.pop("memory", 0.0):
-            options["memory"] = int(memory)
-        if resources:
-            options["resources"] = resources
-        if self.pod_placement == "spread":
-            options["scheduling_strategy"] = "SPREAD"
-        return options
-
     def header(self) -> Header:
         """Return the first line of the log."""
         configuration = to_json(self)
         return Header(
             configuration, self.seed, self.pods, self.size, self.evaluation, self.episodes
         )
-
-
-def parse_resources(text: str) -> dict[str, float]:
-    """Return amounts by name from text such as TPU=4,memory=8GiB; memory is in bytes.
-
-    Raises `ConfigError` for anything else, and for what has a field of its own.
-    """
-    resources: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, amount = part.partition("=")
-        match = _AMOUNT.fullmatch(amount)
-        unit = match[2] if match else ""
-        if not match or not name or name in resources or (unit and name != "memory"):
-            raise ConfigError(
-                f"pod_resources must be amounts by name, such as TPU=4,memory=8GiB, not {part!r}."
-            )
-        if name.upper() in ("CPU", "GPU"):
-            raise ConfigError(f"{name} has a setting of its own: `pod_{name.lower()}s`.")
-        resources[name] = float(match[1]) * _UNITS[unit]
-    return resources
-
-
-_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(|KiB|MiB|GiB|TiB)")
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def experiment_of_round(experiment: Experiment, frames: int, parent_frames: int = 0) -> Experiment:
@@ -286,8 +245,6 @@ def restore_experiment(
 
 def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:
     """Raise `ConfigError` if pods with `user_experiments` cannot run all of a tournament's."""
-    if tournament.engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"the engine ray needs the package ray: {install_command('tournament')}.")
     names: dict[str, Experiment] = {}
     for experiment in user_experiments:
         if names.setdefault(experiment.recipe, experiment) != experiment and _is_own(experiment):

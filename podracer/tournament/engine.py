@@ -7,29 +7,20 @@ All other data is in the files of a round, so an engine transfers no objects.
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from podracer.errors import ConfigError, PodracerError
-from podracer.io.run_directory import write_bytes
-from podracer.tournament.report import last_line
+from podracer.io.entry_points import installed, package_of
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
     from podracer.tournament.config import Tournament
-
-
-_LOG = logging.getLogger("podracer")
 
 
 class EngineLost(PodracerError):
@@ -82,16 +73,24 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(tournament: Tournament, directory: Path, recipes: Sequence[str]) -> Engine:
-    """Return the engine that a tournament names; see `LocalEngine` for `recipes`."""
+MakeEngine = Callable[[Path, Sequence[str]], Engine]
+"""Function of a tournament's directory and of the recipes that its processes import."""
+
+
+def find_engine(tournament: Tournament) -> MakeEngine:
+    """Return what makes the engine that a tournament names, perhaps a package's.
+
+    Raises `ConfigError` where the package is not installed, or settings of the engine are invalid.
+    """
     match tournament.engine:
         case "inline":
-            return InlineEngine(tournament.experiments)
+            return lambda directory, recipes: InlineEngine(tournament.experiments)
         case "local":
-            return LocalEngine(recipes, gpu_share=1 / tournament.pods)
-        case "ray":
-            options = tournament.ray_options()
-            return RayEngine(directory, options, recipes, tournament.node_seconds)
+            return lambda directory, recipes: LocalEngine(recipes, gpu_share=1 / tournament.pods)
+    entry = installed("engines").get(tournament.engine)
+    if entry is None:
+        raise ConfigError(package_of(tournament.engine))
+    return entry.load()(tournament)
 
 
 class InlineEngine:
@@ -111,7 +110,7 @@ class InlineEngine:
         self._finished: list[int] = []
 
     def start(self, token: int, directory: Path) -> None:
-        from podracer.tournament.pod import run  # slow to import, and not needed by `cluster.py`
+        from podracer.tournament.pod import run  # slow to import
 
         if code := run(directory, self._user_experiments):
             raise RoundStopped(code)
@@ -202,132 +201,3 @@ def _memory_variables(gpu_share: float) -> dict[str, str]:
 
 
 GPU_MEMORY = 0.9  # share of a GPU for all pods together: each also holds programs and libraries
-SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it reports every second
-START_SECONDS = 60.0  # for the first time
-NONCE = ".nonce"  # file by which a machine sees that it has this tournament's directory
-CLOSE_SECONDS = 5.0  # to disconnect from Ray
-
-
-class RayEngine:
-    """Engine that runs each attempt in a Ray actor, on any machine that shares the directory.
-
-    `options` are Ray's for an actor: what each attempt reserves and how it is placed. `recipes` are
-    those of `LocalEngine`, which all machines must be able to import. If no machine can hold an
-    attempt, it is refused, unless `node_seconds` allows time for one to join. Ray retries nothing:
-    only the orchestrator decides. Ray itself is held by a separate process,
-    `podracer.tournament.cluster`, because Ray ends the process that holds it when the cluster is
-    lost.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        options: Mapping[str, Any] = MappingProxyType({"num_cpus": 1.0}),
-        recipes: Sequence[str] = (),
-        node_seconds: float = 0.0,
-    ) -> None:
-        self._directory, self._log = directory, directory / "ray.txt"
-        self._recipes, self._nodeless = recipes, ""
-        nonce = secrets.token_hex(16)
-        write_bytes(directory / NONCE, nonce.encode())
-        settings = {
-            "options": dict(options),
-            "recipes": list(recipes),
-            "node_seconds": node_seconds,
-            "nonce": nonce,
-        }
-        with open_log(self._log) as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "podracer.tournament.cluster", json.dumps(settings)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._commands, self._replies = self._process.stdin, Lines(self._process.stdout.fileno())
-        self._deadline = time.monotonic() + START_SECONDS
-        self._running, self.waiting, self.is_ready = set[int](), set[int](), False
-
-    def start(self, token: int, directory: Path) -> None:
-        self._running.add(token)
-        self.waiting.add(token)
-        self._tell("start", token, str(directory.absolute()))
-
-    def poll(self) -> dict[int, int]:
-        replies = self._replies.read()
-        if replies is None:
-            raise self._lost(last_line(self._log) or "it has ended")
-        if replies:
-            self._deadline = time.monotonic() + SILENCE_SECONDS
-        if time.monotonic() > self._deadline:
-            raise self._lost("Ray does not answer")
-        finished: dict[int, int] = {}
-        for reply in replies:
-            match reply:
-                case ["ready"]:
-                    self.is_ready = True
-                case ["begun", token]:
-                    self.waiting.discard(token)
-                case ["ended", token, code]:
-                    finished[token] = code
-                case ["notice", text]:
-                    _LOG.warning("%s", text)
-                case ["refused", text]:
-                    raise ConfigError(text)
-                case ["lost", text]:
-                    raise self._lost(text)
-        self._running -= finished.keys()
-        self.waiting -= finished.keys()
-        return finished
-
-    def stop(self, token: int) -> None:
-        self._tell("stop", token)
-
-    def kill(self, token: int) -> None:
-        self._tell("kill", token)
-
-    def close(self) -> None:
-        with contextlib.suppress(EngineLost):
-            for token in self._running:
-                self.kill(token)
-        self._running.clear()
-        self._commands.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=CLOSE_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also ends processes of Ray
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _tell(self, *command: str | int) -> None:
-        try:
-            self._commands.write(json.dumps(command).encode() + b"\n")
-        except (BrokenPipeError, ValueError):
-            raise self._lost(last_line(self._log) or "it has ended") from None
-
-    def _lost(self, reason: str) -> EngineLost:
-        flag = f" --recipe {','.join(self._recipes)}" if self._recipes else ""
-        return EngineLost(
-            f"the engine is lost ({reason}); continue with podracer resume {self._directory}{flag}"
-        )
-
-
-class Lines:
-    """Reader of JSON values, one a line, from a pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        os.set_blocking(pipe, False)
-        self._pipe, self._partial_line = pipe, b""
-
-    def read(self) -> list[Any] | None:
-        """Return the values since the last call, or None at the end of the pipe; never wait."""
-        try:
-            read = os.read(self._pipe, 1 << 16)
-        except BlockingIOError:
-            return []
-        *lines, self._partial_line = (self._partial_line + read).split(b"\n")
-        return [json.loads(line) for line in lines] if read else None

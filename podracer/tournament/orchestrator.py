@@ -30,7 +30,7 @@ from podracer.io.directories import holds_begun_tournament
 from podracer.io.paths import user_path
 from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.tournament import config, events, selection
-from podracer.tournament.engine import Engine, EngineLost, RoundStopped, make_engine
+from podracer.tournament.engine import Engine, EngineLost, RoundStopped, find_engine
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.pod import Reference, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
@@ -105,6 +105,7 @@ def run_tournament(
     user_experiments = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
         user_experiments = tournament.experiments
+    make_engine = find_engine(tournament)
     config.check_pods(tournament, user_experiments)
     directory = user_path(directory)
     pods, count = tournament.pods, len(tournament.experiments)
@@ -134,7 +135,7 @@ def run_tournament(
         for attachment in attachments:
             stack.enter_context(attachment)
         stack.callback(tell_attachments)  # the last events may follow the last call
-        engine = make_engine(tournament, board.directory, recipes)
+        engine = make_engine(board.directory, recipes)
         stack.callback(engine.close)
         try:
             return Orchestrator(tournament, board, engine, signals, show).run()

@@ -24,7 +24,7 @@ from podracer.envs import make
 from podracer.networks.layers import dense
 from podracer.ops.convolution import LAYOUT, convolution
 from podracer.tournament.config import Tournament
-from podracer.tournament.engine import LocalEngine, make_engine
+from podracer.tournament.engine import LocalEngine, find_engine
 
 DEFAULT = ("rainbow",)  # the others take half a minute
 
@@ -169,5 +169,5 @@ def test_a_tournament_divides_a_gpu_among_its_pods(tmp_path, monkeypatch):
     for variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(variable, raising=False)
     tournament = Tournament((recipes.find("catch_a2c"),), pods=4)
-    memory = make_engine(tournament, tmp_path, ()).variables  # type: ignore[attr-defined]
+    memory = find_engine(tournament)(tmp_path, ()).variables  # type: ignore[attr-defined]
     assert memory["XLA_CLIENT_MEM_FRACTION"] == "0.2250"

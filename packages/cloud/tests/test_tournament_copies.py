@@ -124,7 +124,7 @@ def quick(monkeypatch):
     hurry(monkeypatch, 0.05)
     monkeypatch.setattr(Lease, "BEAT_SECONDS", 60.0)
     monkeypatch.setattr(orchestrator, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(orchestrator, "make_engine", lambda *_: Pretense())
+    monkeypatch.setattr(orchestrator, "find_engine", lambda _: lambda *_: Pretense())
     monkeypatch.setattr(TournamentCopy, "gather_seconds", 0.0)
     for module in (contents, tournament_copies):
         monkeypatch.setattr(module, "BLOCK_BYTES", 5000)  # the log has several blocks

@@ -27,9 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podracer.io.code import code_and_versions
 from podracer.io.processes import request_signal_at_parent_death
-from podracer.tournament.engine import NONCE, EngineLost, Lines, open_log
+from podracer.tournament.engine import EngineLost, open_log
+from podracer_cloud.code import code_and_versions
+from podracer_cloud.ray_engine import NONCE, Lines
 
 SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
 PENDING = 32  # attempts that wait for room in Ray; the others wait here, where it costs nothing
@@ -60,10 +61,13 @@ class Attempt:
 
         node = importlib.import_module("ray").get_runtime_context().get_node_id()
         try:
-            code = importlib.import_module("podracer.io.code")
+            code = importlib.import_module("podracer_cloud.code")
             actual = code.code_and_versions(recipes)
         except Exception as error:  # another version, or none
-            return node, f"it lacks this version of podracer ({type(error).__name__}: {error})"
+            return (
+                node,
+                f"it lacks this podracer or podracer-cloud ({type(error).__name__}: {error})",
+            )
         for name, value in expected.items():
             if actual.get(name) != value:
                 return node, f"its {name} is {actual.get(name)}, the driver's is {value}"

@@ -11,11 +11,11 @@ import pytest
 
 from podracer import recipes
 from podracer.errors import ConfigError
-from podracer.io.code import code_and_versions
-from podracer.tournament import cluster
-from podracer.tournament.cluster import Attempt, Cluster
-from podracer.tournament.config import Tournament, parse_resources
-from podracer.tournament.engine import NONCE
+from podracer.tournament.config import Tournament
+from podracer_cloud import ray_cluster as cluster
+from podracer_cloud.code import code_and_versions
+from podracer_cloud.ray_cluster import Attempt, Cluster
+from podracer_cloud.ray_engine import NONCE, parse_resources, ray_options
 
 HEAD, FIRST, SECOND = "head" * 8, "first" * 8, "second" * 8
 
@@ -250,12 +250,14 @@ def test_resources_of_pods() -> None:
             parse_resources(text)
     with pytest.raises(ConfigError, match=r"GPU has a setting of its own: `pod_gpus`"):
         parse_resources("GPU=1")
+    with pytest.raises(ConfigError, match="must not be a fraction above 1"):
+        ray_options(Tournament((recipes.find("catch_a2c"),), engine="ray", pod_gpus=1.5))
     experiments = (recipes.find("catch_a2c"),)
     chosen = Tournament(
         experiments, engine="ray", pod_gpus=0.25, pod_resources="TPU=4", pod_placement="spread"
     )
     chosen.check()
-    assert chosen.ray_options() == {
+    assert ray_options(chosen) == {
         "num_cpus": 1.0, "num_gpus": 0.25, "resources": {"TPU": 4.0},
         "scheduling_strategy": "SPREAD",
     }  # fmt: skip

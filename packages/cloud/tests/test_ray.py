@@ -20,9 +20,10 @@ from child import command, wait_until
 from podracer import recipes
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
-from podracer.tournament.engine import EngineLost, RayEngine
+from podracer.tournament.engine import EngineLost
 from podracer.tournament.events import Failed, Submitted
 from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer_cloud.ray_engine import RayEngine
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray")
 slow = pytest.mark.slow
@@ -58,7 +59,7 @@ class Run:
             lambda: [
                 each.pid
                 for each in processes()
-                if each.parent == self.driver.pid and "tournament.cluster" in each.command
+                if each.parent == self.driver.pid and "podracer_cloud.ray_cluster" in each.command
             ]
         )[0]
 
@@ -198,7 +199,7 @@ def test_killed_pods_and_workers_go_on_from_their_last_save(tmp_path: Path) -> N
 
 @pytest.mark.figure(13)
 @slow
-@pytest.mark.parametrize("victim", ["raylet", "gcs_server", "tournament.cluster"])
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server", "podracer_cloud.ray_cluster"])
 def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
     tmp_path: Path, victim: str
 ) -> None:
