@@ -30,7 +30,6 @@ COMMANDS = {
     "init": Command("init", "init", "NAME", "a package with an agent and an environment of yours"),
     "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
-    "tune": Command("tune", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
 }
@@ -39,4 +38,4 @@ LEFT = {  # what is no command, and what is instead
     "version": "did you mean podracer --version?",
 }
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
-TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "eval", "list", "tune")
+TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "eval", "list")

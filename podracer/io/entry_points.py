@@ -73,7 +73,7 @@ PACKAGES = {
         "pendulum_sac_data",
         "pendulum_td3_bc",
     ),
-    "plan": ("compile", "plan"),
+    "plan": ("compile", "plan", "tune"),
     "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
     "trained": ("trained", "ShippedRule", "world_shipped_rule"),
 }

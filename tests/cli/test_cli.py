@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -187,21 +186,6 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     code, _, error = call("play", run)
     assert has_hint == (code == 0)  # CartPole draws itself by pygame, which may be missing
     assert (code == 0) != ("cannot be drawn" in error)
-
-
-@pytest.mark.slow
-def test_tune_names_the_fastest():
-    """Of one CPU device, and of one for acting beside one for each core to learn."""
-    arguments = ("tune", "cartpole_sebulba", "--num-envs", 8, "--seconds", 12)
-    code, out, error = call(*arguments, XLA_FLAGS="")
-    assert code == 0, error
-    cores = len(os.sched_getaffinity(0))
-    rows = [line.split() for line in out.splitlines() if "--devices" in line]
-    rates = {tuple(row[4:]): int(row[0].replace(",", "")) for row in rows[:-1]}
-    assert {row[row.index("--devices") + 1] for row in rows[:-1]} == {"1", str(1 + cores)}
-    fastest = " ".join(max(rates, key=rates.__getitem__))
-    command = "podracer train cartpole_sebulba --arch sebulba"
-    assert f"Fastest: {command} {fastest}" in out
 
 
 @pytest.mark.figure(20)

@@ -886,27 +886,6 @@ def test_of_a_flag_given_twice_the_last_value_counts():
     assert type(experiment.agent.network.torso).__name__ == "CNN"
 
 
-def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
-    outcome, monkeypatch, tmp_path
-):
-    trial = {
-        "settings": {"devices": 1, "num_envs": 64}, "steps_per_second": 9.0, "actor_idle": 0.0,
-        "learner_idle": 0.0, "lag_mean": 0.0,
-    }  # fmt: skip
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!/bin/sh\necho '{{a greeting}}'\necho '{json.dumps(trial)}'\n"
-        "case \"$*\" in *'--devices 1 '*) exit 0;; esac\nexit 71\n"
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr("podracer.cli.tune.has_one_cpu_device", lambda: True)
-    monkeypatch.setattr("podracer.cli.tune.initialize_devices", lambda *_: None)
-    code, said = outcome("tune", "cartpole_sebulba", "--driver.num-envs", "8", "--seed", "3")
-    assert code == 71
-    assert "Fastest: podracer train cartpole_sebulba --seed 3 --arch sebulba --devices 1" in said
-
-
 def test_a_device_is_not_replaced(run, outcome, tmp_path):
     """The superuser could."""
     device = tmp_path / "device.html"

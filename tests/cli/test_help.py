@@ -16,7 +16,6 @@ from podracer.io.entry_points import installed
 ONE_OF_MANY = {
     "sweep": ["catch_a2c"],
     "tournament": ["cartpole_ppo"],
-    "tune": ["cartpole_ppo"],
 }  # commands that take a recipe; `train` is walked through below
 
 

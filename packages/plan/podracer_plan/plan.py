@@ -16,9 +16,10 @@ import jax
 from podracer.config.experiment import Experiment
 from podracer.drivers.driver import Driver
 from podracer.drivers.progress import Orders
-from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.errors import ConfigError
 from podracer.run.setup import make_driver
+from podracer_plan import trials
 from podracer_plan.compiled import CompiledRun, compile_run
 from podracer_plan.targets import Target
 
@@ -151,7 +152,7 @@ def _measured_speed(
         return None, "populations are not measured"
     driver = make_driver(dataclasses.replace(experiment, devices=len(target.devices)))
     if isinstance(driver, Sebulba):
-        return tune.measure(driver, seconds)[0], "measured here"
+        return trials.measure(driver, seconds)[0], "measured here"
     return _anakin_speed(driver, seconds), "measured here"
 
 

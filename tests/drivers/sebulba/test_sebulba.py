@@ -540,6 +540,22 @@ def test_waits_for_an_update_on_the_shared_device_are_a_stage(is_in_turn, monkey
     assert (seconds["device"] > 0) == is_in_turn
 
 
+@pytest.mark.parametrize(
+    ("platform", "actors", "threads"),
+    [
+        ("cpu", 1, 16), ("cpu", 2, 8), ("cpu", 4, 4), ("cpu", 32, 1),
+        ("gpu", 1, 16), ("gpu", 2, 16), ("gpu", 4, 8), ("tpu", 16, 2), ("gpu", 64, 1),
+    ],
+)  # fmt: skip
+def test_beside_an_accelerator_actors_have_two_threads_for_each_core(
+    platform, actors, threads, monkeypatch
+):
+    monkeypatch.setattr(actor_pool, "num_cores", lambda: 16)
+    split = types.SimpleNamespace(actors=[types.SimpleNamespace(platform=platform)], threads=actors)
+    assert actor_pool.native_threads(SebulbaConfig(), split) == threads
+    assert actor_pool.native_threads(SebulbaConfig(env_threads=3), split) == 3
+
+
 @pytest.mark.figure(21)
 @pytest.mark.slow
 def test_others_do_not_wait_for_an_actor_that_is_slow_or_stands_still():

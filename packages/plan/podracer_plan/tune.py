@@ -16,7 +16,7 @@ from podracer.io.signals import child_process
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
-    from podracer.drivers.sebulba.tune import Trial
+    from podracer_plan.trials import Trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +87,8 @@ def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
     from podracer.devices.mesh import find_devices
     from podracer.devices.startup import use_compilation_cache
     from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.drivers.sebulba.tune import trials
     from podracer.run.blueprint import build
+    from podracer_plan.trials import trials
 
     use_compilation_cache()
     agent, env = build(experiment)
@@ -104,7 +104,7 @@ def _measured_by_processes(
     A process has one number of devices for its life; `codes` gets their exit codes.
     """
     from podracer.devices.machine import num_cores
-    from podracer.drivers.sebulba.tune import Trial
+    from podracer_plan.trials import Trial
 
     for devices in (1, 1 + num_cores()):
         limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
