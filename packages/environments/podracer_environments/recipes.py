@@ -1,10 +1,13 @@
-"""Arcade games on the device: CHIP-8's from octax, Atari's from JAXtari."""
+"""Recipes of the suites: arcade games, Craftax and robots."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from podracer.agents.ppo import PPO
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.recipes.sizes import accelerator
 from podracer.schedules import Linear
@@ -86,4 +89,48 @@ def craftax_ppo() -> Experiment:
         evaluations=5,
         evaluation_episodes=64,
         evaluation_policy="sampled",
+    )
+
+
+@accelerator(driver={"num_envs": 4096}, frames=30_000_000)
+def mjlab_cartpole_ppo(task: str = "Cartpole-Balance") -> Experiment:
+    """PPO on mjlab's cart-pole (`--task Cartpole-Swingup`, needs mjlab), with mjlab's settings.
+
+    Those are of its rsl_rl configuration, but the learning rate is annealed where it adapts, and
+    activations are SiLU where they are ELU.
+    """
+    return Experiment(
+        environment=f"mjlab:{task}",
+        agent=PPO(
+            learning_rate=Linear(1e-3, 0.0),
+            entropy_cost=0.01,
+            value_cost=1.0,
+            max_gradient_norm=1.0,
+            num_epochs=5,
+            network=TorsoNetwork(MLP((64, 64), "silu"), shared=False),
+        ),
+        driver=SebulbaConfig(
+            num_envs=64, rollout_length=32, updates_per_chunk=5, threads_per_actor=1
+        ),
+        frames=1_000_000,
+        evaluations=5,
+        evaluation_episodes=16,
+    )
+
+
+@accelerator(driver={"num_envs": 4096, "updates_per_chunk": 20}, frames=150_000_000)
+def mjlab_velocity_ppo(task: str = "Velocity-Flat-Unitree-Go1") -> Experiment:
+    """PPO on a legged robot of mjlab that follows a commanded velocity (`--task`, needs mjlab).
+
+    The critic gets what only the simulator measures. Settings as in `mjlab_cartpole_ppo`.
+    """
+    cartpole = mjlab_cartpole_ppo(task)
+    return dataclasses.replace(
+        cartpole,
+        agent=dataclasses.replace(
+            cartpole.agent,
+            normalize_observations=True,
+            network=TorsoNetwork(MLP((512, 256, 128), "silu"), shared=False),
+        ),
+        driver=dataclasses.replace(cartpole.driver, rollout_length=24),
     )
