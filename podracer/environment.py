@@ -275,7 +275,7 @@ class AutoResetState:
     """State of `AutoReset`."""
 
     inner: EnvState
-    timed_out: jax.Array  # bool: the newest timestep was a time-out, so the next step restarts
+    timed_out: jax.Array  # bool: the newest timestep has `last`, so the next step restarts
 
 
 @struct
@@ -284,6 +284,7 @@ class AutoReset:
 
     inner: Any
     resets_per_step: int = static(default=0)
+    show_terminals: bool = static(default=False)
 
     def __post_init__(self) -> None:
         if type(count := self.resets_per_step) is not int or count < 0:
@@ -313,7 +314,8 @@ class AutoReset:
         self, key: jax.Array, state: AutoResetState, action: jax.Array
     ) -> tuple[AutoResetState, TimeStep]:
         inner, timestep = self.inner.step(key, state.inner, action)
-        restarts = state.timed_out | (timestep.last & (timestep.discount == 0))
+        is_hidden = (timestep.discount == 0) & (not self.show_terminals)
+        restarts = state.timed_out | (timestep.last & is_hidden)
         first_state, first_timestep = self._restart(sibling_key(key), restarts)
 
         def choose(new: PyTree, old: PyTree) -> PyTree:
@@ -365,12 +367,16 @@ def sibling_key(key: jax.Array) -> jax.Array:
 
 
 @typed
-def auto_reset(environment: Environment, *, resets_per_step: int = 0) -> AutoReset:
+def auto_reset(
+    environment: Environment, *, resets_per_step: int = 0, show_terminals: bool = False
+) -> AutoReset:
     """Return an environment that restarts by itself, as drivers expect, from one that does not.
 
     `environment` has a device environment's methods and only marks ends (`last`, `discount`).
     Under `vmap` each step computes a reset for every environment. Where that is expensive take
     `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
+    With `show_terminals` a terminal is shown with its final observation and `last`, as environments
+    of the host show it, and the step after it restarts.
     """
     kind = type(environment)
     if is_of_gymnasium(kind):
@@ -378,7 +384,7 @@ def auto_reset(environment: Environment, *, resets_per_step: int = 0) -> AutoRes
             f"auto_reset takes an environment in JAX, and {kind.__name__} is one of Gymnasium: "
             f"pass podracer.Gymnasium({kind.__name__}), which restarts by itself."
         )
-    return AutoReset(environment, resets_per_step)
+    return AutoReset(environment, resets_per_step, show_terminals)
 
 
 def is_of_gymnasium(kind: type) -> bool:

@@ -1,9 +1,16 @@
 """Replay buffer on the device.
 
-Every environment has a ring buffer of its newest timesteps. Leaves are `[B, C, ...]`, environments
+Every environment has a ring of its newest C timesteps. Leaves are `[B, C, ...]`, environments
 first, because that is the sharded axis: each device samples from its own environments. A sample is
 a `Trajectory`, so losses are computed as on a new rollout. Observations whose last axis is a
 stack of frames (`ArraySpec.frame_stack`) are stored one frame at a time.
+
+The timestep that came after t others lies at t % C, and the newest at `(num_added[0] - 1) % C` in
+all rows. `Buffer.trajectory_at` reads what lies at rows and starts, also for another `length`.
+
+For sampling of its own, such as the newest timesteps or goals of hindsight, a subclass of `Replay`
+returns a subclass of `Buffer` from `build`. Such a buffer replaces `draw`, which chooses places, or
+`sample`, which may change what lies there. Agents take it as their `replay`.
 """
 
 from __future__ import annotations
@@ -51,6 +58,12 @@ class Replay:
     """Exponent alpha of the priorities, in [0, 1]: 0 samples uniformly, 1 in proportion."""
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
+
+    def build(
+        self, spec: EnvironmentSpec, length: int, stride: int = 1, *, every_step: bool = False
+    ) -> Buffer:
+        """Return the buffer of an agent, see the fields of `Buffer`."""
+        return Buffer(self, spec, length, stride, every_step)
 
 
 @unchecked
@@ -200,24 +213,29 @@ class Buffer:
 
         `frames` is the time of the importance exponent's schedule; shards of `axis` share a batch.
         """
-        B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
-        if state.priorities is not None:
-            rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, N)
-            importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
-            weights = (probabilities * self.size(state)) ** -importance_exponent
-        else:
-            row_key, start_key = jax.random.split(key)
-            first, last = self._start_range(state)
-            first, last = -(-first // self.stride), last // self.stride
-            rows = jax.random.randint(row_key, (N,), 0, B)
-            starts = jax.random.randint(start_key, (N,), first, last + 1) % num_starts
-            weights = jnp.ones(N)
+        rows, starts, probabilities = self.draw(state, key, N)
         trajectory = self.trajectory_at(state, rows, starts)
-        if state.priorities is not None:  # scaled by samples that no loss masks as a whole
-            teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
-            largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
-            weights = jnp.minimum(weights / largest, 1.0)
-        return Sample(trajectory, weights, rows, starts)
+        if probabilities is None:
+            return Sample(trajectory, jnp.ones(N), rows, starts)
+        importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
+        weights = (probabilities * self.size(state)) ** -importance_exponent
+        # Scaled by samples that no loss masks as a whole.
+        teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
+        largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
+        return Sample(trajectory, jnp.minimum(weights / largest, 1.0), rows, starts)
+
+    def draw(
+        self, state: ReplayState, key: Array, N: int
+    ) -> tuple[Int[Array, "N"], Int[Array, "N"], Float[Array, "N"] | None]:
+        """Draw the rows and starts of N samples, and their probabilities, None if all are equal."""
+        if state.priorities is not None:
+            return sum_tree.sample(state.priorities.tree, key, N)
+        row_key, start_key = jax.random.split(key)
+        first, last = self._start_range(state)
+        first, last = -(-first // self.stride), last // self.stride
+        rows = jax.random.randint(row_key, (N,), 0, state.num_added.shape[0])
+        starts = jax.random.randint(start_key, (N,), first, last + 1)
+        return rows, starts % (_ring_size(state) // self.stride), None
 
     def update_priorities(
         self, priorities: Priorities | None, sample: Sample, errors: Float[Array, "N"]

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from variants import variants
+from walk import methods_of
 
+from podracer.agents import DQN, R2D2, SAC, MuZero
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.errors import ConfigError
 from podracer.replay import Buffer, Priorities, Replay
@@ -344,3 +346,36 @@ def test_priorities_are_only_kept_where_they_are_used():
     assert isinstance(
         Buffer(Replay(B * 20, prioritized=True), PLAIN, 2).init(B).priorities, Priorities
     )
+
+
+class Recent(Replay):
+    """A replay of one's own: samples begin at the newest few starts of a ring."""
+
+    def build(self, *args, **options):
+        return RecentBuffer(self, *args, **options)
+
+
+class RecentBuffer(Buffer):
+    def draw(self, state, key, N):
+        ring_size = state.steps.timestep.reward.shape[1]
+        rows, ages = jax.random.randint(key, (2, N), 0, jnp.array([[B], [5]]))
+        return rows, (state.num_added[0] - self.length - ages) % ring_size, None
+
+
+def test_a_buffer_of_ones_own_draws_the_newest_timesteps():
+    buffer = Recent(B * 40).build(PLAIN, 3)
+    world, memory = fill(PLAIN, buffer, [8] * 9)
+    sample = draw(buffer, memory, 1, 200)
+    newest = len(world.steps) - 3
+    assert set(np.unique(sample.starts)) == {(newest - age) % 40 for age in range(5)}
+    age = (newest - int(sample.starts[0])) % 40
+    truth = world.truth(int(sample.rows[0]), newest - age, 3)
+    np.testing.assert_array_equal(sample.trajectory.steps.action[:, 0], truth.action[:2])
+
+
+@pytest.mark.parametrize("settings", [DQN, R2D2, SAC, MuZero])
+def test_an_agent_samples_from_the_buffer_that_its_replay_builds(settings):
+    replay = Recent(B * 40, batch_size=8, warmup=0)
+    spec = BOX if settings is SAC else dataclasses.replace(BOX, action=Discrete(4))
+    methods = methods_of(settings(replay=replay).build(spec))
+    assert isinstance(getattr(methods, "learner", methods).buffer, RecentBuffer)

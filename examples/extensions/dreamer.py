@@ -20,7 +20,7 @@ from podracer import LearnerState, TimeStep, Trajectory
 from podracer.devices.reductions import Mean
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import lambda_returns
-from podracer.replay import Buffer, Replay
+from podracer.replay import Replay
 from podracer.types import Metrics
 
 
@@ -83,7 +83,7 @@ class Dreamer:
         _, structure = eqx.partition(
             World(sizes[0], num_actions, width, jax.random.key(0)), eqx.is_inexact_array
         )
-        buffer = Buffer(self.replay, spec, min(self.sequence_length, context.rollout_length))
+        buffer = self.replay.build(spec, min(self.sequence_length, context.rollout_length))
         optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(self.learning_rate))
 
         def init(key: jax.Array, num_envs: int) -> LearnerState:

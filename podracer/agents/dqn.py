@@ -94,7 +94,7 @@ def build(settings: DQN, method: Callable[..., Method], spec: EnvironmentSpec) -
     agent = method(
         settings,
         off_policy.require_feed_forward(network),
-        Buffer(settings.replay, spec, settings.n_step + 1),
+        settings.replay.build(spec, settings.n_step + 1),
         TargetNetworkOptimizer(optimizer, settings.target_update_period),
     )
     actor_params = value_based.actor_params(settings.epsilon)

@@ -101,7 +101,7 @@ class MuZero(PlanningSettings, TargetNetworkSettings):
         optimizer = off_policy.TargetNetworkOptimizer(scheduled, self.target_update_period)
         # What the search found is known of the timesteps of a sample but of the last.
         num_transitions = self.unroll_steps + self.n_step + (self.bootstrap == "search")
-        buffer = Buffer(self.replay, spec, num_transitions + 1)
+        buffer = self.replay.build(spec, num_transitions + 1)
         next_discount = gumbel.next_discount(spec, self.discount)
         agent = _MuZero(self, model, buffer, optimizer, next_discount)
         return Agent.of(agent, spec)

@@ -95,7 +95,7 @@ class R2D2(QLearningSettings):
             self,
             num_actions,
             value_based.build_q_network(self.network, inputs, 1, dueling=True),
-            Buffer(self.replay, spec, length, context.rollout_length, every_step=True),
+            self.replay.build(spec, length, context.rollout_length, every_step=True),
             TargetNetworkOptimizer(build_optimizer(self), self.target_update_period),
         )
         actor_params = value_based.actor_params(self.epsilon)

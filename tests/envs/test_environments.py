@@ -8,6 +8,7 @@ import importlib.util
 import pickle
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from episodes import play, random_actions
 from variants import variants
+from walk import Walk
 
 from podracer.checks import check_environment
 from podracer.environment import (
@@ -171,6 +173,29 @@ def test_a_wrapper_has_the_abilities_of_its_environment_and_no_others() -> None:
     copy = pickle.loads(pickle.dumps(drawn))
     assert copy == drawn
     assert features(copy).render is not None
+
+
+def test_a_terminal_is_shown_before_the_restart() -> None:
+    """With `show_terminals`, as environments of the host show it; time-outs are as without it."""
+
+    hidden, shown = (auto_reset(Walk(), show_terminals=x) for x in (False, True))
+    state, timestep = shown.reset(jax.random.key(0))
+    last, kinds, steps = False, set(), [jax.jit(x.step) for x in (hidden, shown)]
+    for key in jax.random.split(jax.random.key(1), 60):
+        (_, expected), (state, timestep) = (step(key, state, jnp.int32(1)) for step in steps)
+        if not last and timestep.discount == 0:
+            assert timestep.last
+            assert not timestep.first
+            assert abs(timestep.observation[0]) > 1.5
+            assert expected.first
+            np.testing.assert_allclose(timestep.reward, expected.reward, rtol=1e-5)
+        else:
+            jax.tree.map(
+                partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), timestep, expected
+            )
+        kinds.add((bool(timestep.last), int(timestep.discount)))
+        last = timestep.last
+    assert kinds == {(False, 1), (True, 1), (True, 0)}
 
 
 def test_a_feature_that_is_none_is_absent() -> None:

@@ -31,7 +31,6 @@ from podracer.agents.continuous.models import CriticNetworks
 from podracer.devices.reductions import Mean, global_grad
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import to_bounds
-from podracer.replay import Buffer
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -59,7 +58,7 @@ class QTOpt(ContinuousSettings):
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         networks = models.build_critics(self.network, spec, self.return_distribution)
         off_policy.require_feed_forward(networks.critic)
-        buffer = Buffer(self.replay, spec, self.n_step + 1)
+        buffer = self.replay.build(spec, self.n_step + 1)
         learner = Learner(self, networks, buffer, learning.build_optimizer(self))
         agent = _QTOpt(self, networks, learner)
         return Agent(

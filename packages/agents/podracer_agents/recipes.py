@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+from podracer.agents import DQN, SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
+from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import catch, mujoco, pendulum, rules
 from podracer.replay import Replay
+from podracer.schedules import Linear
 from podracer_agents.disco_discovery import DiscoDiscovery
 from podracer_agents.frodo import Frodo
+from podracer_agents.hindsight import HindsightReplay
 from podracer_agents.qt_opt import QTOpt
 from podracer_agents.sac import crossq, flash_sac, simbav2
 
@@ -71,4 +75,40 @@ def pendulum_flash_sac() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
         frames=1_024_000,
+    )
+
+
+def bit_flipping_dqn() -> Experiment:
+    """DQN with HER on 20 bits; without it, `--num-goals 0`, it never sees a reward."""
+    return Experiment(
+        environment="bit_flipping",
+        agent=DQN(
+            learning_rate=1e-3,
+            discount=0.98,
+            epsilon=Linear(1.0, 0.05, frames=100_000),
+            target_update_period=100,
+            network=TorsoNetwork(MLP((256,))),
+            replay=HindsightReplay(
+                capacity=100_000, updates_per_rollout=8, warmup=2_000, horizon=20
+            ),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
+        frames=200_000,
+    )
+
+
+def point_reach_sac() -> Experiment:
+    """SAC with HER on a point that reaches a goal; without it, `--num-goals 0`, it is slower."""
+    return Experiment(
+        environment="point_reach",
+        agent=SAC(
+            learning_rate=1e-3,
+            discount=0.95,
+            random_frames=2_000,
+            initial_temperature=0.1,
+            network=TorsoNetwork(MLP((64, 64))),
+            replay=HindsightReplay(capacity=100_000, updates_per_rollout=4, warmup=2_000),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=1, updates_per_chunk=250),
+        frames=40_000,
     )

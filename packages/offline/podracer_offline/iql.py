@@ -98,7 +98,7 @@ class IQL(LearnerSettings, GaussianSettings):
         if self.replay is not None:
             if self.replay.prioritized:
                 raise ConfigError("IQL samples uniformly: take `agent.replay.prioritized=False`.")
-            buffer = Buffer(self.replay, inner, 2)
+            buffer = self.replay.build(inner, 2)
         agent = _IQL(self, model, critics, optimizer, buffer)
         built = Agent(
             spec=inner,

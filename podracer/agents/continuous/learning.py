@@ -103,9 +103,9 @@ def build(
     )
     if recurrence := networks.recurrence:  # sequences that begin where rollouts do
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
-        buffer = Buffer(settings.replay, spec, length, context.rollout_length, every_step=True)
+        buffer = settings.replay.build(spec, length, context.rollout_length, every_step=True)
     else:
-        buffer = Buffer(settings.replay, spec, settings.n_step + 1)
+        buffer = settings.replay.build(spec, settings.n_step + 1)
     learner = Learner(settings, networks, buffer, build_optimizer(settings))
     agent = method(settings, networks, learner)
     return Agent(

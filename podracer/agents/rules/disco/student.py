@@ -247,7 +247,7 @@ class Disco:
             support_size=self.support_size,
             model_size=self.model_size,
         )
-        buffer = Buffer(self.replay, spec, length, stride=length, every_step=True)
+        buffer = self.replay.build(spec, length, length, every_step=True)
         agent = _Disco(self, network, build_optimizer(), buffer, rule)
         return Agent.of(agent, spec, carry=network.torso.carry, distribution=agent.distribution)
 
