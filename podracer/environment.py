@@ -375,8 +375,8 @@ def auto_reset(
     `environment` has a device environment's methods and only marks ends (`last`, `discount`).
     Under `vmap` each step computes a reset for every environment. Where that is expensive take
     `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
-    With `show_terminals` a terminal is shown with its final observation and `last`, as environments
-    of the host show it, and the step after it restarts.
+    With `show_terminals` a terminal shows its final observation and `last`, as on the host, and the
+    next step restarts.
     """
     kind = type(environment)
     if is_of_gymnasium(kind):

@@ -5,12 +5,9 @@ first, because that is the sharded axis: each device samples from its own enviro
 a `Trajectory`, so losses are computed as on a new rollout. Observations whose last axis is a
 stack of frames (`ArraySpec.frame_stack`) are stored one frame at a time.
 
-The timestep that came after t others lies at t % C, and the newest at `(num_added[0] - 1) % C` in
-all rows. `Buffer.trajectory_at` reads what lies at rows and starts, also for another `length`.
-
-For sampling of its own, such as the newest timesteps or goals of hindsight, a subclass of `Replay`
-returns a subclass of `Buffer` from `build`. Such a buffer replaces `draw`, which chooses places, or
-`sample`, which may change what lies there. Agents take it as their `replay`.
+The timestep after t others lies at t % C, the newest at `(num_added[0] - 1) % C` in all rows, and
+`Buffer.trajectory_at` reads it. An agent's `replay` may be a subclass of `Replay` whose `build`
+returns a buffer that samples otherwise: its `draw` chooses places, its `sample` also what is there.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Dopamine's, and `atari_rainbow` have the papers' sizes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -127,7 +127,8 @@ class Method:
         explore: bool,
     ) -> tuple[jax.Array, PyTree, DQNCarry]:
         settings = self.settings
-        noise = value_based.noise_of_acting(settings.noisy, keys, explore)
+        fold_in = jax.vmap(jax.random.fold_in, (0, None))
+        noise = fold_in(keys, 1) if settings.noisy and explore else None
         q = settings.value.mean(self.outputs(params.params, timestep, noise))
         mask = action_mask(timestep.observation)
         epsilon = jnp.zeros(())
@@ -147,8 +148,9 @@ class Method:
         """Return the mean loss of TD errors from G + γ Q'(s', a'), metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)
-        noises = value_based.noises_of_learning(settings.noisy, key)
-        outputs = self.outputs(params, transition.timestep, noises.prediction)
+        # One noise for all samples (Fortunato et al. 2018, section 3.1).
+        noise, *noises = jax.random.split(key, (3, 1)) if settings.noisy else [None] * 3
+        outputs = self.outputs(params, transition.timestep, noise)
         prediction = value_based.gather_action(outputs, transition.action)
         returns, next_values = jax.lax.stop_gradient(
             self.targets(params, target_params, transition, noises)
@@ -165,14 +167,17 @@ class Method:
         params: Params,
         target_params: Params,
         transition: off_policy.Transition,
-        noises: value_based.Noises,
+        noises: Sequence[jax.Array | None],
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the returns G `[N]`, and the outputs `[N, Z]` of the values Q'(s', a')."""
+        """Return the returns G `[N]`, and the outputs `[N, Z]` of the values Q'(s', a').
+
+        `noises` are keys `[1]` for the target network and for the choice of actions.
+        """
         settings, value = self.settings, self.settings.value
         next_timestep = transition.next_timestep
-        target_outputs = selector = self.outputs(target_params, next_timestep, noises.target)
+        target_outputs = selector = self.outputs(target_params, next_timestep, noises[0])
         if settings.double:  # the online network selects the action that the target network values
-            selector = self.outputs(params, next_timestep, noises.selection)
+            selector = self.outputs(params, next_timestep, noises[1])
         next_q = mask_logits(next_timestep.observation, value.mean(selector))
         next_action = jnp.argmax(next_q, axis=-1)
         return transition.n_step_return, value_based.gather_action(target_outputs, next_action)

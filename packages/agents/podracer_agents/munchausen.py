@@ -12,6 +12,7 @@ of their distributions. `double` has no effect: the policies are the target netw
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,13 +56,13 @@ class Method(dqn.Method):
         params: Params,
         target_params: Params,
         transition: off_policy.Transition,
-        noises: value_based.Noises,
+        noises: Sequence[jax.Array | None],
     ) -> tuple[jax.Array, jax.Array]:
         settings, value = self.settings, self.settings.value
 
         timestep, next_timestep = transition.timestep, transition.next_timestep
-        outputs = self.outputs(target_params, timestep, noises.selection)
-        next_outputs = self.outputs(target_params, next_timestep, noises.target)
+        outputs = self.outputs(target_params, timestep, noises[1])
+        next_outputs = self.outputs(target_params, next_timestep, noises[0])
         q = mask_logits(timestep.observation, value.mean(outputs))
         next_q = mask_logits(next_timestep.observation, value.mean(next_outputs))
         policy, entropy = soft_policy(next_q, settings.temperature)

@@ -8,10 +8,12 @@ from podracer.agents import DQN, SAC
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
-from podracer.recipes import catch, mujoco, pendulum, rules
+from podracer.recipes import atari, catch, mujoco, pendulum, rules
 from podracer.replay import Replay
 from podracer.schedules import Linear
+from podracer_agents.augmentation import ShiftedReplay
 from podracer_agents.disco_discovery import DiscoDiscovery
+from podracer_agents.discrete_sac import DiscreteSAC
 from podracer_agents.frodo import Frodo
 from podracer_agents.hindsight import HindsightReplay
 from podracer_agents.qt_opt import QTOpt
@@ -95,6 +97,32 @@ def bit_flipping_dqn() -> Experiment:
         driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
         frames=200_000,
     )
+
+
+def cartpole_discrete_sac() -> Experiment:
+    """Discrete SAC on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=DiscreteSAC(
+            learning_rate=1e-3,
+            random_frames=1_000,
+            initial_temperature=0.1,
+            target_entropy=0.3,
+            network=TorsoNetwork(MLP((64, 64))),
+            replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=4, warmup=1_000),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=2, updates_per_chunk=100),
+        frames=60_000,
+        evaluation_episodes=128,
+    )
+
+
+def atari_drq(game: str = "pong") -> Experiment:
+    """Double DQN on an Atari game (`--game NAME`), with randomly shifted pictures (DrQ)."""
+    experiment = atari.atari_dqn(game)
+    replay = ShiftedReplay(**vars(experiment.agent.replay))
+    agent = dataclasses.replace(experiment.agent, replay=replay)
+    return dataclasses.replace(experiment, agent=agent)
 
 
 def point_reach_sac() -> Experiment:

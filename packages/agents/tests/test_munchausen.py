@@ -12,7 +12,7 @@ import pytest
 from agents import COMMON, EXPLORING, PROBE_REPLAY
 from walk import ACTIONS, B, Walk, built, close, methods_of, slow
 
-from podracer.agents.common import off_policy, value_based
+from podracer.agents.common import off_policy
 from podracer.agents.dqn import DQN
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
@@ -77,7 +77,7 @@ def targets_of(settings: DQN) -> tuple[Any, ...]:
 
     @jax.jit
     def compute(online: Any, target: Any, transition: Any) -> tuple[Any, ...]:
-        no_noise = value_based.Noises(None, None, None)
+        no_noise = (None, None)
         got = agent.targets(online, target, transition, no_noise)
         before = agent.outputs(target, transition.timestep, None)
         after = agent.outputs(target, transition.next_timestep, None)

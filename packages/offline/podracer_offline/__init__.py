@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from podracer_offline.records import FromData as FromData
     from podracer_offline.td3 import TD3BC as TD3BC
     from podracer_offline.td3 import td3_bc as td3_bc
+    from podracer_offline.teacher import DAgger as DAgger
+    from podracer_offline.teacher import teach as teach
 
 _MODULES = {
     "agreement": "comparison",
@@ -26,6 +28,8 @@ _MODULES = {
     "FromData": "records",
     "TD3BC": "td3",
     "td3_bc": "td3",
+    "DAgger": "teacher",
+    "teach": "teacher",
 }
 
 

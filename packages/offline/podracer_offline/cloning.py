@@ -44,24 +44,34 @@ class Cloning(ClippedSettings, GaussianSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        inner, std = require_records(spec, "Cloning"), self.state_dependent_std
-        network = actor_critic.build_network(self.network, inner, state_dependent_std=std)
-        agent = _Cloning(ActorCritic(network, inner.action), build_optimizer(self))
-        built = Agent(
-            spec=inner,
-            init=agent.init,
-            act=agent.model.act,
-            learn=Fused(agent.loss, agent.optimizer.apply_gradients),
-            carry=network.carry,
-            distribution=agent.model.distribution,
-        )
-        return as_recorded(built, spec)
+        return as_recorded(self.method_for(require_records(spec, "Cloning")).agent, spec)
+
+    def method_for(self, spec: EnvironmentSpec) -> Method:
+        """Return the functions of a clone for the environment that records come from."""
+        std = self.state_dependent_std
+        network = actor_critic.build_network(self.network, spec, state_dependent_std=std)
+        return Method(spec, ActorCritic(network, spec.action), build_optimizer(self))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cloning:
+class Method:
+    """Functions of an agent that learns recorded actions, or distributions."""
+
+    spec: EnvironmentSpec
     model: ActorCritic
     optimizer: ScheduledOptimizer
+
+    @property
+    def agent(self) -> Agent:
+        """Agent that acts by itself, and whose loss sees the records."""
+        return Agent(
+            spec=self.spec,
+            init=self.init,
+            act=self.model.act,
+            learn=Fused(self.loss, self.optimizer.apply_gradients),
+            carry=self.model.network.carry,
+            distribution=self.model.distribution,
+        )
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         return LearnerState(self.optimizer.init(self.model.network.init(key)))
@@ -73,13 +83,12 @@ class _Cloning:
 
         Metrics compare the policy's modes with the actions, or with the teacher's modes.
         """
-        records = trajectory.steps.timestep.observation
+        records: Record = trajectory.steps.timestep.observation
         trajectory = without_records(trajectory)
         policy, _ = self.model.unroll(params, trajectory, reuse)
-        action, valid = trajectory.steps.action, trajectory.valid()
-        action = from_bounds(self.model.space, action)
+        action, valid = from_bounds(self.model.space, records.action), trajectory.valid()
         loss = -clipped_log_prob(policy, action)
-        if isinstance(records, Record) and records.distribution is not None:
+        if records.distribution is not None:
             teacher: Any = distributions.policy(self.model.space, records.distribution)
             loss, action = teacher.divergence(policy), teacher.mode()
         if isinstance(policy, Normal):

@@ -24,7 +24,7 @@ from podracer.io.paths import user_path
 from podracer.io.text import REDACTED
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
 from podracer_offline.dataset import Dataset, Rows
-from podracer_offline.records import Record
+from podracer_offline.records import Record, require_student
 
 
 @struct
@@ -55,12 +55,7 @@ class DataEnvironment:
 
     def check_agent(self, agent: Agent, experiment: Experiment) -> None:
         """Raise `ConfigError` for an agent that would act, and for what ranks pods by returns."""
-        parts = jax.tree.leaves(agent.spec.observation, is_leaf=lambda x: isinstance(x, Record))
-        if any(isinstance(part, Record) for part in parts):
-            raise ConfigError(
-                f"{agent.name} learns from its own actions, and not from a data set: take an agent "
-                "of podracer_offline, such as Cloning, IQL or FromData(DQN())."
-            )
+        require_student(agent)
         if isinstance(experiment.exchange, Selection):
             raise ConfigError(
                 "selection ranks pods by their training returns, which are those of the data set: "

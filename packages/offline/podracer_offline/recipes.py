@@ -9,11 +9,13 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes.cartpole import cartpole_dqn
 from podracer.recipes.pendulum import NETWORK, REPLAY, pendulum_sac
+from podracer.replay import Replay
 from podracer_offline.avril import AVRIL
 from podracer_offline.cloning import Cloning
 from podracer_offline.iql import IQL
 from podracer_offline.records import FromData
 from podracer_offline.td3 import td3_bc
+from podracer_offline.teacher import DAgger
 
 
 def cartpole_cloning() -> Experiment:
@@ -23,6 +25,17 @@ def cartpole_cloning() -> Experiment:
         agent=Cloning(),
         driver=AnakinConfig(num_envs=128, rollout_length=4, updates_per_chunk=50),
         frames=512_000,
+        evaluation_episodes=128,
+    )
+
+
+def cartpole_dagger() -> Experiment:
+    """DAgger of a policy for CartPole: `environment="taught:RUN"`."""
+    return Experiment(
+        environment="cartpole",
+        agent=DAgger(replay=Replay(capacity=100_000, updates_per_rollout=4, warmup=0)),
+        driver=AnakinConfig(num_envs=16, rollout_length=16, updates_per_chunk=20),
+        frames=50_000,
         evaluation_episodes=128,
     )
 

@@ -54,9 +54,19 @@ def require_records(spec: EnvironmentSpec, name: str) -> EnvironmentSpec:
     if not isinstance(spec.observation, Record):
         raise ConfigError(
             f"{name} learns from a data set, and {spec.name} is none: take "
-            '`environment="data:FILE.npz"`.'
+            '`environment="data:FILE.npz"`, or `environment="taught:RUN"`.'
         )
     return replayed(spec)
+
+
+def require_student(agent: Agent) -> None:
+    """Raise `ConfigError` for an agent that would take records for observations."""
+    parts = jax.tree.leaves(agent.spec.observation, is_leaf=lambda x: isinstance(x, Record))
+    if any(isinstance(part, Record) for part in parts):
+        raise ConfigError(
+            f"{agent.name} learns from its own actions, and not from a data set: take an agent of "
+            "podracer_offline, such as Cloning, IQL or FromData(DQN())."
+        )
 
 
 def without_record(timestep: TimeStep) -> TimeStep:
@@ -80,22 +90,31 @@ def as_recorded(agent: Agent, spec: EnvironmentSpec) -> Agent:
     """
     if not isinstance(spec.observation, Record):
         return agent
-    describe, distribution = agent.distribution, None
+    student = as_student(agent)
 
     def act(params: Any, carry: Any, timestep: TimeStep, keys: jax.Array, explore: bool) -> Any:
         record = timestep.observation
-        action, extras, carry = agent.act(params, carry, without_record(timestep), keys, explore)
+        action, extras, carry = student.act(params, carry, timestep, keys, explore)
         if not isinstance(record, Record):
             return action, extras, carry
         return record.action, extras, with_last_action(carry, record.action)
+
+    learn = agent.learn if isinstance(agent.learn, Fused) else _stripped(agent.learn)
+    return dataclasses.replace(student, act=act, learn=learn)
+
+
+def as_student(agent: Agent) -> Agent:
+    """Return an agent that acts by itself where records are shown; `learn` sees the records."""
+    describe, distribution = agent.distribution, None
+
+    def act(params: Any, carry: Any, timestep: TimeStep, keys: jax.Array, explore: bool) -> Any:
+        return agent.act(params, carry, without_record(timestep), keys, explore)
 
     if describe is not None:
         distribution = lambda params, carry, timestep: describe(  # noqa: E731
             params, carry, without_record(timestep)
         )
-
-    learn = agent.learn if isinstance(agent.learn, Fused) else _stripped(agent.learn)
-    return dataclasses.replace(agent, act=act, learn=learn, distribution=distribution)
+    return dataclasses.replace(agent, act=act, distribution=distribution)
 
 
 def _stripped(learn: Learn) -> Learn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,27 +101,6 @@ def gather_action(values: jax.Array, action: jax.Array) -> jax.Array:
 def select_action(values: jax.Array, action: jax.Array) -> jax.Array:
     """Return the values `[*b]` of one action each, i32 `[*b]`, out of values `[*b, A]`."""
     return gather_action(values[..., None], action)[..., 0]
-
-
-# --- noise of the Q-network ----------------------------------------------------------------------
-
-
-class Noises(NamedTuple):
-    """Keys `[1]` of the noise of each pass of an update; None for no noise."""
-
-    prediction: jax.Array | None
-    target: jax.Array | None
-    selection: jax.Array | None
-
-
-def noise_of_acting(noisy: bool, keys: jax.Array, explore: bool) -> jax.Array | None:
-    """Return keys of the noise for timesteps `[B]`, each from its key; None for no noise."""
-    return jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys) if noisy and explore else None
-
-
-def noises_of_learning(noisy: bool, key: jax.Array) -> Noises:
-    """Return the noise for an update, one for all samples (Fortunato et al. 2018, section 3.1)."""
-    return Noises(*(jax.random.split(key, (3, 1)) if noisy else (None, None, None)))
 
 
 # --- exploration ---------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""Discrete SAC: SAC for discrete actions, with expectations over all actions in place of samples.
+
+Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings" (arXiv 1910.07207).
+Different from the paper: its differences are those of the core's `SAC`, and critics and policy are
+networks of one kind. The entropy's target is a share of the largest entropy, 0.98 in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agents.common import off_policy, value_based
+from podracer.agents.common.normalization import normalize_observation
+from podracer.agents.continuous import learning
+from podracer.agents.continuous.learning import ActorCriticState, ActorParams, Learner, Transition
+from podracer.agents.continuous.models import ContinuousNetworks
+from podracer.agents.sac import SAC, Actor, Method
+from podracer.devices.reductions import Mean, mean_of
+from podracer.errors import ConfigError
+from podracer.fields import bounded, struct
+from podracer.networks import Head, Network, NetworkBuilder, outputs
+from podracer.ops.action_masks import mask_logits
+from podracer.ops.distributions import Categorical
+from podracer.types import Carry, EnvironmentSpec, Metrics, Params, PyTree, TimeStep
+
+
+@struct
+class DiscreteSAC(SAC):
+    """Soft actor-critic for discrete actions."""
+
+    target_entropy: float = bounded(0.98, high=1.0)
+    """Entropy to which the temperature steers the policy, a share of the uniform policy's."""
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        if self.return_distribution is not None:
+            raise ConfigError("DiscreteSAC has no distribution of returns: leave it out.")
+        num_actions = value_based.require_discrete(spec).num_actions
+
+        def network(builder: NetworkBuilder, **heads: Head) -> Network:
+            return off_policy.require_feed_forward(builder.build(spec.observation, heads))
+
+        networks = Networks(
+            spec.action,
+            network(self.critic_network or self.network, q=Head(num_actions)),
+            distribution=None,
+            actor=network(self.network, action=Head(num_actions, 0.01)),
+        )
+        buffer = self.replay.build(spec, self.n_step + 1)
+        learner = Learner(self, networks, buffer, learning.build_optimizer(self))
+        agent = _Method(self, networks, learner)
+        return Agent(
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=partial(learner.learn, agent.update),
+            actor_params=learning.actor_params,
+            distribution=agent.distribution,
+        )
+
+
+class Networks(ContinuousNetworks):
+    """Networks of a policy and of critics with a value for each action."""
+
+    def action_values(self, params: tuple[Params, ...], observation: PyTree) -> jax.Array:
+        """Return the values of all actions by each critic, f32 `[critics, N, A]`."""
+        return jnp.stack([outputs(self.critic, critic, observation)["q"] for critic in params])
+
+    def q_outputs(
+        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
+    ) -> jax.Array:
+        values = self.action_values(params, observation)[..., None]
+        return jax.vmap(value_based.gather_action, (0, None))(values, action)
+
+
+class _Method(Method):
+    networks: Networks
+
+    def act(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        policy, carry = self.distribution(params, carry, timestep)
+        if not explore:
+            return policy.mode(), (), carry
+        uniform = Categorical(mask_logits(timestep.observation, jnp.zeros_like(policy.logits)))
+        is_random = params.frames < self.settings.random_frames
+        return jnp.where(is_random, uniform.sample(keys), policy.sample(keys)), (), carry
+
+    def distribution(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep
+    ) -> tuple[Categorical, Carry]:
+        timestep = normalize_observation(params.obs_moments, timestep)
+        return self.policy(params.actor, timestep.observation), carry
+
+    def policy(self, actor: Actor, observation: PyTree) -> Categorical:
+        return Categorical(
+            mask_logits(observation, self.networks.policy(actor.policy, observation))
+        )
+
+    def critic_loss(
+        self,
+        critics: tuple[Params, ...],
+        state: ActorCriticState,
+        transition: Transition,
+        key: jax.Array,
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+        """Regress to r + gamma Σ π(a'|s') (min Q'(s', a') - α log π(a'|s')), equation 10."""
+        actor, next_obs = state.params.actor, transition.next_timestep.observation
+        policy = self.policy(actor, next_obs)
+        q = jnp.min(self.networks.action_values(state.target_params, next_obs), axis=0)
+        value = jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1)
+        value += jnp.exp(actor.log_temperature) * policy.entropy()
+        return self.networks.loss(critics, value[None, :, None], transition)
+
+    def actor_loss(
+        self, actor: Actor, state: ActorCriticState, transition: Transition, key: jax.Array
+    ) -> tuple[Mean, Metrics]:
+        """Sum the losses of policy and temperature, equations 12 and 11."""
+        obs, mask = transition.timestep.observation, transition.mask
+        policy = self.policy(actor, obs)
+        entropy, temperature = policy.entropy(), jnp.exp(actor.log_temperature)
+        q = jnp.min(self.networks.action_values(state.params.critics, obs), axis=0)
+        value = jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1)
+        loss = mean_of(-value - jax.lax.stop_gradient(temperature) * entropy, mask)
+        # The temperature rises while the entropy is below its target.
+        target = self.settings.target_entropy * math.log(policy.logits.shape[-1])
+        excess = jax.lax.stop_gradient(entropy) - target
+        temperature_loss = actor.log_temperature * jnp.mean(mask * excess)
+        metrics = {"entropy": mean_of(entropy, mask), "temperature": temperature}
+        total = Mean(loss.total + temperature_loss, loss.share)
+        return total, {**metrics, "actor_loss": loss}

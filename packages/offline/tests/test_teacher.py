@@ -1,0 +1,169 @@
+"""Teachers within an environment, and students that learn what these would do."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from demonstrations import Recorded
+
+import podracer
+from podracer import recipes
+from podracer.agents import A2C, PPO
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
+from podracer.envs import make
+from podracer.errors import ConfigError
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.distributions import Categorical
+from podracer.replay import Replay
+from podracer.run.warm_start import Weights
+from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
+from podracer_offline import Cloning, DAgger, teach
+from podracer_offline.records import Record
+
+NETWORK = TorsoNetwork(MLP((32,), "tanh"), shared=False)
+REPLAY = Replay(32_000, updates_per_rollout=4, warmup=0)
+DRIVER = AnakinConfig(num_envs=16, rollout_length=16, updates_per_chunk=10)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithHint:
+    """CartPole whose observations also have the side that a rule of thumb pushes to."""
+
+    inner: Any = dataclasses.field(default_factory=lambda: make("cartpole"))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        spec = self.inner.spec
+        observation = {"observation": spec.observation, "hint": ArraySpec((2,))}
+        return dataclasses.replace(spec, observation=observation)
+
+    def reset(self, key: jax.Array) -> Any:
+        return self._hint(*self.inner.reset(key))
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Any:
+        return self._hint(*self.inner.step(key, state, action))
+
+    def _hint(self, state: Any, timestep: TimeStep) -> Any:
+        x = timestep.observation
+        side = (x @ jnp.asarray([0.1, 0.3, 1.0, 1.0]) > 0).astype(jnp.int32)
+        observation = {"observation": x, "hint": jax.nn.one_hot(side, 2)}
+        return state, dataclasses.replace(timestep, observation=observation)
+
+
+def certain(observation: Any) -> Categorical:
+    """A teacher that needs the hint."""
+    return Categorical(5.0 * observation["hint"])
+
+
+def mode(observation: Any) -> jax.Array:
+    return certain(observation).mode()
+
+
+def student(environment: Any, frames: int, **settings: Any) -> Experiment:
+    agent = DAgger(network=NETWORK, replay=REPLAY)
+    return Experiment(
+        recipe="test",
+        environment=environment,
+        agent=dataclasses.replace(agent, **settings),
+        driver=DRIVER,
+        frames=frames,
+        evaluations=1,
+        evaluation_episodes=32,
+    )
+
+
+@pytest.mark.parametrize("teacher", [certain, mode])
+def test_a_student_without_the_hint_learns_from_a_teacher_with_it(teacher, tmp_path):
+    environment = teach(teacher, WithHint(), hidden=("hint",))
+    assert list(environment.spec.observation.observation) == ["observation"]
+    assert list(environment.for_evaluation().spec.observation) == ["observation"]
+    result = podracer.train(student(environment, 25_600), run_dir=tmp_path)
+    assert result.metrics["accuracy"] > 0.9
+    assert result.metrics["evaluation_return"] > 300
+
+
+def test_the_student_acts_and_the_teacher_labels():
+    """A clone in the same environment acts as its teacher does."""
+    environment = teach(certain, WithHint(), hidden=("hint",))
+    _, timestep = jax.vmap(environment.reset)(jax.random.split(jax.random.key(0), 64))
+    np.testing.assert_array_equal(
+        timestep.observation.action, timestep.observation.distribution.argmax(-1)
+    )
+    keys, actions = jax.random.split(jax.random.key(1), 64), []
+    for settings in (DAgger(network=NETWORK), Cloning(network=NETWORK)):
+        agent = settings.build(environment.spec)
+        params = agent.actor_params(agent.init(jax.random.key(2), 64))
+        actions.append(agent.act(params, (), timestep, keys, True)[0])
+    assert (actions[0] != timestep.observation.action).any()
+    np.testing.assert_array_equal(actions[1], timestep.observation.action)
+
+
+def test_a_run_teaches_and_reinforcement_learning_goes_on_from_the_student(tmp_path):
+    """The student's run is resumed exactly, and refused once its teacher has learned more."""
+    teacher, name = tmp_path / "teacher", f"taught:{tmp_path / 'teacher'}"
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), frames=64_000, evaluations=0)
+    podracer.train(experiment, run_dir=teacher)
+    environment = make(name)
+    _, timestep = jax.vmap(environment.reset)(jax.random.split(jax.random.key(0), 8))
+    record, policy = timestep.observation, podracer.load_policy(teacher)
+    np.testing.assert_array_equal(record.action, policy(np.asarray(record.observation)))
+    expected = policy.distribution(np.asarray(record.observation)).logits
+    np.testing.assert_allclose(record.distribution, expected, rtol=1e-5, atol=1e-5)
+
+    small = student(name, 5_120)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(small, run_dir=whole)
+    podracer.train(dataclasses.replace(small, frames=2_560), run_dir=cut)
+    podracer.train(small, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut)[1] == stored_fingerprint(whole)[1]
+    online = dataclasses.replace(small, environment="catch", agent=PPO(network=NETWORK))
+    result = podracer.train(online, run_dir=tmp_path / "online", begin=Weights(whole))
+    assert np.isfinite(result.metrics["loss"])
+
+    podracer.train(experiment, run_dir=teacher, frames=80_000, resume=True)
+    with pytest.raises(ConfigError, match=r"and teacher\.updates changed since"):
+        podracer.train(small, run_dir=cut, frames=7_680, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (
+            lambda: teach(mode, WithHint(), hidden=("hints",)),
+            "cannot hide hints",
+        ),
+        (lambda: teach(mode, "gymnasium:CartPole-v1"), "within an environment of the device"),
+        (lambda: DAgger().build(make("catch").spec), 'or `environment="taught:RUN"`'),
+        (
+            lambda: DAgger(network=TorsoNetwork(MLP((8,)), memory="gru")).build(
+                Recorded(make("catch")).spec
+            ),
+            "needs a feed-forward network",
+        ),
+        (
+            lambda: podracer.train(
+                dataclasses.replace(student(teach(mode, WithHint()), 512), agent=A2C())
+            ),
+            "A2C learns from its own actions",
+        ),
+    ],
+)
+def test_what_cannot_be_taught_is_refused(make_it, words):
+    with pytest.raises(ConfigError, match=words):
+        make_it()
+
+
+def test_a_student_with_memory_learns_each_rollout_once():
+    network = TorsoNetwork(MLP((8,)), memory="gru", memory_size=4)
+    environment = teach(mode, WithHint())
+    agent = DAgger(network=network, replay=None).build(environment.spec)
+    assert jax.tree.leaves(agent.carry(2))
+    assert agent.init(jax.random.key(0), 2).local == ()
+    assert isinstance(environment.spec.observation, Record)
