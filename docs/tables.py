@@ -107,7 +107,7 @@ def words_of(setting):
 def has_flag(setting):
     """Whether a setting belongs to the complete command of a recipe."""
     is_of_run = "." not in setting.path
-    is_empty = setting.value == "" or (setting.value is None and bool(setting.choices))
+    is_empty = setting.value in ("", ()) or (setting.value is None and bool(setting.choices))
     return not (setting.is_part or is_empty or (is_of_run and setting.path not in RUN_FIELDS))
 
 

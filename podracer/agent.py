@@ -34,6 +34,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    select,
 )
 
 Act = Callable[[Params, Carry, TimeStep, jax.Array, bool], tuple[jax.Array, PyTree, Carry]]
@@ -110,6 +111,17 @@ class Agent(NotPickled):
     Replace it wherever you replace `act`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict[str, tuple[str, ...]], hash=False
+    )
+    """Keys of the observation that the policy sees, `actor`, and that critics see, `critic`; {} where
+    both see all."""
+
+    @property
+    def policy_spec(self) -> EnvironmentSpec:
+        """The environment with the part of its observation that the policy sees."""
+        observation = select(self.spec.observation, self.groups.get("actor", ()))
+        return dataclasses.replace(self.spec, observation=observation, groups={})
 
     @classmethod
     def of(cls, methods: Any, spec: EnvironmentSpec, **functions: Any) -> Agent:

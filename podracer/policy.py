@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
+    blank_timestep,
 )
 
 
@@ -48,7 +50,7 @@ class Policy(NotPickled):
         `seed`. Raises `ConfigError` for an agent that learns no policy.
         """
         params = policy_params(agent, state)
-        self.spec = agent.spec
+        self.spec = agent.policy_spec
         self._initial_memory = agent.carry
         act = partial(_act, agent, ActingRule("sampled" if sampled else "greedy"))
         self._act, self._params = jax.jit(act), params
@@ -219,16 +221,14 @@ def _distribution(
 
 def _timestep(agent: Agent, observation: PyTree, reward: jax.Array, first: jax.Array) -> TimeStep:
     """Return the timestep of observations in the environment's own numbers."""
-    specs = agent.spec.observation
-    return TimeStep(
-        observation=from_start(
-            specs, jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
-        ),
-        reward=reward,
-        discount=jnp.ones_like(reward),
-        first=first,
-        last=jnp.zeros_like(first),
+    specs = agent.policy_spec.observation
+    observation = from_start(
+        specs, jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
     )
+    timestep = blank_timestep(agent.spec, len(first))
+    if agent.groups:  # the rest is for critics alone
+        observation = {**timestep.observation, **observation}
+    return dataclasses.replace(timestep, observation=observation, reward=reward, first=first)
 
 
 def _changes_memory(

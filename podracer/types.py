@@ -306,6 +306,20 @@ class EnvironmentSpec:
     `TimeStep`."""
     turns_alternate: bool = True
     """Whether then the turn passes with every move, and nobody ever moves twice in a row."""
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Keys of an observation that is a dictionary, in groups: policies see the group `actor`, and
+    critics the group `critic`, which may share keys. A key is a group of itself."""
+
+    def keys(self, groups: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys of the observation in groups; raises `ConfigError` for unknown ones."""
+        keys = tuple(key for group in groups for key in self.groups.get(group, (group,)))
+        observed = self.observation if isinstance(self.observation, dict) else {}
+        if unknown := [key for key in keys if key not in observed]:
+            raise ConfigError(
+                f"{self.name}: the observation has no group or key {unknown[0]!r}; its keys are "
+                f"{', '.join(map(str, observed)) or 'none, as it is no dictionary'}."
+            )
+        return tuple(dict.fromkeys(keys))
 
     @property
     def spaces(self) -> str:
@@ -321,6 +335,11 @@ class EnvironmentSpec:
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)
         return hash((self.name, tuple(leaves), structure, self.action))
+
+
+def select(observation: PyTree, keys: tuple[str, ...]) -> PyTree:
+    """Return the entries `keys` of an observation, or of its spec; all where there are none."""
+    return {key: observation[key] for key in keys} if keys else observation
 
 
 def blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:

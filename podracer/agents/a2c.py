@@ -14,7 +14,6 @@ import jax
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings, build_optimizer
 from podracer.devices.reductions import Mean
@@ -35,14 +34,10 @@ class A2C(ActorCriticSettings, GaussianSettings):
     optimizer: OptimizerBuilder = Optimizer()
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        network = actor_critic.build_network(
-            self.network, spec, state_dependent_std=self.state_dependent_std
-        )
-        model = ActorCritic(network, spec.action)
-        optimizer = build_optimizer(self)
+        model, optimizer = actor_critic.build(self, spec), build_optimizer(self)
 
         def init(key: jax.Array, num_envs: int) -> LearnerState:
-            return LearnerState(optimizer.init(network.init(key)))
+            return LearnerState(optimizer.init(model.network.init(key)))
 
         def loss(
             params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
@@ -70,6 +65,7 @@ class A2C(ActorCriticSettings, GaussianSettings):
             init=init,
             act=model.act,
             learn=Fused(loss, optimizer.apply_gradients),
-            carry=network.carry,
+            carry=model.network.carry,
             distribution=model.distribution,
+            groups=model.groups,
         )

@@ -28,14 +28,10 @@ class Impala(VtraceSettings, GaussianSettings):
     """V-trace actor-critic for discrete or continuous actions."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        network = actor_critic.build_network(
-            self.network, spec, state_dependent_std=self.state_dependent_std
-        )
-        model = ActorCritic(network, spec.action)
-        optimizer = build_optimizer(self)
+        model, optimizer = actor_critic.build(self, spec), build_optimizer(self)
 
         def init(key: jax.Array, num_envs: int) -> LearnerState:
-            return LearnerState(optimizer.init(network.init(key)))
+            return LearnerState(optimizer.init(model.network.init(key)))
 
         def learn(
             state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -56,8 +52,9 @@ class Impala(VtraceSettings, GaussianSettings):
             init=init,
             act=model.act_with_log_prob,
             learn=learn,
-            carry=network.carry,
+            carry=model.network.carry,
             distribution=model.distribution,
+            groups=model.groups,
         )
 
     def loss(

@@ -99,16 +99,14 @@ class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        network = actor_critic.build_network(
-            self.network, spec, state_dependent_std=self.state_dependent_std
-        )
-        agent = _PPO(self, spec, ActorCritic(network, spec.action), build_optimizer(self))
+        agent = _PPO(self, spec, actor_critic.build(self, spec), build_optimizer(self))
         return Agent.of(
             agent,
             spec,
-            carry=network.carry,
+            carry=agent.model.network.carry,
             actor_params=agent.actor_params,
             distribution=agent.distribution,
+            groups=agent.model.groups,
         )
 
 

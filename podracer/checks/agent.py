@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ from podracer.types import (
     blank_timestep,
 )
 
+_LOG = logging.getLogger("podracer")
 MOST_IN_A_METRIC = 1024  # numbers
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
 
@@ -71,6 +73,7 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     if not isinstance(built, Agent):
         raise ConfigError(f"{name}.build must return a podracer.Agent, not {_kind(built)}.")
     built = dataclasses.replace(built, name=name)
+    _check_groups(built)
     key = jax.eval_shape(lambda: jax.random.key(0))
     # The settings are an argument: their float leaves must not steer Python control flow.
     _trace(name, "build", lambda b: (b.build(), ())[1], blueprint)
@@ -101,6 +104,19 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     # Tests have checked the repository's own agents, and to trace a search again is slow.
     if num_devices > 1 and not is_of_repository(type(settings)):
         _check_reduces(built, state, trajectory, key, num_devices)
+
+
+def _check_groups(agent: Agent) -> None:
+    """Raise `ConfigError` if actions depend on what is for critics; log keys that nobody reads."""
+    spec = agent.spec
+    if "actor" in spec.groups and not agent.groups and agent.rule is None:
+        raise ConfigError(
+            f"{agent.name} acts on the whole observation, but {spec.name} has a group `actor` for "
+            "policies: take PPO, IMPALA, A2C, SAC or TD3."
+        )
+    read = {key for keys in agent.groups.values() for key in keys}
+    if agent.groups and (unread := sorted(set(spec.observation) - read)):
+        _LOG.warning("%s: no network sees %s of %s.", agent.name, ", ".join(unread), spec.name)
 
 
 def _check_reduces(

@@ -90,6 +90,7 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
     if not isinstance(spec.action, types.Discrete | types.MultiDiscrete | types.Continuous):
         _refuse_space(spec.name, spec.action)
     _check_action_mask(spec)
+    spec.keys(tuple(spec.groups))
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
     if has_start and not isinstance(environment, HostEnvironments):
         raise ConfigError(

@@ -128,6 +128,9 @@ def _play(
         warnings.append(NOT_REPEATED.format(step=difference))
     elif len(reseeded) > 1 and _first_difference(repeated, reseeded) is None:
         warnings.append("two seeds give the same episodes: nothing is random, or no seed is used.")
+    if {"actor", "critic"} <= spec.groups.keys():
+        unread = spec.observation.keys() - spec.keys(tuple(spec.groups))
+        warnings += [f"no group has the key {key!r}: no network sees it." for key in sorted(unread)]
     for path, leaf in leaves_by_path(spec.observation).items():
         warnings += wrong_scales(f"observation{path}", leaf, largest[path])
     errors += _broken_stacks(spec, timesteps)

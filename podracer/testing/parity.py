@@ -32,7 +32,7 @@ def optimized() -> Iterator[None]:
 
 def check_parity(
     settings: Any,
-    environment: str,
+    environment: Any,
     learners: int = 1,
     *,
     data: Any = None,
@@ -40,10 +40,11 @@ def check_parity(
 ) -> None:
     """Assert that each leaf of the state and each metric are equal after ten updates.
 
-    `learners` is the number of devices that learn. `data` is the content of the settings' file.
+    `environment` is one, or a name. `learners` is the number of devices that learn. `data` is the
+    content of the settings' file.
     With `rtol` the leaves may differ by rounding.
     """
-    env = make(environment)
+    env = make(environment) if isinstance(environment, str) else environment
     config = SebulbaConfig(
         num_envs=16,
         rollout_length=8,

@@ -14,6 +14,7 @@ import onnx
 import pytest
 from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
 from jax import lax
+from lucky import LUCKY
 from walk import BOX, WALK, Walk
 
 import podracer
@@ -352,6 +353,13 @@ def test_a_file_decides_as_the_agent_does(name, sampled):
     decision = proof_of(AGENTS[name], env, sampled=sampled)
     assert ("key" in decision.inputs) == (sampled and name != "q_lambda")
     assert ("scores" in decision.outputs) == (name not in CONTINUOUS and not sampled)
+
+
+def test_a_file_takes_the_part_of_an_observation_that_is_for_the_actor():
+    """Without the critic's memory, too."""
+    settings = dataclasses.replace(AGENTS["ppo-gru"], normalize_observations=True)
+    decision = proof_of(settings, LUCKY, source="environment")
+    assert set(decision.inputs) == {"observation.cue", "first", "memory.actor.shared"}
 
 
 @pytest.mark.slow

@@ -22,17 +22,19 @@ from podracer.types import EnvironmentSpec, PyTree, TimeStep
 from podracer_environments.brax import TimedState, check_episode_length, timed_transition
 from podracer_environments.suites import import_suite
 
+PARTS = {"privileged_state", "state"}  # the second for policies, the first for critics
+
 
 def playground(name: str, *, observe: str = "", **config: Any) -> AutoReset:
     """Return a task of MuJoCo Playground, such as `playground:CartpoleBalance` (needs playground).
 
     It restarts by itself. Actions are in [-1, 1]. A time-out cuts an episode after the task's own
     `episode_length`. `config` overrides its settings, but `action_repeat`, which is one of its
-    trainer. Where observations are dictionaries, the policy gets `state`, without what only a
-    critic is to know, or the entries that `observe` joins by `+`. Tasks of the DeepMind control
-    suite come with the package, others download their robots when they are made. Raises
-    `ConfigError` where the package is not installed, for an unknown task and for one that cannot be
-    made.
+    trainer. Where observations are dictionaries, policies see `state` and critics see
+    `privileged_state`, if there is one; or both see the entries that `observe` joins by `+`. Tasks
+    of the DeepMind control suite come with the package, others download their robots when they are
+    made. Raises `ConfigError` where the package is not installed, for an unknown task and for one
+    that cannot be made.
     """
     return auto_reset(load_simulator(name, tuple(sorted(config.items())), observe))
 
@@ -63,8 +65,11 @@ def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str)
         return timed_transition(inner, _observed(inner.obs, observe), state.time, limit)
 
     observation = array_specs(_observed(initial.obs, observe))
+    has_groups = not observe and isinstance(observation, dict) and observation.keys() == PARTS
+    groups = {"actor": ("state",), "critic": ("privileged_state",)} if has_groups else {}
     action = continuous_actions(f"playground:{name}", -1.0, 1.0, (env.action_size,))
-    return Adapted(EnvironmentSpec(f"playground:{name}", observation, action), reset, step)
+    spec = EnvironmentSpec(f"playground:{name}", observation, action, groups=groups)
+    return Adapted(spec, reset, step)
 
 
 def _without_rng(state: PyTree) -> PyTree:
@@ -75,12 +80,13 @@ def _without_rng(state: PyTree) -> PyTree:
 def _observed(observation: PyTree, observe: str) -> PyTree:
     """Return the entries of a dictionary of observations that `observe` names, a single one bare.
 
-    By default that is `state` if there is one, else all. Raises `ConfigError` for other names.
+    By default these are `PARTS`, or `state` without the other, or all. Raises `ConfigError` for
+    other names.
     """
-    names = observe.split("+") if observe else ["state"]
     entries = observation if isinstance(observation, dict) else {}
     if not observe and "state" not in entries:
         return observation
+    names = observe.split("+") if observe else sorted(PARTS & entries.keys())
     for name in names:
         check_known(name, entries, "Playground's observation has no entry")
     return entries[names[0]] if len(names) == 1 else {name: entries[name] for name in names}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import SMALL
+from agents import PROBE_AGENTS, SMALL
 from pages import blocks, run_page
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
@@ -19,7 +19,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.rollout import count_episodes, zero_episode_stats
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, Trajectory
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 from podracer_environments.agents import agents_as_rows
 
 LIMIT = 6
@@ -243,3 +243,44 @@ def test_a_team_learns_the_optimum(tmp_path):
         progress=False,
     )
     assert result.evaluation.returns.tolist() == pytest.approx([10 / 3] * 12)
+
+
+# --- a critic for all ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two agents who act by a cue of their own, 1 or -1; both get the sum of the cues besides."""
+
+    spec = EnvironmentSpec(
+        "pair",
+        {"own": ArraySpec((1,)), "all": ArraySpec((2,))},
+        Discrete(2),
+        groups={"actor": ("own",), "critic": ("all",)},
+    )
+
+    def reset(self, key):
+        cues = jax.random.rademacher(key, (2,), jnp.float32)
+        return cues, jax.vmap(podracer.restart)(self.observe(cues))
+
+    def step(self, key, cues, actions):
+        fit = jnp.where((actions == 1) == (cues > 0), 1.0, -1.0)
+        terminal = jnp.ones(2, bool)
+        step = jax.vmap(lambda *x: podracer.transition(x[0], x[1], terminal=x[2]))
+        return cues, step(self.observe(cues), fit + cues.sum(), terminal)
+
+    def observe(self, cues):
+        return {"own": cues[:, None], "all": jnp.broadcast_to(cues, (2, 2))}
+
+
+def test_a_critic_sees_what_all_agents_of_a_game_see_together():
+    env = agents_as_rows(Pair(), 2)
+    driver, state = anakin_setup(PROBE_AGENTS["ppo"], env, num_envs=32, updates_per_chunk=50)
+    agent, learner = driver.agent, train_anakin(driver, state, 200)[0].learner
+    cues = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    ones, keys = jnp.ones(4), jax.random.split(jax.random.key(0), 4)
+    timestep = TimeStep({"own": cues[:, :1], "all": cues}, 0 * ones, ones, ones > 0, ones < 0)
+    action, extras, _ = agent.act(agent.actor_params(learner), (), timestep, keys, False)
+    assert action.tolist() == [1, 1, 0, 0]
+    np.testing.assert_allclose(extras["value"], 1 + cues.sum(1), atol=0.15)
+    assert agent.policy_spec.observation == {"own": ArraySpec((1,))}

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import SMALL, blueprint
 from episodes import check_contract, check_episodes, play
 
-from podracer.checks import check_environment
+import podracer
+from podracer.checks import check_agent, check_environment
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.fields import struct
@@ -179,16 +181,29 @@ def test_a_step_of_brax_is_one_of_its_steps(simulators):
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        ("", 1),
+        ("", {"state": 1, "privileged_state": 2}),
+        (",observe=state", 1),
         (",observe=privileged_state", 2),
         (",observe=state+privileged_state", {"state": 1, "privileged_state": 2}),
     ],
 )
-def test_a_policy_sees_what_playground_means_for_it(simulators, options, sizes):
+def test_an_observation_of_playground_has_the_chosen_entries(simulators, options, sizes):
     env = make(f"playground:Two{options}")
     check_environment(env)
     assert jax.tree.map(lambda spec: spec.shape[0], env.spec.observation) == sizes
+    groups = {"actor": ("state",), "critic": ("privileged_state",)}
+    assert env.spec.groups == ({} if options else groups)
     assert make("playground:Plain").spec.observation.shape == (1,)
+    assert make("playground:Plain").spec.groups == {}
+
+
+def test_a_policy_of_playground_sees_the_state_and_its_critic_more(simulators):
+    env = make("playground:Two")
+    settings = podracer.PPO(network=SMALL)
+    check_agent(blueprint(settings, env.spec))
+    agent = settings.build(env.spec)
+    assert agent.groups == env.spec.groups
+    assert agent.policy_spec.observation == {"state": ArraySpec((1,))}
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings
 from podracer.devices.reductions import Mean
 from podracer.networks import Head, Network, NetworkBuilder
+from podracer.networks.groups import GroupNetwork, join
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.types import (
@@ -33,13 +35,17 @@ def build_network(
     *,
     num_heads: int = 1,
     state_dependent_std: bool = False,
+    critic_network: NetworkBuilder | None = None,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Network:
     """Return a network with the heads `policy` and `value`.
 
     The policy's initial weights are small, so that it begins nearly uniform. With `num_heads` of
     each, the others are named `policy_1`, `value_1`, `policy_2` and so on. Logits of actions that
     an observation masks are very low. The logarithm of a Gaussian's scale, initially 0, is a
-    parameter (Schulman et al. 2017, section 6.1), or with `state_dependent_std` an output.
+    parameter (Schulman et al. 2017, section 6.1), or with `state_dependent_std` an output. Values
+    have a network of their own where `critic_network` is one, or `groups`, see `GroupSettings`,
+    let the critic see other keys of the observation than the actor.
     """
     suffixes = head_suffixes(num_heads)
     names = ["policy" + suffix for suffix in suffixes]
@@ -47,7 +53,18 @@ def build_network(
     size = num_outputs(spec.action) // (2 if free_std else 1)
     heads = {name: Head(size, 0.01) for name in names}
     values = {"value" + suffix: Head(1) for suffix in suffixes}
-    plain_network = network.build(spec.observation, heads | values)
+    actor_keys, critic_keys = ((groups or {}).get(role, ()) for role in ("actor", "critic"))
+    actor = GroupNetwork(network, actor_keys)
+    if critic_network is None and set(actor_keys) == set(critic_keys):
+        plain_network = actor.build(spec.observation, heads | values)
+    else:
+        critic = GroupNetwork(critic_network or network, critic_keys)
+        plain_network = join(
+            {
+                "actor": actor.build(spec.observation, heads),
+                "critic": critic.build(spec.observation, values),
+            }
+        )
     if free_std:
         return _with_free_std(plain_network, names, size)
     if action_mask(spec.observation) is not None:
@@ -104,6 +121,8 @@ class ActorCritic:
 
     network: Network
     space: ActionSpace
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
+    """Keys of the observation that the `actor` and the `critic` see, see `Agent.groups`."""
 
     def outputs(
         self, params: Params, carry: Carry, timestep: TimeStep
@@ -167,6 +186,22 @@ class ActorCritic:
             params, trajectory.carry, timesteps.observation, timesteps.first
         )
         return policy(self.space, outputs["policy"][:-1]), outputs["value"][..., 0]
+
+
+def build(
+    settings: ActorCriticSettings, spec: EnvironmentSpec, *, num_heads: int = 1
+) -> ActorCritic:
+    """Return the actor-critic of an agent's settings, see `build_network`."""
+    groups = settings.groups(spec)
+    network = build_network(
+        settings.network,
+        spec,
+        num_heads=num_heads,
+        state_dependent_std=isinstance(settings, GaussianSettings) and settings.state_dependent_std,
+        critic_network=settings.critic_network,
+        groups=groups,
+    )
+    return ActorCritic(network, spec.action, groups)
 
 
 # --- learning ------------------------------------------------------------------------------------

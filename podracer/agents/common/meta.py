@@ -16,7 +16,8 @@ import optax
 
 from podracer import schedules
 from podracer.agent import Agent
-from podracer.agents.common.actor_critic import ActorCritic, build_network
+from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import (
     CountedState,
     ScheduledOptimizer,
@@ -54,8 +55,7 @@ def build(
     num_heads: int = 1,
 ) -> Agent:
     """Return an actor-critic with the functions `init` and `learn` of a method."""
-    network = build_network(settings.network, spec, num_heads=num_heads)
-    model = ActorCritic(network, spec.action)
+    model = actor_critic.build(settings, spec, num_heads=num_heads)
     # With a derivative where gradients are 0.
     optimizer = optax.chain(
         clip_by_global_norm(settings.max_gradient_norm),
@@ -67,8 +67,9 @@ def build(
         init=agent.init,
         act=model.act_with_log_prob,
         learn=agent.learn,
-        carry=network.carry,
+        carry=model.network.carry,
         distribution=model.distribution,
+        groups=model.groups,
     )
 
 

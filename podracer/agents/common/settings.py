@@ -11,6 +11,7 @@ from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.replay import Replay
 from podracer.schedules import Linear, Schedule
+from podracer.types import ACTION_MASK, EnvironmentSpec
 
 
 @struct
@@ -52,7 +53,32 @@ class ClippedSettings(LearnerSettings):
 
 
 @struct
-class ActorCriticSettings(ClippedSettings):
+class GroupSettings:
+    """Settings of agents whose policy and critics may see different parts of an observation."""
+
+    critic_network: NetworkBuilder | None = static(default=None)
+    """Network of each critic, without its head; None for a network like the policy's."""
+    actor_groups: tuple[str, ...] = static(default=())
+    """Groups or keys of the observation that the policy sees; by default the group `actor`, or all
+    where there is no such group."""
+    critic_groups: tuple[str, ...] = static(default=())
+    """Groups or keys of the observation that critics see; by default the group `critic`, or all
+    where there is no such group. If the policy sees others, it shares no layer with them."""
+
+    def groups(self, spec: EnvironmentSpec) -> dict[str, tuple[str, ...]]:
+        """Return the keys that the `actor` and the `critic` see, {} where both see all."""
+        entries = spec.observation if isinstance(spec.observation, dict) else {}
+        keys: dict[str, tuple[str, ...]] = {}
+        for role, names in (("actor", self.actor_groups), ("critic", self.critic_groups)):
+            is_declared = role in spec.groups or role in entries
+            keys[role] = spec.keys(names or ((role,) if is_declared else tuple(entries)))
+        if ACTION_MASK in entries:
+            keys["actor"] = tuple(dict.fromkeys((*keys["actor"], ACTION_MASK)))
+        return {} if all(len(x) == len(entries) for x in keys.values()) else keys
+
+
+@struct
+class ActorCriticSettings(GroupSettings, ClippedSettings):
     """Settings of actor-critics; the defaults are IMPALA's."""
 
     max_gradient_norm: float = bounded(40 / 640, low=1e-6)

@@ -17,12 +17,13 @@ from podracer.agents.common import normalization, off_policy, optimizers, recurr
 from podracer.agents.common.normalization import ReturnStatistics
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.recurrent import History, Recurrence
-from podracer.agents.common.settings import LearnerSettings
+from podracer.agents.common.settings import GroupSettings, LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
 from podracer.devices.reductions import Moments, as_mean, init_moments
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.networks.groups import GroupNetwork
 from podracer.ops.distributions import from_bounds
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
@@ -72,11 +73,9 @@ class ContinuousSettings(LearnerSettings):
 
 
 @struct
-class PolicySettings(ContinuousSettings):
+class PolicySettings(GroupSettings, ContinuousSettings):
     """Settings of DDPG and SAC, which learn a policy."""
 
-    critic_network: NetworkBuilder | None = static(default=None)
-    """Network of each critic, without its head; None for a network like the policy's."""
     recurrence: Recurrence = static(default=Recurrence())
     """Settings for a recurrent network."""
 
@@ -93,9 +92,10 @@ def build(
 
     Its policy has `policy_outputs` numbers for each action coordinate.
     """
+    groups = settings.groups(spec)
     networks = models.build(
-        settings.network,
-        settings.critic_network or settings.network,
+        GroupNetwork(settings.network, groups.get("actor", ())),
+        GroupNetwork(settings.critic_network or settings.network, groups.get("critic", ())),
         spec,
         settings.return_distribution,
         settings.recurrence,
@@ -117,6 +117,7 @@ def build(
         actor_params=actor_params,
         # A policy with scales is one, a policy with means alone is not.
         distribution=agent.distribution if policy_outputs == 2 else None,
+        groups=groups,
     )
 
 

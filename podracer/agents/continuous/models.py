@@ -23,6 +23,7 @@ from podracer.devices.reductions import Mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks.groups import GroupNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.ops.distributions import from_bounds
 from podracer.types import (
@@ -221,8 +222,8 @@ def build_critics(
 
 
 def build(
-    network: NetworkBuilder,
-    critic_network: NetworkBuilder,
+    network: GroupNetwork,
+    critic_network: GroupNetwork,
     spec: EnvironmentSpec,
     distribution: ReturnDistribution | None,
     recurrence: Recurrence,
@@ -233,6 +234,10 @@ def build(
     space = require_continuous(spec)
     policy = Head(policy_outputs * space.size, 0.01)
     actor = network.build(spec.observation, {"action": policy})
+    # Critics take actions beside observations, recurrent networks the step before.
+    network, critic_network = (
+        dataclasses.replace(x, entry="observation") for x in (network, critic_network)
+    )
     if not jax.tree.leaves(actor.carry(1)):
         critics = build_critics(critic_network, spec, distribution)
         if jax.tree.leaves(critics.critic.carry(1)):
