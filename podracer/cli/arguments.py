@@ -6,28 +6,13 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from podracer.cli.help import page
 from podracer.cli.settings import Flag, Table, split_flags, with_values
-from podracer.cli.values import Limits as Limits
-from podracer.cli.values import Mark, kind_of
+from podracer.cli.values import kind_of
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of, local_run
-
-Count = Annotated[int, Limits()]
-Seed = Annotated[int, Limits(0, 2**32 - 1)]
-RunPath = Annotated[Path, Mark.RUN, Mark.POSITIONAL]
-Attachments = Annotated[
-    tuple[str, ...],
-    "Parts of packages that follow what is saved, as NAME:ARGUMENT: `mirror:s3://bucket/run` of "
-    "podracer-cloud copies it in the background.",
-]
-Trackers = Annotated[
-    tuple[Literal["wandb", "trackio", "mlflow"], ...],
-    "Experiment trackers that get every record too. Their own environment variables say where they "
-    "keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI.",
-]
 
 
 def read_parts(
@@ -97,32 +82,25 @@ def blank(kind: Any) -> Any:
     return kind(**{field.name: field.default for field in fields})
 
 
-def take_flags(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the flags that are given, the last ones, and the other arguments.
+def take_values(
+    arguments: Sequence[str], hints: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of flags, by name, of these types, and the other arguments.
 
-    For flags on which others depend. Raises `ConfigError` for one without a value.
+    For flags on which others depend. The last of equal ones counts. Raises `ConfigError` for one
+    without a value.
     """
     first, flags = split_flags(arguments)
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     remaining: list[str] = []
     for flag in flags:
-        if flag.name in names:
-            (values[flag.name],), extra_words = flag.split()
+        if flag.name in hints:
+            words, extra_words = flag.split()
+            values[flag.name] = kind_of(hints[flag.name]).read(words, flag.spelling)
             first += extra_words
-        elif flag.is_joined:
-            remaining += [f"{flag.spelling}={flag.words[0]}", *flag.words[1:]]
         else:
-            remaining += [flag.spelling, *flag.words]
+            remaining += flag.arguments
     return values, [*first, *remaining]
-
-
-def take_values(
-    arguments: Sequence[str], types: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of flags of these types, as `take_flags`, and the other arguments."""
-    texts, remaining = take_flags(arguments, *types)
-    flags = {x: f"--{x.replace('_', '-')}" for x in texts}
-    return {x: kind_of(types[x]).read([texts[x]], flags[x]) for x in texts}, remaining
 
 
 def leading_name(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:

@@ -31,6 +31,7 @@ COMMANDS = {
     "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
+    "completion": Command("completion", "completion", "", "completions for bash and zsh"),
     "doctor": Command("doctor", "doctor", "", "devices and versions, and a test of what works"),
 }
 LEFT = {  # what is no command, and what is instead

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from podracer.cli.arguments import Attachments, Count, leading_name, read_parts
+from podracer.cli.arguments import leading_name, read_parts
 from podracer.cli.leaderboard import print_ranking
 from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
-from podracer.cli.running import NewRunOptions, callbacks_of, run
 from podracer.cli.sentences import in_flags
 from podracer.cli.settings import Flag, Table
-from podracer.cli.values import Mark
+from podracer.cli.train import Attachments, NewRunOptions, callbacks_of, run
+from podracer.cli.values import Count, Mark
 from podracer.config.experiment import Experiment
 from podracer.devices.machine import num_cores
 from podracer.devices.startup import Hosts

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from podracer import recipes
-from podracer.cli.arguments import leading_name, read_parts, take_flags, take_values
+from podracer.cli.arguments import leading_name, read_parts, take_values
 from podracer.config.experiment import Experiment
 from podracer.envs.catalog import has_name, imported_module
 from podracer.recipes import Size
@@ -28,7 +28,7 @@ class _Sizes:
 def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
     """Return the name of a recipe if it is the user's own; of a file, the one that a flag names."""
     if name.endswith(".json"):
-        return take_flags(flags, "recipe")[0].get("recipe")
+        return take_values(flags, {"recipe": str})[0].get("recipe")
     return None if name in recipes.RECIPES else name
 
 
@@ -56,7 +56,7 @@ def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str
     """
     recipe, flags = leading_name(arguments, "catch")
     experiment, flags = find_recipe(recipe, flags)
-    rules, flags = take_flags(flags, "update_rule")
+    rules, flags = take_values(flags, {"update_rule": str})
     if rules:
         experiment = recipes.with_update_rule(experiment, rules["update_rule"])
     return recipe, experiment, flags
@@ -67,7 +67,7 @@ def with_size_for(platform: str, arguments: Sequence[str], experiment: Experimen
     recipe, flags = leading_name(arguments, "catch")
     if platform == "cpu" or not recipes.accelerator_changes(recipe):
         return arguments
-    values, remaining = take_flags(flags, "size", "environment", "driver")
+    values, remaining = take_values(flags, {"size": str, "environment": str, "driver": str})
     default = find_recipe(recipe, remaining)[0]
     size = recipes.fitting_size(recipe, platform, experiment, default)
     return arguments if "size" in values or size == "laptop" else [*arguments, "--size", size]

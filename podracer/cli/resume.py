@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from podracer.cli.arguments import RunPath, Trackers, blank, read_parts
+from podracer.cli.arguments import blank, read_parts
 from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
-from podracer.cli.running import callbacks_of, run
 from podracer.cli.settings import settings_of
+from podracer.cli.train import Trackers, callbacks_of, run
+from podracer.cli.values import RunPath
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import KINDS
 from podracer.devices.startup import Hosts

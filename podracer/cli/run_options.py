@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from podracer.cli.arguments import RunPath
+from podracer.cli.values import RunPath
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
 

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from podracer.cli.arguments import Count, Limits, RunPath, parse, take_flags, take_values
+from podracer.cli.arguments import parse, take_values
 from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
-from podracer.cli.values import Mark
+from podracer.cli.values import Count, Limits, Mark, RunPath
 from podracer.errors import ConfigError
 from podracer.io.addresses import in_addresses, output_folder
 from podracer.io.directories import is_tournament, quoted_path
@@ -123,7 +123,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]:
     """Return the environment that flags of a recipe's own make, None without, and the others."""
-    name = take_flags(arguments, "recipe")[0].get("recipe")
+    name = take_values(arguments, {"recipe": str})[0].get("recipe")
     if name is None or name.endswith(".json"):
         return None, arguments
     from podracer import recipes

@@ -1,4 +1,4 @@
-"""Settings by their names: one table for flags, `--vary`, help pages and messages.
+"""Settings by their names: one table for flags, `--vary`, help pages, completion and messages.
 
 A flag is the path of a setting in Python, `--agent.learning-rate`, or the end of that path,
 `--learning-rate`. Of several paths with one end the shallowest is meant; two that are equally deep
@@ -48,17 +48,23 @@ class Flag(NamedTuple):
         name = self.spelling.lstrip("-").replace("-", "_")
         return ALIASES.get(name, name)
 
+    @property
+    def arguments(self) -> list[str]:
+        """The words of the command line that it was."""
+        if self.is_joined:
+            return [f"{self.spelling}={self.words[0]}", *self.words[1:]]
+        return [self.spelling, *self.words]
+
     def split(self, hint: Any = str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the words that give a value of a type, and those that belong to no flag.
 
         Raises `ConfigError` where there is no value; several numbers may be none.
         """
-        is_many = kind_of(hint).is_tuple
-        count = len(self.words) if is_many else int(hint is not bool)
+        kind, is_switch = kind_of(hint), hint is bool
+        count = len(self.words) if kind.is_tuple else int(not is_switch)
         count = 1 if self.is_joined else count
-        words = tuple(filter(None, self.words[:count])) if is_many else self.words[:count]
-        may_be_none = hint is bool or (is_many and kind_of(hint).names != ("str",))
-        if not words and not may_be_none:
+        words = tuple(filter(None, self.words[:count])) if kind.is_tuple else self.words[:count]
+        if not (words or is_switch or (kind.is_tuple and kind.names != ("str",))):
             raise ConfigError(
                 f"{self.spelling} needs a value: write it behind the flag, or leave it out."
             )

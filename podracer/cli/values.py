@@ -1,4 +1,4 @@
-"""Values of settings as text, read by the types of their fields."""
+"""Values of settings as text, read by the types of their fields, and types of common ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from podracer.errors import ConfigError
 from podracer.io.addresses import address_of
@@ -30,6 +30,11 @@ class Limits(NamedTuple):
 
     low: float = 1
     high: float = 2**31 - 1
+
+
+Count = Annotated[int, Limits()]
+Seed = Annotated[int, Limits(0, 2**32 - 1)]
+RunPath = Annotated[Path, Mark.RUN, Mark.POSITIONAL]
 
 
 def read_whole_number(text: str) -> int:
@@ -83,11 +88,10 @@ class Kind:
         Several numbers may be separated by commas; `is_run` allows addresses. Raises
         `ConfigError`, which names the flag.
         """
-        if not self.is_tuple:
-            return self._read_one(texts[0], flag, is_run)
-        if self.names not in (("str",), ("Path",)):
+        if self.is_tuple and self.names not in (("str",), ("Path",)):
             texts = [part for text in texts for part in text.split(",") if text]
-        return tuple(self._read_one(text, flag, is_run) for text in texts)
+        values = tuple(self._read_one(text, flag, is_run) for text in texts)
+        return values if self.is_tuple else values[0]
 
     def _read_one(self, text: str, flag: str, is_run: bool) -> Any:
         if text in self.words:

@@ -12,7 +12,7 @@ from charts import figures
 from child import call
 from PIL import Image
 
-from podracer.cli.arguments import take_flags
+from podracer.cli.arguments import take_values
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_experiment, find_recipe
@@ -130,13 +130,13 @@ except SystemExit:
     ],
 )
 def test_flags_on_which_others_depend(arguments, values, others):
-    assert take_flags(arguments, "update_rule", "driver") == (values, others)
+    assert take_values(arguments, {"update_rule": str, "driver": str}) == (values, others)
 
 
 def test_such_a_flag_without_a_value_is_refused():
     for arguments in (["--update-rule"], ["--update-rule", "--seed"]):
         with pytest.raises(ConfigError, match="--update-rule needs a value"):
-            take_flags(arguments, "update_rule")
+            take_values(arguments, {"update_rule": str})
 
 
 def test_an_empty_value_is_not_the_default():
@@ -251,3 +251,32 @@ def test_a_module_is_found_for_the_environment_of_a_file(tmp_path, monkeypatch):
     (tmp_path / "maze_of_a_file.py").touch()
     find_recipe("best.json", ["--environment", "gymnasium:maze_of_a_file:Maze-v0"])
     assert importlib.util.find_spec("maze_of_a_file") is not None
+
+
+COMPLETIONS = [
+    ("tra", "train"),
+    ("train cartpole_p", "cartpole_ppo cartpole_pqn"),
+    ("train cartpole_ppo --lear", "--learning-rate"),
+    ("train cartpole_ppo --no-keep", "--no-keep-best"),
+    ("train cartpole_ppo --frames 10 --torso ", "CNN MLP ResNet"),
+    ("train catch_a2c --arch S", "Sebulba"),
+    ("train atari_impala --ga", "--game"),
+    ("eval run --ep", "--episodes --epsilon"),
+    ("resume run --max", "--max-seconds"),
+    ("eval ", ""),  # bash then completes files
+]
+
+
+def test_a_shell_completes_commands_recipes_flags_and_choices(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["completion"])
+    script = tmp_path / "podracer.bash"
+    script.write_text(capsys.readouterr().out)
+    code = f"source {script}\n"
+    for line, _ in COMPLETIONS:
+        words = " ".join(f"'{word}'" for word in ["podracer", *line.split(" ")])
+        count = len(line.split(" "))
+        code += f"COMP_WORDS=({words}) COMP_CWORD={count}; _podracer; echo ${{COMPREPLY[@]}}\n"
+    said = subprocess.run(["bash", "-c", code], check=True, capture_output=True, text=True)
+    assert said.stderr == ""
+    assert said.stdout.splitlines() == [words for _, words in COMPLETIONS]

@@ -88,7 +88,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def run(finished_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("podracer.cli.running.initialize_devices", lambda *_: None)  # they are
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)  # they are
     return Path(shutil.copytree(finished_run, tmp_path / "copy"))
 
 

@@ -82,7 +82,7 @@ def pictures_ppo() -> podracer.Experiment:
 
 @pytest.fixture(autouse=True)
 def devices_are_there(monkeypatch):
-    monkeypatch.setattr("podracer.cli.running.initialize_devices", lambda *_: None)
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)
 
 
 def run(directory, *arguments):

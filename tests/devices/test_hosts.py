@@ -20,7 +20,7 @@ from child import call, environment, fingerprint, finish, records, start, wait_f
 from jax._src import clusters  # of which `jax.distributed.initialize` is the public side
 
 import podracer
-from podracer.cli import running
+from podracer.cli import train
 from podracer.cli.main import main
 from podracer.config.serialization import read_experiment
 from podracer.devices import peers
@@ -82,10 +82,10 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
     processes, devices, one, monkeypatch
 ):
     """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
-    monkeypatch.setattr(running, "initialize_devices", lambda _, count, arch: throw(Taken(count)))
+    monkeypatch.setattr(train, "initialize_devices", lambda _, count, arch: throw(Taken(count)))
     experiment = dataclasses.replace(read_experiment(one), devices=0)
     with pytest.raises(Taken) as error:
-        running.run(experiment, one, Hosts("h:1", processes, 0), (), resume=True)
+        train.run(experiment, one, Hosts("h:1", processes, 0), (), resume=True)
     assert error.value.args == (devices,)
 
 

@@ -19,7 +19,7 @@ from pages import ROOT, blocks, run_page
 
 import podracer
 from podracer import recipes
-from podracer.cli.arguments import take_flags
+from podracer.cli.arguments import take_values
 from podracer.cli.pods import SweepOptions
 from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
@@ -159,7 +159,7 @@ def test_values_in_commands_of_a_page_are_read(page):
         recipe, *flags = arguments or [""]
         is_whole = not any(PLACEHOLDER.search(word) for word in flags)
         if command in options and recipe in recipes.RECIPES and is_whole and page != HISTORY:
-            flags = take_flags(flags, "update_rule")[1]
+            flags = take_values(flags, {"update_rule": str})[1]
             _, experiment, flags = find_experiment([recipe, *flags])
             if "--help" not in flags:
                 parse_experiment(command, flags, experiment, options[command])[1].check()

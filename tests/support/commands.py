@@ -1,17 +1,11 @@
 """The tables of settings of commands and recipes, for checks of pages."""
 
-import importlib
 from typing import Any
 
 from podracer import recipes
-from podracer.cli.arguments import blank
-from podracer.cli.commands import COMMANDS
-from podracer.cli.resume import free_settings
+from podracer.cli.completion import parts_of_commands
 from podracer.cli.settings import ALIASES, Table
-from podracer.devices.startup import Hosts
 from podracer.drivers.selection import RULES
-from podracer.io.entry_points import installed
-from podracer.tournament.config import Tournament
 from podracer.tournament.selection import SELECTION_RULES
 
 Words = dict[str, set[str]]
@@ -19,20 +13,11 @@ Words = dict[str, set[str]]
 
 def flags_of_commands() -> Words:
     """Return the flags of each command, without those of a recipe."""
-    parts = {
-        "resume": (Hosts(), free_settings()),
-        "sweep": tuple(rule() for rule in RULES.values()),
-        "train": (Hosts(),),
-        "tournament": (Tournament(()), *(rule() for rule in SELECTION_RULES.values())),
+    rules = {"sweep": RULES, "tournament": SELECTION_RULES}
+    return {
+        name: {*flags(*parts, *(rule() for rule in rules.get(name, {}).values())), "--help"}
+        for name, parts in parts_of_commands().items()
     }
-    modules = {name: f"podracer.cli.{command.module}" for name, command in COMMANDS.items()}
-    modules |= {name: entry.module for name, entry in installed("commands").items()}
-    table = {}
-    for name, module in modules.items():
-        kind = getattr(importlib.import_module(module), f"{name.capitalize()}Options", None)
-        options = (blank(kind),) if kind else ()
-        table[name] = {*flags(*options, *parts.get(name, ())), "--help"}
-    return table
 
 
 def flags_of_recipes() -> Words:

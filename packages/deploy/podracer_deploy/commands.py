@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from podracer.cli.arguments import Limits, RunPath, parse
+from podracer.cli.arguments import parse
 from podracer.cli.run_options import CheckpointOptions, PolicyName, output_file
+from podracer.cli.values import Limits, RunPath
 from podracer.errors import ConfigError
 from podracer.io.addresses import output_folder
 from podracer_deploy.serve.address import family_of, url_of

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from podracer.cli.arguments import Limits, Seed, parse
+from podracer.cli.arguments import parse
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
-from podracer.cli.values import Mark
+from podracer.cli.values import Limits, Mark, Seed
 from podracer.errors import ConfigError
 from podracer.io.paths import user_path
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from podracer.cli.arguments import Limits, parse
+from podracer.cli.arguments import parse
 from podracer.cli.run_options import output_file
 from podracer.cli.runs import EpisodeOptions
+from podracer.cli.values import Limits
 from podracer.io.addresses import output_folder
 
 

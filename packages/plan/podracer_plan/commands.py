@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from podracer.cli.arguments import Limits
 from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
 from podracer.cli.settings import split_flags
+from podracer.cli.values import Limits
 from podracer.devices.startup import Hosts, initialize_devices
 
 if TYPE_CHECKING:

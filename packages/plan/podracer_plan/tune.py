@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, cast
 
-from podracer.cli.arguments import Limits, leading_name, parse, take_flags
+from podracer.cli.arguments import leading_name, parse, take_values
+from podracer.cli.values import Limits
 from podracer.devices.startup import Hosts, initialize_devices
 from podracer.errors import ConfigError
 from podracer.io.jsonl import printed_objects
@@ -53,7 +54,7 @@ def tune(arguments: Sequence[str]) -> int:
     initialize_devices(Hosts(), experiment.devices, "sebulba")
     codes: list[int] = []
     if not experiment.devices and has_one_cpu_device():
-        remaining = [x for x in take_flags(flags, "devices", "seconds")[1] if x != "--json"]
+        remaining = [x for x in _without(flags, "devices", "seconds") if x != "--json"]
         measured = _measured_by_processes([recipe, *remaining], options.seconds, codes)
     else:
         measured = _measured(experiment, options.seconds)
@@ -68,11 +69,16 @@ def tune(arguments: Sequence[str]) -> int:
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
         names = [*best.settings, *(f"driver.{name}" for name in best.settings)]
-        remaining = take_flags(flags, "seconds", *names)[1]
+        remaining = _without(flags, "seconds", *names)
         other_arguments = shlex.join([recipe, *remaining])
         print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why
+
+
+def _without(arguments: Sequence[str], *names: str) -> list[str]:
+    """Return arguments without the flags of these names."""
+    return take_values(arguments, dict.fromkeys(names, str))[1]
 
 
 def has_one_cpu_device() -> bool:

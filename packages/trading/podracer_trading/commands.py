@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from podracer.cli.arguments import RunPath, parse
+from podracer.cli.arguments import parse
 from podracer.cli.run_options import AtCheckpoint, output_file
-from podracer.cli.values import Mark
+from podracer.cli.values import Mark, RunPath
 
 ModelsPath = Annotated[Path, Mark.POSITIONAL]
 
