@@ -57,7 +57,7 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops import convolution as ops
 from podracer.recipes.atari import IMPALA_SHALLOW
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.schedules import over_run
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 

@@ -24,7 +24,7 @@ from podracer.drivers.state import TrainState, place_leaves
 from podracer.environment import HostEnvironments, action_struct
 from podracer.errors import ConfigError
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.types import PyTree, TimeStep
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`

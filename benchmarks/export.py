@@ -19,7 +19,7 @@ from records import append, read
 from podracer import recipes
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.types import LearnerState
 from podracer_deploy.export.decision import make_decision
 from podracer_deploy.export.files import onnx_runner, stablehlo_runner, to_stablehlo

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32
 
 from podracer.arguments import named, to_python, typed
-from podracer.errors import ConfigError
+from podracer.errors import CheckpointError, ConfigError
 from podracer.fields import bounded, check_ranges, struct
 
 PyTree = Any
@@ -353,3 +353,12 @@ def blank_timestep(spec: EnvironmentSpec, num_envs: int) -> TimeStep:
         first=jnp.ones(num_envs, bool),
         last=jnp.zeros(num_envs, bool),
     )
+
+
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by path. Raises `CheckpointError` if two have the same path."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
+    if len(leaves) != len(pairs):
+        raise CheckpointError("two leaves of the state have the same path")
+    return leaves

@@ -27,7 +27,7 @@ from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges, struct
 from podracer.replay import Replay
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.schedules import (
     MAX_FRAMES,
     Linear,

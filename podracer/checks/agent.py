@@ -20,8 +20,7 @@ from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.devices.reductions import Mean
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
-from podracer.io.entry_points import is_of_repository
-from podracer.io.schema import leaves_by_path
+from podracer.io.entry_points import PACKAGES
 from podracer.io.sinks import group
 from podracer.types import (
     Carry,
@@ -33,10 +32,13 @@ from podracer.types import (
     TimeStep,
     Trajectory,
     blank_timestep,
+    leaves_by_path,
 )
 
 _LOG = logging.getLogger("podracer")
 MOST_IN_A_METRIC = 1024  # numbers
+# Tests have checked their agents, and to trace a search again is slow.
+_REPOSITORY = {"podracer", *(f"podracer_{name}" for name in PACKAGES)}
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
 
 
@@ -101,8 +103,7 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     if not isinstance(new_state, LearnerState):
         raise ConfigError(f"{name}.learn must return a LearnerState first, not {_kind(new_state)}.")
     _check_kept(f"{name}.learn", "state", state, new_state)
-    # Tests have checked the repository's own agents, and to trace a search again is slow.
-    if num_devices > 1 and not is_of_repository(type(settings)):
+    if num_devices > 1 and not _is_of_repository(settings):
         _check_reduces(built, state, trajectory, key, num_devices)
 
 
@@ -117,6 +118,10 @@ def _check_groups(agent: Agent) -> None:
     read = {key for keys in agent.groups.values() for key in keys}
     if agent.groups and (unread := sorted(set(spec.observation) - read)):
         _LOG.warning("%s: no network sees %s of %s.", agent.name, ", ".join(unread), spec.name)
+
+
+def _is_of_repository(settings: Any) -> bool:
+    return type(settings).__module__.split(".")[0] in _REPOSITORY
 
 
 def _check_reduces(
@@ -222,7 +227,7 @@ def _check_act(
     inputs = (params, carry, timestep, keys)
     action, extras, new_carry = _act(blueprint, built, num_envs, inputs, explore=True)
     # Nobody evaluates a meta-learner.
-    if not learns_rule and not is_of_repository(type(blueprint.settings)):
+    if not learns_rule and not _is_of_repository(blueprint.settings):
         _act(blueprint, built, num_envs, inputs, explore=False)
         _check_distribution(blueprint, built, inputs[:3])
     _check_rows(f"{name}.act", "extras", extras, num_envs)

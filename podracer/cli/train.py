@@ -155,8 +155,8 @@ def run(
 def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
     from podracer.envs.catalog import imported_module
     from podracer.reports.recording import is_drawable
-    from podracer.run.blueprint import build
     from podracer.run.console import summarize
+    from podracer.run.setup import build
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
     next_command = None

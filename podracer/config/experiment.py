@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Settings
-from podracer.arguments import named
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.arguments import fits, named, refusal, type_hints
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.exchange import check_period
 from podracer.drivers.population import (
@@ -26,7 +29,7 @@ from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import runs_on_host
 from podracer.errors import ConfigError
-from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
+from podracer.evaluate import MAX_EPISODES, PolicyKind
 from podracer.fields import NO_FLAG, bounded, check_ranges
 from podracer.names import OTHER_NAMES, nearest
 
@@ -73,7 +76,7 @@ class Experiment:
     """Number of episodes in each evaluation, from 1 to 1,048,576."""
     evaluation_policy: PolicyKind = "greedy"
     """Policy in evaluations: `greedy` for the agent's best actions, `sampled` to explore."""
-    evaluation_epsilon: float = 0.0
+    evaluation_epsilon: float = bounded(0.0, high=1)
     """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""
     fixed_evaluation: bool = False
     """Whether all evaluations play the same episodes; otherwise each plays new ones."""
@@ -197,7 +200,6 @@ class Experiment:
                 f"a chunk has at most {_MAX_STEPS:,} environment steps, but updates_per_chunk "
                 f"{chunk:,} times {steps:,} steps in an update is {steps * chunk:,}."
             )
-        ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
         if self.exchange is not None:
             check_period(self.exchange.every, len(self.pods), chunk, self.num_updates)
             self.exchange.check(self.pods)
@@ -249,3 +251,50 @@ def _path_of(name: str, config: Any) -> tuple[str, ...]:
         return (name,)
     paths = ((part, *_path_of(name, getattr(config, part))) for part in names)
     return next((path for path in paths if len(path) > 1), ())
+
+
+def check_types(config: Any) -> None:
+    """Raise `ConfigError` for a value that its field does not take.
+
+    Objects of the user's own are checked where they are used.
+    """
+    if type(config).__module__.partition(".")[0] != "podracer":
+        return
+    hints = type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value, hint = getattr(config, field.name), hints[field.name]
+        is_plain = isinstance(value, bool | int | float | str | tuple | list | dict | None)
+        is_plain |= isinstance(value, type) and field.name != "environment"
+        if field.name in ("agent", "environment") and not is_plain:  # they have their own checks
+            if field.name == "agent" and dataclasses.is_dataclass(value):
+                check_types(value)
+            continue
+        if not fits(value, hint):
+            raise ConfigError(refusal(f"{type(config).__name__}.{field.name}", value, hint))
+        if hint is OptimizerBuilder and not isinstance(value, Optimizer):
+            _check_optimizer(type(config).__name__, value)
+        elif dataclasses.is_dataclass(value):
+            check_types(value)
+
+
+def _check_optimizer(kind: str, optimizer: Any) -> None:
+    """Raise `ConfigError` for an optimizer of the user's own that would climb the loss."""
+    name = type(optimizer).__name__
+    if jax.tree_util.all_leaves([optimizer]):
+        raise ConfigError(
+            f"{kind}.optimizer is no tree of numbers: put @podracer.struct above its class {name}."
+        )
+    params, gradient = jnp.zeros((2, 2)), jnp.ones((2, 2))
+    descends = False
+    with contextlib.suppress(Exception):  # the agent's check explains them
+        method = optimizer.build(1.0)
+        state = method.init(params)
+        for _ in range(3):  # the first one may be 0, as of a learning rate that warms up
+            update, state = method.update(gradient, state, params)
+            descends = descends or bool(jnp.all(update < 0))
+    if descends:
+        raise ConfigError(
+            f"{kind}.optimizer: updates of {name} point downhill already, and the agent multiplies "
+            "them by -learning_rate: leave out the learning rate (optax.scale_by_adam, not "
+            "optax.adam)."
+        )

@@ -70,6 +70,7 @@ KINDS = {
     "rand_small": Kind(7, 500, (*2 * [(1, 0, 0.05)], *2 * [(-1, 0.5, 0.1)]), walls=2, roams=True),
     "rand_sparse": Kind(7, 50, ((1, 1, 1), (-1, 1, 1), (-1, 1, 1)), roams=True),
     "rand_very_dense": Kind(11, 2000, ((1, 0, 1),), roams=True),
+    "maze": Kind(9, 50, ((1, 1, 0),), walls=(0, 30)),
     "chain": Kind(length=(5, 30)),
     "chain_short": Kind(length=5),
     "chain_long": Kind(length=30),

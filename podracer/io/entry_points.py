@@ -108,11 +108,6 @@ def package_of(name: str) -> str:
     return ""
 
 
-def is_of_repository(kind: type) -> bool:
-    """Return whether a class is of the core or of a package in the folder `packages/`."""
-    return kind.__module__.split(".")[0] in {"podracer", *(f"podracer_{x}" for x in PACKAGES)}
-
-
 def installed_class(name: Any) -> type | None:
     """Return the class of an installed package that files name so; None if there is none."""
     entry = (installed("agents") | installed("kinds")).get(name)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import CheckpointError
-from podracer.types import PyTree
+from podracer.types import PyTree, leaves_by_path
 
 Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or None]
 
@@ -39,15 +39,6 @@ def _spell(entry: list[Any] | None) -> str:
         return "absent"
     shape, dtype, impl = entry
     return f"{dtype}{shape}" + (f" of {impl} keys" if impl else "")
-
-
-def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by path. Raises `CheckpointError` if two have the same path."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
-    if len(leaves) != len(pairs):
-        raise CheckpointError("two leaves of the state have the same path")
-    return leaves
 
 
 def _describe(path: str, leaf: Any) -> list[Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from podracer import checks, recipes
 from podracer.agent import Blueprint
 from podracer.arguments import typed
-from podracer.config.experiment import Experiment
-from podracer.config.field_types import check_types
-from podracer.run.blueprint import build
+from podracer.config.experiment import Experiment, check_types
+from podracer.run.setup import build
 
 
 @typed

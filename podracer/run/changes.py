@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Blueprint
-from podracer.config.experiment import Experiment, replace_fields
-from podracer.config.field_types import check_types
+from podracer.config.experiment import Experiment, check_types, replace_fields
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.driver import arguments_of
 from podracer.environment import Environment, HostEnvironments

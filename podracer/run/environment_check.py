@@ -25,8 +25,7 @@ from podracer.envs.host.gymnasium import Gymnasium
 from podracer.envs.host.gymnasium_check import Watched
 from podracer.errors import ConfigError, PodracerError
 from podracer.frames import CONTINUED, first_source
-from podracer.io.schema import leaves_by_path
-from podracer.types import EnvironmentSpec, TimeStep
+from podracer.types import EnvironmentSpec, TimeStep, leaves_by_path
 
 STEPS, GYMNASIUM_STEPS, SECONDS = 200, 1_000, 5.0  # random play ends with the first of them
 NOT_SEEDED = (

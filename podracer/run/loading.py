@@ -28,7 +28,7 @@ from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG
 from podracer.policy import Policy
 from podracer.run import sweep
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.scores.runs import environment_text
 from podracer.types import LearnerState
 

@@ -150,6 +150,11 @@ class Run:
         Nothing is compiled again, and checkpoints and records have them. All processes change the
         same. Raises `ConfigError` for a field that is unknown, out of range or compiled in.
         """
+        if self.driver.num_pods:
+            raise ConfigError(
+                "a population is changed by its selection alone: train each seed by itself where a "
+                "callback changes numbers."
+            )
         values = changes.merged(self.changes, fields)
         parts = (self.experiment, self.driver.blueprint, self.driver.env)
         self.blueprint = self._pending = changes.changed_blueprint(*parts, values)

@@ -9,20 +9,74 @@ from typing import Any
 
 import jax
 
+from podracer.agent import Blueprint, Context, ReadsFile
+from podracer.checks import check_fields, check_spec
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.devices.mesh import Device, find_devices
 from podracer.drivers.anakin import Anakin, AnakinConfig
-from podracer.drivers.driver import Driver
+from podracer.drivers.driver import Driver, arguments_of
 from podracer.drivers.population import Population
 from podracer.drivers.sebulba import Sebulba
-from podracer.environment import HostEnvironments
+from podracer.environment import Environment, HostEnvironments, features
+from podracer.envs.catalog import make
+from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium import check_script
-from podracer.errors import ConfigError
+from podracer.errors import CheckpointError, ConfigError
 from podracer.evaluate import ProgramEvaluator
 from podracer.io.code import installed_versions
-from podracer.run.blueprint import build
+from podracer.io.paths import user_path
+from podracer.io.reading import LARGE_FILE, read_limited
+from podracer.io.text import remember_secrets
 from podracer.run.resume import experiment_digest
+from podracer.schedules import over_run
+
+# The values that programs need, of the settings under which they fail.
+_JAX_SETTINGS = {
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_disable_jit": False,  # docs/troubleshooting.md shows how to run a single update without it
+}
+
+
+def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
+    """Return the blueprint of the agent for its environment, and the environment."""
+    _check_jax_settings()
+    check_fields(experiment.agent)
+    env: Any = experiment.environment
+    remember_secrets(to_json(experiment))
+    if isinstance(env, str):
+        env = make(env)
+    settings = over_run(experiment.agent, experiment.num_steps)
+    context = _context(settings, experiment.driver.rollout_length)
+    blueprint = Blueprint(settings, check_spec(env), context, arguments_of(env))
+    if (check_agent := features(env).check_agent) is not None:
+        check_agent(blueprint.build(), experiment)
+    return blueprint, env
+
+
+def _check_jax_settings() -> None:
+    """Raise `ConfigError` if a setting of JAX excludes podracer's programs."""
+    for name, needed in _JAX_SETTINGS.items():
+        value = getattr(jax.config, name)
+        if value != needed:
+            raise ConfigError(
+                f"podracer's programs need JAX's setting {name} to be {needed}, but it is {value}: "
+                f"unset {name.upper()}, or call jax.config.update({name!r}, {needed!r})."
+            )
+
+
+def _context(settings: Any, rollout_length: int) -> Context:
+    if not isinstance(settings, ReadsFile) or (name := settings.data_file) is None:
+        return Context(rollout_length)
+    try:
+        content = read_limited(user_path(name), LARGE_FILE)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(
+            f"{type(settings).__name__} needs the file {name!r}, which cannot be "
+            f"read: {getattr(error, 'strerror', None) or error}."
+        ) from error
+    return Context(rollout_length, settings.read(content))
 
 
 def make_driver(experiment: Experiment, saved_devices: int = 0) -> Driver:
@@ -32,7 +86,8 @@ def make_driver(experiment: Experiment, saved_devices: int = 0) -> Driver:
     that is 0, or more than this machine has, all devices.
     """
     blueprint, env = build(experiment)
-    check_script(env)
+    if isinstance(env, HostEnvironments) or gymnasium_worker.inside_worker:
+        check_script(env)
     devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver
     any_env: Any = env  # each driver refuses what it cannot step
     if experiment.pods:

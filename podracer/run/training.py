@@ -14,8 +14,7 @@ import jax
 
 from podracer import recipes
 from podracer.arguments import typed
-from podracer.config.experiment import Experiment
-from podracer.config.field_types import check_types
+from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
 from podracer.devices.mesh import find_devices, wait_for_all_processes

@@ -17,11 +17,11 @@ from podracer.drivers.state import TrainState
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import load_part
 from podracer.io.paths import user_path
-from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import Choice, identity_of
 from podracer.run.resume import Totals
 from podracer.run.sweep import best_pod
+from podracer.types import leaves_by_path
 
 FirstState = Callable[[Driver, jax.Array], tuple[TrainState, Totals]]
 """Function of a driver and of the run's key that returns the first state of a new run, in place of

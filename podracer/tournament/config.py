@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from podracer.agent import check_policy
-from podracer.config.experiment import Experiment
-from podracer.config.field_types import check_types
+from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import KINDS, from_json, kinds_of, of_this_version, to_json
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Range, Selection
@@ -20,7 +19,7 @@ from podracer.environment import evaluation_environment
 from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.schedules import over_run
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events

@@ -21,7 +21,7 @@ from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.entry_points import installed
 from podracer.recipes import RECIPES
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
 
 SPEC = EnvironmentSpec("walk", ArraySpec((3,)), Discrete(2))

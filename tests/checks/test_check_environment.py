@@ -20,8 +20,7 @@ from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset, restart, transition
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
-from podracer.run.blueprint import build
-from podracer.run.setup import make_driver
+from podracer.run.setup import build, make_driver
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,

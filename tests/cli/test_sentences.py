@@ -8,7 +8,7 @@ from podracer import recipes
 from podracer.cli.sentences import FIELD_NAMES, in_flags
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.run.warnings import run_warnings
 from podracer.tournament.config import Tournament
 

@@ -11,7 +11,7 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.agents.common.optimizers import Optimizer
-from podracer.config.field_types import check_types
+from podracer.config.experiment import check_types
 from podracer.config.serialization import to_json
 from podracer.fields import check_ranges
 

@@ -45,9 +45,9 @@ from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.reports.run import write_report
 from podracer.run import sweep
-from podracer.run.blueprint import build
 from podracer.run.loading import load_run
 from podracer.run.records import Recorder
+from podracer.run.setup import build
 
 CONFIG = AnakinConfig(16, 8, 5)
 SMALL = TorsoNetwork(MLP((16,)))

@@ -38,10 +38,9 @@ from podracer.io.checkpoint import (
     schema,
     stored_fingerprint,
 )
-from podracer.io.schema import leaves_by_path
 from podracer.io.seal import encode_json, encode_sealed
 from podracer.rollout import ActorState, zero_episode_stats
-from podracer.types import LearnerState
+from podracer.types import LearnerState, leaves_by_path
 
 MESH = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = NamedSharding(MESH, PartitionSpec("data"))

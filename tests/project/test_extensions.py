@@ -4,7 +4,9 @@ import importlib
 import importlib.util
 import math
 import re
+import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -14,8 +16,10 @@ import pytest
 from names_of_api import undocumented
 
 import podracer
+from podracer.cli.main import main
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.train import TrainOptions
+from podracer.io.checkpoint import stored_fingerprint
 
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "examples" / "extensions"
@@ -164,3 +168,42 @@ def test_a_curriculum_moves_to_levels_that_fail_and_a_resumed_run_goes_on_with_i
     weights = [parts["weights"] for parts in seen.values()]
     assert [sum(x) for x in weights] == pytest.approx([1] * len(weights))
     assert any(x[0] < x[-1] for x in weights)  # the shortest level is learned first
+
+
+def test_level_replay_is_a_recipe_that_a_killed_run_resumes_with(tmp_path, monkeypatch):
+    """From the command line, by the entry points of the example's package."""
+    folder = ROOT / "examples" / "level_replay"
+    groups = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
+    metadata = tmp_path / "level_replay-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: level_replay\nVersion: 0.1\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in names.items())
+        for group, names in groups.items()
+    ]
+    (metadata / "entry_points.txt").write_text("".join(lines))
+    for path in (tmp_path, folder):
+        monkeypatch.syspath_prepend(path)
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)  # they are
+    small = {
+        "driver": {"num_envs": 16, "updates_per_chunk": 2}, "frames": 4096, "evaluations": 4,
+        "evaluation_episodes": 8, "save_seconds": 0.0, "devices": 1,
+    }  # fmt: skip
+
+    class Killed(podracer.Callback):
+        def on_record(self, run, record):
+            if record["updates"] == 6:
+                raise KeyboardInterrupt
+
+    whole, killed, other = (tmp_path / name for name in ("whole", "killed", "other"))
+    podracer.train("maze_plr", run_dir=whole, **small)
+    with pytest.raises(KeyboardInterrupt):
+        podracer.train("maze_plr", run_dir=killed, callbacks=[Killed()], **small)
+    shutil.copytree(killed, other)
+    with pytest.raises(SystemExit, match="0"):
+        main(["resume", str(killed), "--recipe", "maze_plr"])
+    assert stored_fingerprint(killed) == stored_fingerprint(whole)
+    forgetful = lambda self, run, saved: None  # noqa: E731
+    monkeypatch.setattr(sys.modules["level_replay"].LevelReplay, "restore", forgetful)
+    podracer.train("maze_plr", run_dir=other, resume=True, **small)
+    assert stored_fingerprint(other) != stored_fingerprint(whole)

@@ -18,20 +18,20 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3100,  # the contract: files beside the rooms
+    "": 3110,  # the contract: files beside the rooms
     "agents": 6620,
     "checks": 820,
     "cli": 2350,
-    "config": 630,
+    "config": 620,
     "devices": 1930,
     "drivers": 4170,
     "envs": 3600,
-    "io": 3120,
+    "io": 3110,
     "networks": 1520,
     "ops": 1240,
     "recipes": 1270,
     "reports": 1770,
-    "run": 2960,
+    "run": 2950,
     "scores": 890,
     "testing": 680,
     "tournament": 2280,

@@ -18,10 +18,9 @@ from podracer.drivers.population import Pod
 from podracer.drivers.state import place_leaves, with_blueprint
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.run.blueprint import build
 from podracer.run.changes import changed_blueprint, merged
 from podracer.run.loop import Run
-from podracer.run.setup import make_driver
+from podracer.run.setup import build, make_driver
 
 
 @podracer.struct

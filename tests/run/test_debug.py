@@ -15,7 +15,7 @@ from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import update_once
 from podracer.drivers.state import make_init
 from podracer.networks import MLP, TorsoNetwork
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 
 
 @podracer.struct

@@ -23,8 +23,7 @@ from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
-from podracer.config.experiment import Experiment
-from podracer.config.field_types import check_types
+from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import from_json, read_experiment, to_json
 from podracer.devices import cgroups
 from podracer.devices.compiling import CompileInThread
@@ -43,11 +42,10 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.run import callbacks, history
-from podracer.run.blueprint import build
 from podracer.run.errors import DeviceError
 from podracer.run.loading import load_run
 from podracer.run.resume import Totals, check_metadata
-from podracer.run.setup import make_driver
+from podracer.run.setup import build, make_driver
 from podracer.run.warnings import run_warnings
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 

@@ -27,7 +27,6 @@ from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError
 from podracer.fields import bounded, reset_on_warm_start, struct
 from podracer.io.checkpoint import Checkpointer, stored_fingerprint
-from podracer.io.schema import leaves_by_path
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.run.records import Recorder
@@ -35,7 +34,7 @@ from podracer.run.resume import Totals
 from podracer.run.setup import make_driver
 from podracer.run.warm_start import Weights, begin_of, reset_paths
 from podracer.schedules import Linear, init_frames
-from podracer.types import LearnerState
+from podracer.types import LearnerState, leaves_by_path
 
 STEPS = 16 * 8
 NETWORK = TorsoNetwork(MLP((16,)))

@@ -16,7 +16,6 @@ import numpy as np
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.io.npz import DAMAGE, read_header, unpack
-from podracer.io.schema import leaves_by_path
 from podracer.io.text import redact
 from podracer.ops.action_masks import action_mask
 from podracer.types import (
@@ -28,6 +27,7 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscrete,
     PyTree,
+    leaves_by_path,
 )
 
 _COLUMNS = ("action", "reward", "terminal", "timeout")

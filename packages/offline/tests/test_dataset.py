@@ -33,8 +33,7 @@ from podracer.envs.cartpole import CartPole
 from podracer.envs.lifetimes import Lifetimes
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
-from podracer.run.blueprint import build
-from podracer.run.setup import make_driver
+from podracer.run.setup import build, make_driver
 from podracer_offline import Cloning, Dataset, record_episodes, replay
 from podracer_offline.records import replayed
 

@@ -23,7 +23,7 @@ from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, 
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments
 from podracer.errors import ConfigError
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.types import PyTree
 from podracer_plan.targets import Target
 

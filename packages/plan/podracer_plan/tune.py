@@ -93,7 +93,7 @@ def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
     from podracer.devices.mesh import find_devices
     from podracer.devices.startup import use_compilation_cache
     from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.run.blueprint import build
+    from podracer.run.setup import build
     from podracer_plan.trials import trials
 
     use_compilation_cache()

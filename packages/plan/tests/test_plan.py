@@ -17,8 +17,7 @@ from podracer import recipes
 from podracer.cli.main import main
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError, PodracerError
-from podracer.run.blueprint import build
-from podracer.run.setup import make_driver
+from podracer.run.setup import build, make_driver
 from podracer_plan.compiled import compile_program, compile_run, matrix_flops, scaled
 from podracer_plan.hlo import Collective, Program
 from podracer_plan.plan import cost_lines, largest_batch, make_plan

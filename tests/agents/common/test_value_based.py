@@ -21,10 +21,10 @@ from walk import (
 )
 
 from podracer.agents.common import value_based
-from podracer.io.schema import leaves_by_path
 from podracer.schedules import Linear
 from podracer.types import (
     LearnerState,
+    leaves_by_path,
 )
 
 

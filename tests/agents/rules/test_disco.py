@@ -36,7 +36,7 @@ from podracer.io.npz import digest_of
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.transforms import evenly_spaced
 from podracer.replay import Replay, Sample
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "disco_reference.json").read_text())

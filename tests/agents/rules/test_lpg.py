@@ -41,7 +41,7 @@ from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.networks import MLP, Table, TorsoNetwork
-from podracer.run.blueprint import build
+from podracer.run.setup import build
 from podracer.tournament.config import Tournament, check_pods
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
