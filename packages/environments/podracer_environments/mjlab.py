@@ -109,7 +109,7 @@ class Worlds:
 
     def __init__(self, simulator: Any) -> None:
         self._torch = import_suite("torch", "mjlab")
-        self._simulator = simulator
+        self._simulator: Any = simulator
         self._ended: Any = None
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from podracer.agents.ppo import PPO
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
@@ -99,23 +97,7 @@ def mjlab_cartpole_ppo(task: str = "Cartpole-Balance") -> Experiment:
     Those are of its rsl_rl configuration, but the learning rate is annealed where it adapts, and
     activations are SiLU where they are ELU.
     """
-    return Experiment(
-        environment=f"mjlab:{task}",
-        agent=PPO(
-            learning_rate=Linear(1e-3, 0.0),
-            entropy_cost=0.01,
-            value_cost=1.0,
-            max_gradient_norm=1.0,
-            num_epochs=5,
-            network=TorsoNetwork(MLP((64, 64), "silu"), shared=False),
-        ),
-        driver=SebulbaConfig(
-            num_envs=64, rollout_length=32, updates_per_chunk=5, threads_per_actor=1
-        ),
-        frames=1_000_000,
-        evaluations=5,
-        evaluation_episodes=16,
-    )
+    return _mjlab(task, TorsoNetwork(MLP((64, 64), "silu"), shared=False), False, 32)
 
 
 @accelerator(driver={"num_envs": 4096, "updates_per_chunk": 20}, frames=150_000_000)
@@ -124,13 +106,24 @@ def mjlab_velocity_ppo(task: str = "Velocity-Flat-Unitree-Go1") -> Experiment:
 
     The critic gets what only the simulator measures. Settings as in `mjlab_cartpole_ppo`.
     """
-    cartpole = mjlab_cartpole_ppo(task)
-    return dataclasses.replace(
-        cartpole,
-        agent=dataclasses.replace(
-            cartpole.agent,
-            normalize_observations=True,
-            network=TorsoNetwork(MLP((512, 256, 128), "silu"), shared=False),
+    return _mjlab(task, TorsoNetwork(MLP((512, 256, 128), "silu"), shared=False), True, 24)
+
+
+def _mjlab(task: str, network: TorsoNetwork, normalize: bool, rollout_length: int) -> Experiment:
+    return Experiment(
+        environment=f"mjlab:{task}",
+        agent=PPO(
+            learning_rate=Linear(1e-3, 0.0),
+            value_cost=1.0,
+            max_gradient_norm=1.0,
+            num_epochs=5,
+            normalize_observations=normalize,
+            network=network,
         ),
-        driver=dataclasses.replace(cartpole.driver, rollout_length=24),
+        driver=SebulbaConfig(
+            num_envs=64, rollout_length=rollout_length, updates_per_chunk=5, threads_per_actor=1
+        ),
+        frames=1_000_000,
+        evaluations=5,
+        evaluation_episodes=16,
     )
