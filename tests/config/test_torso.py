@@ -16,7 +16,7 @@ from podracer.cli.main import main
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.sentences import in_flags
 from podracer.cli.train import TrainOptions
-from podracer.config.torso import flattened_images
+from podracer.run.warnings import flattened_images
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
 SIZE = 16
@@ -136,13 +136,13 @@ def test_which_torso_the_sentence_names_can_be_built(shape, kind):
     fields = {"learning_rate": 1e-3, "network": {"torso": {"layer_norm": True}}}
     experiment = recipes.find("pendulum_ppo").with_fields({"agent": fields})
     spec = spec_of(*shape)
-    sentences = flattened_images(Blueprint(experiment.agent, spec))
+    sentences = list(flattened_images(Blueprint(experiment.agent, spec)))
     assert [f"--agent.network.torso {kind} gives" in in_flags(text) for text in sentences] == [
         True
     ] * (kind is not None)
     if kind is not None:
         changed = Blueprint(with_torso(experiment, kind).agent, spec, Context(8))
-        assert flattened_images(changed) == []
+        assert not list(flattened_images(changed))
         assert changed.settings.network.torso.layer_norm
         podracer.check_agent(changed, num_envs=8)
 

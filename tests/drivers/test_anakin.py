@@ -228,11 +228,14 @@ def test_a_second_seed_and_other_numbers_compile_nothing(make_setup):
     driver, state = make_setup(agent)
     faster = dataclasses.replace(driver.blueprint.settings, learning_rate=2e-3)
     changed = dataclasses.replace(driver.blueprint, settings=faster)
+    evaluate = driver.evaluator(2)
 
     def train(state, change=None):
         orders = Orders(10, change=lambda: change)
         with contextlib.closing(driver.run(state, orders)) as progresses:
-            return fingerprint([*progresses][-1].state.learner.shared)
+            last = [*progresses][-1].state
+        evaluate(last)
+        return fingerprint(last.learner.shared)
 
     first = train(state)
     compiles = []
