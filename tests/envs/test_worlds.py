@@ -24,7 +24,7 @@ from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys
 from podracer.types import ArraySpec
 
-GRIDS = tuple(name for name in KINDS if not name.startswith(("rand", "chain")))
+GRIDS = tuple(name for name in FAMILIES["all"] if not name.startswith("chain"))
 SIDE = 13  # of the largest grid: cells are numbered along its rows
 MOVES = {0: (-1, 0), 1: (1, 0), 2: (0, -1), 3: (0, 1), 4: (0, 0)}
 
@@ -327,7 +327,7 @@ def test_as_many_states_as_the_largest_world_has(name: str, states: int) -> None
 def test_families_stand_for_their_members() -> None:
     assert make("worlds:tabular+dense+chain_short").kinds == (*FAMILIES["tabular"], "chain_short")
     kinds = make("worlds:all").kinds
-    assert set(kinds) == {name for name in KINDS if not KINDS[name].roams}
+    assert set(kinds) == {name for name in KINDS if not KINDS[name].roams} - {"maze"}
     counts = np.bincount(drawn("worlds:all").kind, minlength=len(kinds))
     assert np.sum((counts - counts.mean()) ** 2) / counts.mean() < 11 + 5 * np.sqrt(22)
 
