@@ -2,8 +2,7 @@
 
 Every environment has a ring of its newest C timesteps. Leaves are `[B, C, ...]`, environments
 first, because that is the sharded axis: each device samples from its own environments. A sample is
-a `Trajectory`, so losses are computed as on a new rollout. Observations whose last axis is a
-stack of frames (`ArraySpec.frame_stack`) are stored one frame at a time.
+a `Trajectory`, as a rollout is. Of stacks (`ArraySpec.frame_stack`) each frame is stored once.
 
 The timestep after t others lies at t % C, the newest at `(num_added[0] - 1) % C` in all rows, and
 `Buffer.trajectory_at` reads it. An agent's `replay` may be a subclass of `Replay` whose `build`

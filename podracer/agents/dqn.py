@@ -90,12 +90,11 @@ def build(settings: DQN, method: Callable[..., Method], spec: EnvironmentSpec) -
         noise_scale=settings.noise_scale,
         hidden=settings.stream_hidden,
     )
-    optimizer = build_optimizer(settings)
     agent = method(
         settings,
         off_policy.require_feed_forward(network),
         settings.replay.build(spec, settings.n_step + 1),
-        TargetNetworkOptimizer(optimizer, settings.target_update_period),
+        TargetNetworkOptimizer(build_optimizer(settings), settings.target_update_period),
     )
     actor_params = value_based.actor_params(settings.epsilon)
     return Agent.of(agent, spec, carry=agent.carry, actor_params=actor_params)
@@ -130,11 +129,10 @@ class Method:
         fold_in = jax.vmap(jax.random.fold_in, (0, None))
         noise = fold_in(keys, 1) if settings.noisy and explore else None
         q = settings.value.mean(self.outputs(params.params, timestep, noise))
-        mask = action_mask(timestep.observation)
         epsilon = jnp.zeros(())
         if explore:
             epsilon = value_based.apex_epsilon(params.epsilon, settings.apex_alpha, carry.rank)
-        return epsilon_greedy(q, mask, keys, epsilon), (), carry
+        return epsilon_greedy(q, action_mask(timestep.observation), keys, epsilon), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

@@ -129,8 +129,7 @@ class _R2D2:
         explore: bool,
     ) -> tuple[jax.Array, PyTree, R2D2Carry]:
         timesteps = jax.tree.map(lambda x: x[None], timestep)
-        last_action = carry.last_action[None]
-        q, memory = self.q_values(params.params, carry.memory, timesteps, last_action)
+        q, memory = self.q_values(params.params, carry.memory, timesteps, carry.last_action[None])
         epsilon = jnp.zeros(())
         if explore:
             epsilon = value_based.apex_epsilon(params.epsilon, self.settings.apex_alpha, carry.rank)

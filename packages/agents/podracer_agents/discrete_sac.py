@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,16 +40,16 @@ class DiscreteSAC(SAC):
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         if self.return_distribution is not None:
             raise ConfigError("DiscreteSAC has no distribution of returns: leave it out.")
-        num_actions = value_based.require_discrete(spec).num_actions
+        space: Any = value_based.require_discrete(spec)
 
         def network(builder: NetworkBuilder, **heads: Head) -> Network:
             return off_policy.require_feed_forward(builder.build(spec.observation, heads))
 
         networks = Networks(
-            spec.action,
-            network(self.critic_network or self.network, q=Head(num_actions)),
+            space,
+            network(self.critic_network or self.network, q=Head(space.num_actions)),
             distribution=None,
-            actor=network(self.network, action=Head(num_actions, 0.01)),
+            actor=network(self.network, action=Head(space.num_actions, 0.01)),
         )
         buffer = self.replay.build(spec, self.n_step + 1)
         learner = Learner(self, networks, buffer, learning.build_optimizer(self))
@@ -92,11 +93,11 @@ class _Method(Method):
 
     def distribution(
         self, params: ActorParams, carry: Carry, timestep: TimeStep
-    ) -> tuple[Categorical, Carry]:
+    ) -> tuple[Any, Carry]:
         timestep = normalize_observation(params.obs_moments, timestep)
         return self.policy(params.actor, timestep.observation), carry
 
-    def policy(self, actor: Actor, observation: PyTree) -> Categorical:
+    def policy(self, actor: Actor, observation: PyTree) -> Any:
         return Categorical(
             mask_logits(observation, self.networks.policy(actor.policy, observation))
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from podracer.agents import DQN, SAC
 from podracer.config.experiment import Experiment
@@ -120,8 +121,8 @@ def cartpole_discrete_sac() -> Experiment:
 def atari_drq(game: str = "pong") -> Experiment:
     """Double DQN on an Atari game (`--game NAME`), with randomly shifted pictures (DrQ)."""
     experiment = atari.atari_dqn(game)
-    replay = ShiftedReplay(**vars(experiment.agent.replay))
-    agent = dataclasses.replace(experiment.agent, replay=replay)
+    agent: Any = experiment.agent
+    agent = dataclasses.replace(agent, replay=ShiftedReplay(**vars(agent.replay)))
     return dataclasses.replace(experiment, agent=agent)
 
 
