@@ -25,6 +25,7 @@ from podracer.devices.reductions import Mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct
 from podracer.networks import Head, Network, NetworkBuilder, outputs
+from podracer.networks.groups import GroupNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
 from podracer.types import Carry, EnvironmentSpec, Metrics, Params, PyTree, TimeStep
@@ -42,14 +43,17 @@ class DiscreteSAC(SAC):
             raise ConfigError("DiscreteSAC has no distribution of returns: leave it out.")
         space: Any = value_based.require_discrete(spec)
 
-        def network(builder: NetworkBuilder, **heads: Head) -> Network:
-            return off_policy.require_feed_forward(builder.build(spec.observation, heads))
+        groups = self.groups(spec)
+
+        def network(builder: NetworkBuilder, role: str, **heads: Head) -> Network:
+            network = GroupNetwork(builder, groups.get(role, ()))
+            return off_policy.require_feed_forward(network.build(spec.observation, heads))
 
         networks = Networks(
             space,
-            network(self.critic_network or self.network, q=Head(space.num_actions)),
+            network(self.critic_network or self.network, "critic", q=Head(space.num_actions)),
             distribution=None,
-            actor=network(self.network, action=Head(space.num_actions, 0.01)),
+            actor=network(self.network, "actor", action=Head(space.num_actions, 0.01)),
         )
         buffer = self.replay.build(spec, self.n_step + 1)
         learner = Learner(self, networks, buffer, learning.build_optimizer(self))
@@ -61,6 +65,7 @@ class DiscreteSAC(SAC):
             learn=partial(learner.learn, agent.update),
             actor_params=learning.actor_params,
             distribution=agent.distribution,
+            groups=groups,
         )
 
 

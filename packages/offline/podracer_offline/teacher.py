@@ -185,7 +185,8 @@ def teach(
 
     `teacher` is the directory of a run, whose newest checkpoint acts and whose environment is the
     default one, or a function of observations `[B, ...]` that returns actions or a distribution.
-    The student does not see the `hidden` keys of an observation. Raises `ConfigError` where the
+    The student does not see the `hidden` keys of an observation, by default those outside of the
+    group `actor`, if there is one. Raises `ConfigError` where the
     environment is none of the device or lacks a key.
     """
     env = make(environment) if isinstance(environment, str) else environment
@@ -205,12 +206,14 @@ def teach(
 
 def _taught(env: Any, teacher: Teacher | None, hidden: tuple[str, ...]) -> Taught:
     spec, observation = env.spec, env.spec.observation
-    known = observation.keys() if isinstance(observation, dict) else set()
+    known = set(observation) if isinstance(observation, dict) else set()
     if missing := [name for name in hidden if name not in known]:
         raise ConfigError(
             f"{spec.name} cannot hide {missing[0]}: the keys of its observations are "
-            f"{', '.join(known) or 'none'}."
+            f"{', '.join(sorted(known)) or 'none'}."
         )
+    if not hidden and "actor" in spec.groups:
+        hidden = tuple(sorted(known - set(spec.keys(("actor",)))))
     observation = without_keys(observation, hidden)
     if teacher is not None:
         timestep, keys = blank_timestep(spec, 1), jax.random.split(jax.random.key(0), 1)
@@ -218,7 +221,8 @@ def _taught(env: Any, teacher: Teacher | None, hidden: tuple[str, ...]) -> Taugh
         observation = Record(
             observation, *jax.tree.map(lambda x: ArraySpec(x.shape[1:], x.dtype), label)
         )
-    return Taught(env, teacher, hidden, dataclasses.replace(spec, observation=observation))
+    spec = dataclasses.replace(spec, observation=observation, groups={})
+    return Taught(env, teacher, hidden, spec)
 
 
 # --- the student ---------------------------------------------------------------------------------

@@ -37,12 +37,13 @@ class WithHint:
     """CartPole whose observations also have the side that a rule of thumb pushes to."""
 
     inner: Any = dataclasses.field(default_factory=lambda: make("cartpole"))
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def spec(self) -> EnvironmentSpec:
         spec = self.inner.spec
         observation = {"observation": spec.observation, "hint": ArraySpec((2,))}
-        return dataclasses.replace(spec, observation=observation)
+        return dataclasses.replace(spec, observation=observation, groups=dict(self.groups))
 
     def reset(self, key: jax.Array) -> Any:
         return self._hint(*self.inner.reset(key))
@@ -96,6 +97,8 @@ def test_the_student_acts_and_the_teacher_labels():
     np.testing.assert_array_equal(
         timestep.observation.action, timestep.observation.distribution.argmax(-1)
     )
+    grouped = teach(certain, WithHint(groups=(("actor", ("observation",)),)))
+    assert (grouped.hidden, grouped.spec) == (("hint",), environment.spec)
     keys, actions = jax.random.split(jax.random.key(1), 64), []
     for settings in (DAgger(network=NETWORK), Cloning(network=NETWORK)):
         agent = settings.build(environment.spec)
