@@ -57,13 +57,11 @@ def join(networks: Mapping[str, Network]) -> Network:
         carries = {name: network.carry(num_envs) for name, network in networks.items()}
         return carries if jax.tree.leaves(carries) else ()
 
-    def apply(
-        params: Params, carry: Carry, observation: PyTree, first: jax.Array
-    ) -> tuple[dict[str, jax.Array], Carry]:
+    def apply(params: Params, carry: Carry, *inputs: Any) -> tuple[dict[str, jax.Array], Carry]:
         outputs, carries = {}, {}
         for name, network in networks.items():
             memory = carry[name] if carry else ()
-            heads, carries[name] = network.apply(params[name], memory, observation, first)
+            heads, carries[name] = network.apply(params[name], memory, *inputs)
             outputs |= heads
         return outputs, (carries if carry else ())
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from podracer.arguments import typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks.convolutions import CNN, ResNet, image_features, make_convolutions
+from podracer.networks.groups import join
 from podracer.networks.layers import (
     ACTIVATIONS,
     Activation,
@@ -107,25 +109,12 @@ class TorsoNetwork:
         Raises `ConfigError` where the torso cannot take it, or has not what the heads ask for.
         """
         torso_inputs = jax.tree.map(_torso_input, observation)
-
-        def make(key: jax.Array) -> dict[str, _Trunk]:
-            groups = {"shared": heads} if self.shared else {n: {n: h} for n, h in heads.items()}
-            keys = jax.random.split(key, len(groups))
-            return {
-                name: _Trunk(self, torso_inputs, group, key=k)
-                for (name, group), k in zip(groups.items(), keys, strict=True)
-            }
-
-        skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
-        _, trunks = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-
-        def init(key: jax.Array) -> Params:
-            return eqx.filter(make(key), eqx.is_array)
-
-        def carry(num_envs: int) -> Carry:
-            if self.memory == "none":
-                return ()
-            return {name: trunk.cell.carry(num_envs) for name, trunk in trunks.items()}
+        groups = {"shared": heads} if self.shared else {n: {n: h} for n, h in heads.items()}
+        trunks = {name: partial(_Trunk, self, torso_inputs, x) for name, x in groups.items()}
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        skeletons = {name: jax.eval_shape(make, key=key) for name, make in trunks.items()}
+        network = join({name: _as_network(trunks[name], x) for name, x in skeletons.items()})
+        noise_sizes = {n: h.noise_size for x in skeletons.values() for n, h in x.heads.items()}
 
         def apply(
             params: Params,
@@ -134,32 +123,32 @@ class TorsoNetwork:
             first: jax.Array,
             noise: jax.Array | None = None,
         ) -> tuple[dict[str, jax.Array], Carry]:
-            outputs: dict[str, jax.Array] = {}
-            carries = {}
             observations = jax.tree.map(_as_input, observation, observations)
-            combined = eqx.combine(params, trunks)
-            noises = _noises(noise, [trunk.heads for trunk in combined.values()])
-            for name, trunk in combined.items():
-                memory = carry[name] if carry else ()
-                head_outputs, carries[name] = trunk(memory, observations, first, noises)
-                outputs |= head_outputs
-            return outputs, (carries if carry else ())
+            noises = _noises(noise, noise_sizes)
+            return network.apply(params, carry, observations, first, noises)
 
         rows_in_cache = 512 if isinstance(self.torso, MLP) else 256
-        return Network(init, carry, apply, rows_in_cache)
+        return dataclasses.replace(network, apply=apply, rows_in_cache=rows_in_cache)
 
 
-def _noises(
-    keys: jax.Array | None, groups: Sequence[dict[str, Any]]
-) -> dict[str, jax.Array | None]:
-    """Return the noise `[N, n]` of each head: parts of one draw from each of N keys."""
-    heads = {name: head for group in groups for name, head in group.items()}
+def _as_network(make: Callable[..., _Trunk], skeleton: _Trunk) -> Network:
+    """Return the functions of a trunk, whose arrays are parameters."""
+    _, trunk = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    return Network(
+        init=lambda key: eqx.filter(make(key=key), eqx.is_array),
+        carry=lambda num_envs: () if trunk.cell is None else trunk.cell.carry(num_envs),
+        apply=lambda params, *args: eqx.combine(params, trunk)(*args),
+    )
+
+
+def _noises(keys: jax.Array | None, sizes: Mapping[str, int]) -> dict[str, jax.Array | None]:
+    """Return the noise `[N, n]` of each head, n from `sizes`: parts of one draw from N keys."""
     if keys is None:
-        return dict.fromkeys(heads)
-    ends = np.cumsum([head.noise_size for head in heads.values()])
+        return dict.fromkeys(sizes)
+    ends = np.cumsum(list(sizes.values()))
     e = random_normals(keys.reshape(-1), int(ends[-1]))
     parts = jnp.split(jnp.sign(e) * jnp.sqrt(jnp.abs(e)), ends[:-1], axis=-1)
-    return dict(zip(heads, parts, strict=True))
+    return dict(zip(sizes, parts, strict=True))
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
@@ -252,24 +241,23 @@ class _Trunk(eqx.Module):
 
 
 def _make_memory(config: TorsoNetwork, inputs: int, key: jax.Array) -> GRU | LSTM | Transformer:
-    if config.memory in TRANSFORMERS:
-        return Transformer(
-            inputs,
-            config.memory_size,
-            layers=config.memory_layers,
-            heads=config.memory_heads,
-            window=config.memory_window,
-            gated=config.memory == "gtrxl",
-            key=key,
-        )
-    cell: Any = LSTM if config.memory == "lstm" else GRU
-    return cell(inputs, config.memory_size, key=key)
+    if config.memory not in TRANSFORMERS:
+        return {"gru": GRU, "lstm": LSTM}[config.memory](inputs, config.memory_size, key=key)
+    return Transformer(
+        inputs,
+        config.memory_size,
+        layers=config.memory_layers,
+        heads=config.memory_heads,
+        window=config.memory_window,
+        gated=config.memory == "gtrxl",
+        key=key,
+    )
 
 
 def _make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
     """Return the layers of a torso for an observation (specs), and the number of its features."""
     leaves = jax.tree.leaves(observation)
-    images, vectors = _split(config, leaves, [x.shape for x in leaves])
+    images, vectors = _split(config, leaves, 3)
     size = sum(math.prod(x.shape) for x in vectors)
     layers: list[Any] = []
     conv_key, dense_key = jax.random.split(key)
@@ -304,7 +292,7 @@ def _apply_torso(
 ) -> jax.Array:
     """Return features `[N, size]` of observation leaves `[N, ...]`, computed in a dtype."""
     leaves = jax.tree.leaves(observation)
-    images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
+    images, vectors = _split(config, leaves, 4)
     parts = [cast(as_float(x), dtype).reshape(x.shape[0], -1) for x in vectors]
     if images and not isinstance(config, MLP):
         parts.append(image_features(config, layers[0], images, dtype))
@@ -315,8 +303,8 @@ def _apply_torso(
     return x
 
 
-def _split(config: Torso, leaves: list[Any], shapes: list[tuple[int, ...]]) -> tuple[list, list]:
-    """Return the leaves for the convolutions, and those to flatten, by their unbatched shapes."""
-    is_image = [len(shape) == 3 and not isinstance(config, MLP) for shape in shapes]
+def _split(config: Torso, leaves: list[Any], image_axes: int) -> tuple[list, list]:
+    """Return the leaves for the convolutions, which have so many axes, and those to flatten."""
+    is_image = [len(x.shape) == image_axes and not isinstance(config, MLP) for x in leaves]
     images = [x for x, image in zip(leaves, is_image, strict=True) if image]
     return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]

@@ -18,8 +18,8 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3110,  # the contract: files beside the rooms
-    "agents": 6610,
+    "": 3100,  # the contract: files beside the rooms
+    "agents": 6600,
     "checks": 820,
     "cli": 2350,
     "config": 580,
@@ -27,7 +27,7 @@ BUDGETS = {
     "drivers": 4170,
     "envs": 3600,
     "io": 3110,
-    "networks": 1520,
+    "networks": 1510,
     "ops": 1240,
     "recipes": 1270,
     "reports": 1770,

@@ -44,8 +44,8 @@ def build_network(
     each, the others are named `policy_1`, `value_1`, `policy_2` and so on. Logits of actions that
     an observation masks are very low. The logarithm of a Gaussian's scale, initially 0, is a
     parameter (Schulman et al. 2017, section 6.1), or with `state_dependent_std` an output. Values
-    have a network of their own where `critic_network` is one, or `groups`, see `GroupSettings`,
-    let the critic see other keys of the observation than the actor.
+    have a network of their own where there is a `critic_network`, or where the critic sees other
+    keys of the observation than the actor by `groups`, see `Agent.groups`.
     """
     suffixes = head_suffixes(num_heads)
     names = ["policy" + suffix for suffix in suffixes]
@@ -59,12 +59,8 @@ def build_network(
         plain_network = actor.build(spec.observation, heads | values)
     else:
         critic = GroupNetwork(critic_network or network, critic_keys)
-        plain_network = join(
-            {
-                "actor": actor.build(spec.observation, heads),
-                "critic": critic.build(spec.observation, values),
-            }
-        )
+        parts = {"actor": (actor, heads), "critic": (critic, values)}
+        plain_network = join({n: x.build(spec.observation, h) for n, (x, h) in parts.items()})
     if free_std:
         return _with_free_std(plain_network, names, size)
     if action_mask(spec.observation) is not None:

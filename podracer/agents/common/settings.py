@@ -57,7 +57,8 @@ class GroupSettings:
     """Settings of agents whose policy and critics may see different parts of an observation."""
 
     critic_network: NetworkBuilder | None = static(default=None)
-    """Network of each critic, without its head; None for a network like the policy's."""
+    """Network of each critic, without its head; None for the policy's, or one like
+    it."""
     actor_groups: tuple[str, ...] = static(default=())
     """Groups or keys of the observation that the policy sees; by default the group `actor`, or all
     where there is no such group."""
@@ -67,13 +68,13 @@ class GroupSettings:
 
     def groups(self, spec: EnvironmentSpec) -> dict[str, tuple[str, ...]]:
         """Return the keys that the `actor` and the `critic` see, {} where both see all."""
-        entries = spec.observation if isinstance(spec.observation, dict) else {}
-        keys: dict[str, tuple[str, ...]] = {}
-        for role, names in (("actor", self.actor_groups), ("critic", self.critic_groups)):
-            is_declared = role in spec.groups or role in entries
-            keys[role] = spec.keys(names or ((role,) if is_declared else tuple(entries)))
-        if ACTION_MASK in entries:
-            keys["actor"] = tuple(dict.fromkeys((*keys["actor"], ACTION_MASK)))
+        entries = tuple(spec.observation) if isinstance(spec.observation, dict) else ()
+        names = {"actor": self.actor_groups, "critic": self.critic_groups}
+        for role in names:
+            declared = (role,) if role in (*spec.groups, *entries) else entries
+            names[role] = names[role] or declared
+        names["actor"] += (ACTION_MASK,) if ACTION_MASK in entries else ()
+        keys = {role: spec.keys(groups) for role, groups in names.items()}
         return {} if all(len(x) == len(entries) for x in keys.values()) else keys
 
 

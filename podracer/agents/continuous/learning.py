@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -21,13 +21,15 @@ from podracer.agents.common.settings import GroupSettings, LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
 from podracer.devices.reductions import Moments, as_mean, init_moments
+from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
 from podracer.networks.groups import GroupNetwork
 from podracer.ops.distributions import from_bounds
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
+    ArraySpec,
     Carry,
     EnvironmentSpec,
     LearnerState,
@@ -93,14 +95,7 @@ def build(
     Its policy has `policy_outputs` numbers for each action coordinate.
     """
     groups = settings.groups(spec)
-    networks = models.build(
-        GroupNetwork(settings.network, groups.get("actor", ())),
-        GroupNetwork(settings.critic_network or settings.network, groups.get("critic", ())),
-        spec,
-        settings.return_distribution,
-        settings.recurrence,
-        policy_outputs=policy_outputs,
-    )
+    networks = build_networks(settings, spec, groups, policy_outputs)
     if recurrence := networks.recurrence:  # sequences that begin where rollouts do
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
         buffer = settings.replay.build(spec, length, context.rollout_length, every_step=True)
@@ -118,6 +113,45 @@ def build(
         # A policy with scales is one, a policy with means alone is not.
         distribution=agent.distribution if policy_outputs == 2 else None,
         groups=groups,
+    )
+
+
+def build_networks(
+    settings: PolicySettings,
+    spec: EnvironmentSpec,
+    groups: Mapping[str, tuple[str, ...]],
+    policy_outputs: int,
+) -> ContinuousNetworks:
+    """Return the networks of policy and critics, which see `groups` of the observation."""
+    space, distribution = models.require_continuous(spec), settings.return_distribution
+    network = GroupNetwork(settings.network, groups.get("actor", ()))
+    # Critics take actions beside observations, recurrent networks the step before.
+    critic_network = GroupNetwork(
+        settings.critic_network or settings.network, groups.get("critic", ()), "observation"
+    )
+    policy = Head(policy_outputs * space.size, 0.01)
+    actor = network.build(spec.observation, {"action": policy})
+    if not jax.tree.leaves(actor.carry(1)):
+        critics = models.build_critics(critic_network, spec, distribution)
+        if jax.tree.leaves(critics.critic.carry(1)):
+            raise ConfigError(
+                "the critics' network has a memory, but the policy's has none: give both one, "
+                "`agent.network` and `agent.critic_network`, or neither."
+            )
+        return ContinuousNetworks(**vars(critics), actor=actor)
+
+    size = settings.recurrence.head_size
+    observation = recurrent.last_step_spec(spec.observation, space.size)
+    network = dataclasses.replace(network, entry="observation")
+    spec = dataclasses.replace(spec, observation=ArraySpec((size,)))
+    critics = models.build_critics(TorsoNetwork(MLP((size,))), spec, distribution)
+    return ContinuousNetworks(
+        space,
+        critics.critic,
+        distribution,
+        history=critic_network.build(observation, {"history": Head(size)}),
+        recurrence=settings.recurrence,
+        actor=network.build(observation, {"action": dataclasses.replace(policy, hidden=(size,))}),
     )
 
 
@@ -241,11 +275,18 @@ class Learner:
         Sequences have a transition for each of the `U` timesteps that are learned from, `U * N`
         in all, whose observations are `History`s.
         """
-        space, recurrence = self.networks.space, self.networks.recurrence
+        recurrence, trajectory = self.networks.recurrence, sample.trajectory
         observe = partial(normalization.normalize_observation, obs_moments)
         if recurrence is not None:
-            timesteps = observe(sample.trajectory.timesteps())
-            observe = self._with_history(recurrence, sample.trajectory, timesteps)
+            timesteps, start = observe(trajectory.timesteps()), trajectory.carry
+            last_actions = jnp.concatenate([start.last_action[None], trajectory.steps.action])
+            inputs = self.networks.recurrent_inputs(timesteps, last_actions)
+
+            def observe(timestep: TimeStep) -> TimeStep:  # whose observation are positions
+                positions, burn_in_length = timestep.observation, recurrence.burn_in_length
+                history = History(inputs, timesteps.first, start.memory, positions, burn_in_length)
+                return dataclasses.replace(timestep, observation=history)
+
             sample = recurrent.windows(sample, recurrence, self.settings.n_step)
         transition = off_policy.n_step_transition(sample, self.settings.discount)
         limit = self.settings.scaled_return_max
@@ -257,23 +298,8 @@ class Learner:
             transition,
             timestep=observe(transition.timestep),
             next_timestep=observe(transition.next_timestep),
-            action=from_bounds(space, transition.action),
+            action=from_bounds(self.networks.space, transition.action),
         )
-
-    def _with_history(
-        self, recurrence: Recurrence, trajectory: Trajectory, timesteps: TimeStep
-    ) -> Callable[[TimeStep], TimeStep]:
-        """Return a function that replaces the positions in a timestep of `recurrent.windows`."""
-        start = trajectory.carry
-        last_actions = jnp.concatenate([start.last_action[None], trajectory.steps.action])
-        inputs = self.networks.recurrent_inputs(timesteps, last_actions)
-
-        def with_history(timestep: TimeStep) -> TimeStep:
-            positions, burn_in_length = timestep.observation, recurrence.burn_in_length
-            history = History(inputs, timesteps.first, start.memory, positions, burn_in_length)
-            return dataclasses.replace(timestep, observation=history)
-
-        return with_history
 
     def step(self, state: State, grads: Parts) -> State:
         """Return a state after one optimizer step of each part that has a gradient, not None."""

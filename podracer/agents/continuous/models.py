@@ -22,8 +22,7 @@ from podracer.agents.common.recurrent import History, Recurrence
 from podracer.devices.reductions import Mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
-from podracer.networks.groups import GroupNetwork
+from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.ops.distributions import from_bounds
 from podracer.types import (
@@ -219,43 +218,3 @@ def build_critics(
     inputs = {"action": ArraySpec((space.size,)), "observation": spec.observation}
     head = Head(1 if distribution is None else distribution.size)
     return CriticNetworks(space, network.build(inputs, {"q": head}), distribution)
-
-
-def build(
-    network: GroupNetwork,
-    critic_network: GroupNetwork,
-    spec: EnvironmentSpec,
-    distribution: ReturnDistribution | None,
-    recurrence: Recurrence,
-    *,
-    policy_outputs: int,
-) -> ContinuousNetworks:
-    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
-    space = require_continuous(spec)
-    policy = Head(policy_outputs * space.size, 0.01)
-    actor = network.build(spec.observation, {"action": policy})
-    # Critics take actions beside observations, recurrent networks the step before.
-    network, critic_network = (
-        dataclasses.replace(x, entry="observation") for x in (network, critic_network)
-    )
-    if not jax.tree.leaves(actor.carry(1)):
-        critics = build_critics(critic_network, spec, distribution)
-        if jax.tree.leaves(critics.critic.carry(1)):
-            raise ConfigError(
-                "the critics' network has a memory, but the policy's has none: give both one, "
-                "`agent.network` and `agent.critic_network`, or neither."
-            )
-        return ContinuousNetworks(**vars(critics), actor=actor)
-
-    observation, size = recurrent.last_step_spec(spec.observation, space.size), recurrence.head_size
-    policy = dataclasses.replace(policy, hidden=(size,))
-    spec = dataclasses.replace(spec, observation=ArraySpec((size,)))
-    critics = build_critics(TorsoNetwork(MLP((size,))), spec, distribution)
-    return ContinuousNetworks(
-        critics.space,
-        critics.critic,
-        distribution,
-        history=critic_network.build(observation, {"history": Head(size)}),
-        recurrence=recurrence,
-        actor=network.build(observation, {"action": policy}),
-    )
