@@ -12,9 +12,9 @@ import json
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -231,26 +231,22 @@ class _Worker:
     def __init__(self, sink: Sink, queue_size: int, close_seconds: float) -> None:
         self.close_seconds = getattr(sink, "close_seconds", close_seconds)
         self.dropped = 0
-        self._sink = sink
-        self._records: deque[Record] = deque(maxlen=queue_size)
-        self._changed = threading.Condition()
-        self._finishing = False
-        self._failed = False
+        self._sink, self._size, self._failed = sink, queue_size, False
+        self._records = queue.SimpleQueue[Record | None]()  # None is the end
         self._thread = threading.Thread(target=self._run, name=_name(sink), daemon=True)
         self._thread.start()
 
     def put(self, record: Record) -> None:
-        with self._changed:
-            if self._failed or self._finishing:
-                return
-            self.dropped += len(self._records) == self._records.maxlen
-            self._records.append(dict(record))
-            self._changed.notify()
+        if self._failed:
+            return
+        if self._records.qsize() >= self._size:
+            with contextlib.suppress(queue.Empty):  # the thread has just taken it
+                self._records.get_nowait()
+                self.dropped += 1
+        self._records.put(dict(record))
 
     def finish(self) -> None:
-        with self._changed:
-            self._finishing = True
-            self._changed.notify()
+        self._records.put(None)
 
     def join(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -261,23 +257,16 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            while (record := self._next()) is not None:
+            while (record := self._records.get()) is not None:
                 self._sink.write(record)
         except BaseException as error:  # SystemExit, too, which ends a thread without a word
-            with self._changed:
-                self._failed = True
-                self._records.clear()
+            self._failed = True
             _warn_dropped(self._sink, error)
         try:
             self._sink.close()
         except BaseException as error:
             if not self._failed:
                 _warn_dropped(self._sink, error)
-
-    def _next(self) -> Record | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._records or self._finishing)
-            return self._records.popleft() if self._records else None
 
 
 def _name(sink: Sink) -> str:
