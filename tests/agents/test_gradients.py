@@ -9,6 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
+from differences import assert_gradient_equals_differences
 from sequences import changed, drawn
 from walk import ACTIONS, BOX, B, T, Walk, begin, built, doubled, methods_of, network, slow
 
@@ -19,7 +20,6 @@ from podracer.agents.stacx import Stacx
 from podracer.environment import auto_reset
 from podracer.networks import ResNet, TorsoNetwork
 from podracer.replay import Replay
-from podracer.testing.differences import assert_gradient_equals_differences
 from podracer.types import ArraySpec, EnvironmentSpec, Trajectory
 
 REPLAY = Replay(B * 40, warmup=0, prioritized=True)

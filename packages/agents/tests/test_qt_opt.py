@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import COMMON, RANDOM
+from differences import assert_gradient_equals_differences
 from sequences import changed, drawn
 from walk import BOX, B, Walk, built, close, doubled, methods_of, network, slow
 
@@ -18,7 +19,6 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
 from podracer.testing.contract import check_contract
-from podracer.testing.differences import assert_gradient_equals_differences
 from podracer.testing.parity import check_parity
 from podracer.testing.probes import check_probe
 from podracer.testing.reset_steps import check_reset_steps_of_replay
