@@ -1,8 +1,8 @@
 """The pages that are made from the code.
 
 `build.py` makes `environments.md` from the catalog and `settings.md` from every recipe, for the site alone.
-`python docs/tables.py` writes `api/packages.md`, from the imports of the packages;
-`tests/project/test_tables.py` fails where it is not current.
+`python docs/tables.py` writes `api/packages.md`, from the imports of the packages, and their names for messages of the
+core, from their entry points; `tests/project/test_tables.py` fails where one is not current.
 """
 
 import ast
@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import textwrap
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from podracer.cli.values import format_value
 from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
 
 DOCS = Path(__file__).parent
+NAMES = DOCS.parent / "podracer" / "io" / "packages.json"
 SUITE = DOCS.parent / "benchmarks" / "results" / "suite.jsonl"
 MADE = "<!-- Made by docs/tables.py. -->\n\n"
 # Megabytes of wheels that an extra adds to the core, for Linux and Python 3.11, by
@@ -191,6 +193,15 @@ def packages():
     return PACKAGES + table(["name", "what it is", "used by"], rows)
 
 
+def names_of_packages():
+    names = {}
+    for path in sorted((DOCS.parent / "packages").glob("*/pyproject.toml")):
+        groups = tomllib.loads(path.read_text())["project"].get("entry-points", {})
+        found = {x for kind, group in groups.items() if kind != "podracer.reports" for x in group}
+        names[path.parent.name] = sorted(found)
+    return json.dumps(names, indent=1) + "\n"
+
+
 def what(module, name):
     """The first line of a docstring; of a constant its value or its class."""
     found = getattr(module, name, None) or importlib.import_module(f"{module.__name__}.{name}")
@@ -217,6 +228,7 @@ OF_THE_SITE = {"docs/environments.md": environments, "docs/settings.md": setting
 
 def main():
     (DOCS / "api" / "packages.md").write_text(packages())
+    NAMES.write_text(names_of_packages())
 
 
 if __name__ == "__main__":

@@ -3,92 +3,31 @@
 from __future__ import annotations
 
 import ast
+import json
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-# Names of the packages in the folder `packages/`, for messages where one is not installed.
-PACKAGES = {
+# Fields that runs of earlier versions had, and that a package's classes have now.
+_FIELDS = {
     "agents": (
-        "DiscoDiscovery",
-        "DiscreteSAC",
-        "Frodo",
-        "HindsightReplay",
-        "MunchausenDQN",
-        "NormalizedMLP",
-        "NormalizedSAC",
-        "QTOpt",
-        "ShiftedReplay",
-        "Spectral",
-        "atari_drq",
-        "batch_norm",
-        "batch_norm_targets",
-        "bit_flipping",
-        "bit_flipping_dqn",
-        "cartpole_discrete_sac",
-        "catch_frodo",
-        "disco_discovery",
-        "halfcheetah_crossq",
-        "halfcheetah_simbav2",
-        "munchausen",
-        "pendulum_flash_sac",
-        "pendulum_qt_opt",
-        "policy_period",
-        "point_reach",
-        "point_reach_sac",
-        "spectral_norm",
-        "spherical",
-        "squashed_scale",
+        "batch_norm", "batch_norm_targets", "munchausen", "policy_period", "spectral_norm",
+        "spherical", "squashed_scale",
     ),
-    "cloud": ("mirror", "s3", "gs", "az", "file", "ray", "wandb", "trackio", "mlflow"),
-    "deploy": ("export", "serve"),
-    "environments": (
-        "brax",
-        "craftax",
-        "craftax_ppo",
-        "envpool",
-        "jaxtari",
-        "jaxtari_ppo",
-        "jumanji",
-        "octax",
-        "octax_ppo",
-        "playground",
-        "xminigrid",
-    ),
-    "games": (
-        "game",
-        "match",
-        "model",
-        "AlphaZero",
-        "cartpole_alphazero",
-        "catch_alphazero",
-        "connect_four_alphazero",
-        "tic_tac_toe_ppo",
-    ),
-    "offline": (
-        "data",
-        "record",
-        "taught",
-        "AVRIL",
-        "Cloning",
-        "DAgger",
-        "FromData",
-        "IQL",
-        "TD3BC",
-        "cartpole_avril",
-        "cartpole_cloning",
-        "cartpole_dagger",
-        "cartpole_dqn_data",
-        "pendulum_iql",
-        "pendulum_iql_online",
-        "pendulum_sac_data",
-        "pendulum_td3_bc",
-    ),
-    "plan": ("compile", "plan", "tune"),
-    "trading": ("backtest", "promote", "rollback", "trading", "trading_ppo"),
-    "trained": ("trained", "ShippedRule", "world_shipped_rule"),
-}
+}  # fmt: skip
+
+
+def _names_of_packages() -> dict[str, tuple[str, ...]]:
+    content = json.loads(Path(__file__).with_name("packages.json").read_text(encoding="utf-8"))
+    return {package: (*names, *_FIELDS.get(package, ())) for package, names in content.items()}
+
+
+PACKAGES = _names_of_packages()
+"""Names of the packages in the folder `packages/`, for messages where one is not installed.
+
+`docs/tables.py` writes the file, from their entry points.
+"""
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:

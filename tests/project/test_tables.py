@@ -24,6 +24,10 @@ def test_the_page_of_the_packages_is_current():
     assert page == tables.packages(), "run docs/tables.py"
 
 
+def test_the_names_of_packages_are_current():
+    assert tables.NAMES.read_text() == tables.names_of_packages(), "run docs/tables.py"
+
+
 def test_every_environment_is_in_the_page_of_the_site():
     page = tables.environments()
     for name in [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]:
