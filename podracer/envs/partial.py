@@ -19,15 +19,13 @@ def partial(environment: Environment, hide: int | str) -> PartiallyObserved:
     `hide` has indices and ranges with both ends, joined by plus signs: `2`, `0+2`, `13-26`. Raises
     `ConfigError` where observations are not vectors, or have no such component, or no other one.
     """
-    parts = re.fullmatch(r"\d+(-\d+)?(\+\d+(-\d+)?)*", str(hide))
-    if parts is None:
-        raise ConfigError(f"hide has indices and ranges such as 2 or 0+4-6, but it is {hide!r}.")
     hidden: set[int] = set()
     for part in str(hide).split("+"):
-        first, _, last = part.partition("-")
-        if int(last or first) < int(first):
-            raise ConfigError(f"hide has ranges from the lower index on, but it has {part}.")
-        hidden.update(range(int(first), int(last or first) + 1))
+        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        first, last = map(int, (bounds[1], bounds[2] or bounds[1])) if bounds else (0, -1)
+        if last < first:
+            raise ConfigError(f"hide has indices and ranges such as 2 or 0+4-6, not {part!r}.")
+        hidden.update(range(first, last + 1))
     return PartiallyObserved(environment, tuple(sorted(hidden)))
 
 
