@@ -353,7 +353,7 @@ MISTAKES = [
     ),
     ("sweep catch_a2c --vary=", "--vary needs a value"),
     ("tournament --pods 1000000000", "pods must be at most 10,000"),
-    ("tune catch_a2c --seconds nan", "--seconds must lie in"),
+    ("report nowhere --every nan", "--every must lie in"),
     # files and directories
     ("train catch --run-dir runs/../../.x", "run name"),
     ("train catch --run-dir file", "is a file"),

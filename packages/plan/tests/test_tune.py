@@ -84,3 +84,10 @@ def test_tune_names_the_fastest():
     fastest = " ".join(max(rates, key=rates.__getitem__))
     command = "podracer train cartpole_sebulba --arch sebulba"
     assert f"Fastest: {command} {fastest}" in out
+
+
+def test_a_time_that_is_none_is_refused(capfd):
+    with pytest.raises(SystemExit) as leaving:
+        main(["tune", "catch_a2c", "--seconds", "nan"])
+    assert leaving.value.code == 78
+    assert "--seconds must lie in" in capfd.readouterr().err
