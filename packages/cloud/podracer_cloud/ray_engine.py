@@ -16,13 +16,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podracer.errors import ConfigError
 from podracer.io.run_directory import write_bytes
-from podracer.tournament.config import Tournament
 from podracer.tournament.engine import EngineLost, MakeEngine, open_log
 from podracer.tournament.report import last_line
+
+if TYPE_CHECKING:  # slow to import, and not needed by `ray_cluster.py`
+    from podracer.tournament.config import Tournament
 
 _LOG = logging.getLogger("podracer")
 SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it reports every second

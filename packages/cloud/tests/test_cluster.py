@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,9 @@ def test_resources_of_pods() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="`pod_resources` is for Ray clusters"):
         Tournament(experiments, pod_resources="TPU=4").check()
+
+
+def test_the_process_that_holds_ray_imports_no_jax():
+    code = "import sys, podracer_cloud.ray_cluster; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
