@@ -76,8 +76,8 @@ class HindsightBuffer(Buffer):
         goal = later.trajectory_at(state, sample.rows, starts).final.observation[ACHIEVED]
 
         share = self.config.num_goals / (self.config.num_goals + 1)
-        chosen = (jax.random.uniform(choice_key, (N,)) < share) & (num_later > 0)
-        trajectory = self._relabel(sample.trajectory, goal, chosen)
+        is_changed = (jax.random.uniform(choice_key, (N,)) < share) & (num_later > 0)
+        trajectory = self._relabel(sample.trajectory, goal, is_changed)
         return dataclasses.replace(sample, trajectory=trajectory)
 
     def _num_later(self, state: ReplayState, sample: Sample) -> jax.Array:
@@ -94,20 +94,20 @@ class HindsightBuffer(Buffer):
         return jnp.sum(jnp.cumprod(goes_on.astype(jnp.int32), axis=0), axis=0)
 
     def _relabel(
-        self, trajectory: Trajectory, goal: PyTree, chosen: Bool[Array, "N"]
+        self, trajectory: Trajectory, goal: PyTree, is_changed: Bool[Array, "N"]
     ) -> Trajectory:
-        """Return samples whose chosen ones have other goals, and rewards and ends of these."""
+        """Return samples of which some have other goals, and rewards and ends of these."""
         goals: GoalEnvironment = self.spec.extension
         timesteps = trajectory.timesteps()
         observation = timesteps.observation
         achieved, desired = observation[ACHIEVED], observation[DESIRED]
-        chosen &= ~jnp.any(timesteps.first[1:] & ~timesteps.last[:-1], axis=0)
+        is_changed &= ~jnp.any(timesteps.first[1:] & ~timesteps.last[:-1], axis=0)
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(chosen.reshape(1, -1, *[1] * (old.ndim - 2)), new[None], old)
+            return jnp.where(is_changed.reshape(1, -1, *[1] * (old.ndim - 2)), new[None], old)
 
         goal = jax.tree.map(choose, goal, desired)
-        changes = chosen[None] & ~timesteps.first
+        changes = is_changed[None] & ~timesteps.first
         reward = jnp.where(changes, goals.compute_reward(achieved, goal), timesteps.reward)
         was_due_to_goal = goals.compute_terminated(achieved, desired)
         goes_on = jnp.where(was_due_to_goal, 1.0, timesteps.discount)

@@ -159,8 +159,8 @@ class Taught:
     ) -> tuple[TaughtState, TimeStep]:
         observation = without_keys(timestep.observation, self.hidden)
         if self.teacher is not None:
-            one = jax.tree.map(lambda x: x[None], timestep)
-            action, distribution, carry = self.teacher(carry, one, key[None])
+            batch = jax.tree.map(lambda x: x[None], timestep)
+            action, distribution, carry = self.teacher(carry, batch, key[None])
             label = jax.tree.map(lambda x: x[0], (action, distribution))
             observation = Record(observation, *label)
         return TaughtState(state, carry), dataclasses.replace(timestep, observation=observation)
@@ -206,14 +206,14 @@ def teach(
 
 def _taught(env: Any, teacher: Teacher | None, hidden: tuple[str, ...]) -> Taught:
     spec, observation = env.spec, env.spec.observation
-    known = set(observation) if isinstance(observation, dict) else set()
-    if missing := [name for name in hidden if name not in known]:
+    names = set(observation) if isinstance(observation, dict) else set()
+    if missing := [name for name in hidden if name not in names]:
         raise ConfigError(
             f"{spec.name} cannot hide {missing[0]}: the keys of its observations are "
-            f"{', '.join(sorted(known)) or 'none'}."
+            f"{', '.join(sorted(names)) or 'none'}."
         )
     if not hidden and "actor" in spec.groups:
-        hidden = tuple(sorted(known - set(spec.keys(("actor",)))))
+        hidden = tuple(sorted(names - set(spec.keys(("actor",)))))
     observation = without_keys(observation, hidden)
     if teacher is not None:
         timestep, keys = blank_timestep(spec, 1), jax.random.split(jax.random.key(0), 1)
