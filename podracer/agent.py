@@ -114,7 +114,7 @@ class Agent(NotPickled):
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=dict[str, tuple[str, ...]], hash=False
     )
-    """Keys of the observation that the policy (`actor`) and critics (`critic`) see, {} for all."""
+    """Keys of the observation that the policy (`actor`) and critics (`critic`) see; {} for all."""
 
     @property
     def policy_spec(self) -> EnvironmentSpec:

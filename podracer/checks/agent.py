@@ -110,13 +110,16 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
 def _check_groups(agent: Agent) -> None:
     """Raise `ConfigError` if actions depend on what is for critics; log keys that nobody reads."""
     spec = agent.spec
-    if "actor" in spec.groups and not agent.groups and agent.rule is None:
+    entries = spec.observation if isinstance(spec.observation, dict) else {}
+    is_declared = "actor" in (*spec.groups, *entries)
+    is_part = is_declared and entries.keys() > set(spec.keys(("actor",)))
+    if is_part and not agent.groups and agent.rule is None:
         raise ConfigError(
             f"{agent.name} acts on the whole observation, but {spec.name} has a group `actor` for "
             "policies: take PPO, IMPALA, A2C, SAC or TD3."
         )
     read = {key for keys in agent.groups.values() for key in keys}
-    if agent.groups and (unread := sorted(set(spec.observation) - read)):
+    if agent.groups and (unread := sorted(entries.keys() - read)):
         _LOG.warning("%s: no network sees %s of %s.", agent.name, ", ".join(unread), spec.name)
 
 

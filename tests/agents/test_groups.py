@@ -173,7 +173,9 @@ def test_critics_have_a_network_of_their_own_where_they_see_more_or_have_a_setti
 def test_an_agent_that_acts_on_everything_is_refused_where_the_actor_sees_a_part():
     with pytest.raises(ConfigError, match=r"DQN acts on the whole observation, but lucky has"):
         check_agent(blueprint(AGENTS["dqn"], LUCKY.spec))
-    check_agent(blueprint(AGENTS["dqn"], Lucky(groups=()).spec), num_envs=16)
+    everything = Lucky(groups=(("actor", ("cue", "luck")),)).spec
+    for settings in (AGENTS["dqn"], AGENTS["ppo"]):
+        check_agent(blueprint(settings, everything), num_envs=16)
 
 
 def test_keys_that_nobody_reads_are_named(caplog):

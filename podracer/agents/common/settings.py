@@ -67,15 +67,16 @@ class GroupSettings:
     where there is no such group. If the policy sees others, it shares no layer with them."""
 
     def groups(self, spec: EnvironmentSpec) -> dict[str, tuple[str, ...]]:
-        """Return the keys that the `actor` and the `critic` see, {} where both see all."""
+        """Return the keys that the `actor` and the `critic` see, {} where nothing chooses them."""
         entries = tuple(spec.observation) if isinstance(spec.observation, dict) else ()
         names = {"actor": self.actor_groups, "critic": self.critic_groups}
+        declared = {*spec.groups, *entries} & names.keys()
+        if not declared and not any(names.values()):
+            return {}
         for role in names:
-            declared = (role,) if role in (*spec.groups, *entries) else entries
-            names[role] = names[role] or declared
+            names[role] = names[role] or ((role,) if role in declared else entries)
         names["actor"] += (ACTION_MASK,) if ACTION_MASK in entries else ()
-        keys = {role: spec.keys(groups) for role, groups in names.items()}
-        return {} if all(len(x) == len(entries) for x in keys.values()) else keys
+        return {role: spec.keys(groups) for role, groups in names.items()}
 
 
 @struct
