@@ -34,7 +34,6 @@ from podracer.networks import Head as Head
 from podracer.networks import Network as Network
 from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.policy import Policy as Policy
-from podracer.run.agent_check import check_agent as check_agent
 from podracer.run.callbacks import Control as Control
 from podracer.run.environment_check import check_environment as check_environment
 from podracer.run.loading import load as load
@@ -42,6 +41,7 @@ from podracer.run.loading import load_policy as load_policy
 from podracer.run.loop import Callback as Callback
 from podracer.run.result import Boundary as Boundary
 from podracer.run.result import Result as Result
+from podracer.run.setup import check_agent as check_agent
 from podracer.run.training import train as train
 from podracer.run.warm_start import Weights as Weights
 from podracer.schedules import Linear as Linear

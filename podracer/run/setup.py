@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 
+from podracer import checks, recipes
 from podracer.agent import Blueprint, Context, ReadsFile
-from podracer.checks import check_fields, check_spec
-from podracer.config.experiment import Experiment
+from podracer.arguments import typed
+from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import to_json
 from podracer.devices.mesh import Device, find_devices
 from podracer.drivers.anakin import Anakin, AnakinConfig
@@ -42,16 +43,16 @@ _JAX_SETTINGS = {
 def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
     """Return the blueprint of the agent for its environment, and the environment."""
     _check_jax_settings()
-    check_fields(experiment.agent)
+    checks.check_fields(experiment.agent)
     env: Any = experiment.environment
     remember_secrets(to_json(experiment))
     if isinstance(env, str):
         env = make(env)
     settings = over_run(experiment.agent, experiment.num_steps)
     context = _context(settings, experiment.driver.rollout_length)
-    blueprint = Blueprint(settings, check_spec(env), context, arguments_of(env))
-    if (check_agent := features(env).check_agent) is not None:
-        check_agent(blueprint.build(), experiment)
+    blueprint = Blueprint(settings, checks.check_spec(env), context, arguments_of(env))
+    if (check := features(env).check_agent) is not None:
+        check(blueprint.build(), experiment)
     return blueprint, env
 
 
@@ -140,3 +141,28 @@ def run_metadata(experiment: Experiment, driver: Driver) -> dict[str, Any]:
         "spaces": driver.blueprint.spec.spaces,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+@typed
+def check_agent(
+    experiment: Experiment | Blueprint | str,
+    *,
+    num_envs: int | None = None,
+    num_devices: int = 2,
+) -> None:
+    """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
+
+    An experiment, or a recipe by its name, brings the environment, the data, the length of rollouts
+    and the number of environments; a blueprint has 256 of them. The agent is traced with `num_envs`
+    environments on each of `num_devices` devices. Their states must not drift apart. On a CPU their
+    reductions must have an order. Nothing is computed.
+    """
+    if isinstance(experiment, str):
+        experiment = recipes.find(experiment)
+    if isinstance(experiment, Experiment):
+        check_types(experiment)
+        experiment.check()
+        blueprint, default = build(experiment)[0], experiment.driver.num_envs
+    else:
+        blueprint, default = experiment, 256
+    checks.check_agent(blueprint, num_envs=num_envs or default, num_devices=num_devices)

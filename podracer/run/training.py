@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,17 +23,20 @@ from podracer.devices.mesh import find_devices, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
 from podracer.errors import ConfigError
 from podracer.io.attachments import find_attachments
+from podracer.io.directories import is_tournament
 from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
-from podracer.io.run_directory import RunLock
+from podracer.io.run_directory import RunLock, run_directory
+from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.sinks import Sink
+from podracer.io.steps import CHECKPOINTS, newest_saved, step_directories
 from podracer.run.callbacks import Attached, Evaluator, Function, Writers
-from podracer.run.claim import check_claim, name_run_directory
 from podracer.run.console import with_progress
 from podracer.run.errors import StallError, classify_error
 from podracer.run.loop import Callback, Run
 from podracer.run.result import Boundary, Result
 from podracer.run.setup import make_driver
+from podracer.run.sweep import RECORDS
 from podracer.run.warm_start import FirstState, Weights, begin_of
 from podracer.run.warnings import run_warnings
 
@@ -170,3 +175,43 @@ def _find_recipe(
         check_types(changed)
         size = recipes.fitting_size(name, find_devices()[0].platform, changed, experiment)
     return recipes.with_size(experiment, name, size).with_environment(environment)
+
+
+def name_run_directory(experiment: Experiment, run_dir: Path | None) -> Path:
+    """Return the path of a run's directory, by default a new one in `runs/`; create nothing."""
+    if run_dir is None:
+        if jax.process_count() > 1:
+            raise ConfigError("several processes need a run directory that all of them share.")
+        moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
+    path = user_path(run_dir)
+    return run_directory(path.parent, path.name)
+
+
+def check_claim(directory: Path, resume: bool) -> None:
+    """Raise `ConfigError` unless a new run, or with `resume` the one in it, can go on there.
+
+    What is checked here is checked again under the directory's lock, see `RunLock`.
+    """
+    exists = (directory / CONFIG).exists()
+    if resume:
+        check_is_run(directory)
+    if exists and not resume:
+        raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
+    if not resume and (
+        step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None
+    ):
+        raise ConfigError(
+            f"{directory} holds checkpoints, but not the config.json of their run: bring it back, "
+            "or choose another name."
+        )
+    if is_tournament(directory):
+        raise ConfigError(f"{directory} holds a tournament: choose another name.")
+    if not exists and any(directory.glob("*/config.json")):
+        raise ConfigError(f"{directory} holds other runs: name one in it, {directory / 'NAME'}.")
+    records = [name for name in ("metrics.jsonl", RECORDS) if os.path.lexists(directory / name)]
+    if not resume and records:
+        raise ConfigError(
+            f"{directory} holds the {records[0]} of another run: move it away, or choose another "
+            "name."
+        )
