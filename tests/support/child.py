@@ -9,10 +9,20 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from podracer.cli.main import main
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.testing.plugin import CACHE
 
 TIMINGS = ("seconds", "frames_per_second", "actor_idle", "learner_idle", "queue_occupancy")
+
+
+def exit_code(*arguments):
+    """Run a command in this process and return its exit code."""
+    with pytest.raises(SystemExit) as leaving:
+        main([str(argument) for argument in arguments])
+    return leaving.value.code
 
 
 def wait_until(condition, seconds=120.0):

@@ -8,17 +8,16 @@ counts them with the fixture `cases`:
         for trial in cases(range(200)):
             assert ...
 
-`pytest -m figure --fault-matrix FILE` prints the table and writes it as JSON, `--figures 9,14` runs
-the tests of these figures only. As a program, this file puts such FILEs into docs/reliability.md.
+`pytest -m figure --fault-matrix docs/fault-matrix.json` prints the table and writes it as JSON,
+`--figures 9,14` runs the tests of these figures only. As a program, this file puts the record into
+docs/reliability.md.
 """
 
 import importlib.metadata
 import json
 import os
 import platform
-import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 RECORD = ROOT / "docs" / "fault-matrix.json"
 BEGIN, END = "<!-- fault matrix -->\n", "<!-- end of the fault matrix -->\n"
-PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy", "gymnasium", "ray")
+PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy", "gymnasium")
 
 
 class Figure(NamedTuple):
@@ -108,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "figure(number, ...): rows of the fault matrix")
     path = config.getoption("--fault-matrix")
     if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder(Path(path), config.invocation_params.args))
+        config.pluginmanager.register(Recorder(Path(path)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -135,9 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class Recorder:
     """Collects what tests report (from all processes of xdist) and writes the record."""
 
-    def __init__(self, path: Path, arguments: Sequence[Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.command = shlex.join(["pytest", *map(str, arguments)])
         self.reports: dict[str, list[pytest.TestReport]] = {}
         self.tests: dict[str, dict[str, Any]] = {}  # those that have ended, not the skipped ones
 
@@ -152,19 +150,19 @@ class Recorder:
         counts, notes = properties.get("cases", ([], []))
         if not counts or (failed and all(passed == total for passed, total, _ in counts)):
             counts = [*counts, (int(not failed), 1, None)]
+        figures = properties.get("figures", ())
         self.tests[report.nodeid] = {
-            "figures": properties.get("figures", ()),
-            "failed": failed,
-            "seconds": sum(earlier.duration for earlier in reports),
-            "counts": counts,
-            "notes": notes,
-        }
+            "figures": figures, "failed": failed, "counts": counts, "notes": notes,
+        }  # fmt: skip
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        commit, about = provenance()
-        rows = {str(n): {**self._row(n), "commit": commit} for n in FIGURES}
-        run = {**about, "commits": [commit], "commands": [self.command]}
-        record = {"runs": [run], "figures": rows}
+        """Replace the rows of the record that have no more cases than were counted now."""
+        record = json.loads(self.path.read_text()) if self.path.exists() else {}
+        about = provenance()
+        for number in map(str, FIGURES):
+            row = self._row(int(number))
+            if row["total"] and row["total"] >= record.get(number, row)["total"]:
+                record[number] = row | about
         self.path.write_text(json.dumps(record, indent=1) + "\n")
         terminalreporter.write_line("\n" + table(record))
 
@@ -175,33 +173,22 @@ class Recorder:
             "passed": sum(passed for passed, _, _ in counts),
             "total": sum(total for _, total, _ in counts),
             "notes": sorted({note for test in tests.values() for note in test["notes"]}),
-            "tests": len(tests),
             "failed": sorted(name for name, test in tests.items() if test["failed"]),
-            "seconds": round(sum(test["seconds"] for test in tests.values()), 1),
         }
 
 
-def provenance() -> tuple[str, dict[str, Any]]:
-    """The commit that a record is about, and its date, machine and versions."""
+def provenance() -> dict[str, str]:
+    """Return the commit that was tested, the date, the machine and the versions."""
     processor = platform.processor() or platform.machine()
-    if (information := Path("/proc/cpuinfo")).exists():
-        lines = information.read_text().splitlines()
-        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        processor = next(names, processor)
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
-    return commit.stdout.strip() or "unknown", {
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+    return {
+        "commit": commit.stdout.strip() or "unknown",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": f"{processor}, {os.cpu_count()} cores, {platform.system()}",
-        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "versions": ", ".join([f"python {platform.python_version()}", *versions]),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -209,28 +196,21 @@ def _version(package: str) -> str | None:
 
 def table(record: dict[str, Any]) -> str:
     """Return the record as Markdown: one row for each figure, and where they were measured."""
-    lines = [
-        "| | fault and promise | goal | passed | measured | counted at |",
-        "|---" * 6 + "|",
-    ]
-    dates = {commit: run["date"] for run in record["runs"] for commit in run["commits"]}
-    for number, row in record["figures"].items():
-        fault, goal = FIGURES[int(number)]
-        commit = f"{row['commit']}, {dates[row['commit']]}" if row["tests"] else ""
+    lines = ["| | fault and promise | goal | passed | measured | counted at |", "|---" * 6 + "|"]
+    for number, (fault, goal) in FIGURES.items():
+        row = record.get(str(number), {"passed": 0, "total": 0, "notes": [], "failed": []})
+        passed = f"{row['passed']}/{row['total']}" if row["total"] else "not run"
+        failed = f", **{len(row['failed'])} failed**" if row["failed"] else ""
         notes = "; ".join(_summed(row["notes"]))
-        lines.append(f"| {number} | {fault} | {goal} | {_passed(row)} | {notes} | {commit} |")
-    for run in record["runs"]:
-        versions = ", ".join(f"{name} {v}" for name, v in run["versions"].items() if v)
-        about = f"{', '.join(run['commits'])}: {run['date']}, {run['machine']}, {versions}:"
-        lines += ["", about, "", *(f"- `{command}`" for command in run["commands"])]
+        where = f"{row['commit']}, {row['date']}" if row["total"] else ""
+        lines.append(f"| {number} | {fault} | {goal} | {passed}{failed} | {notes} | {where} |")
+    commits: dict[str, dict[str, None]] = {}  # those of one day, machine and versions
+    for row in record.values():
+        about = f"{row['date']}, {row['machine']}, {row['versions']}"
+        commits.setdefault(about, {})[row["commit"]] = None
+    for about, names in commits.items():
+        lines += ["", f"{', '.join(names)}: {about}."]
     return "\n".join(lines) + "\n"
-
-
-def _passed(row: dict[str, Any]) -> str:
-    if not row["tests"]:
-        return "not run"
-    failed = [f"**{len(row['failed'])} failed**"] if row["failed"] else []
-    return ", ".join([f"{row['passed']}/{row['total']}", *failed])
 
 
 def _summed(notes: Sequence[str]) -> list[str]:
@@ -247,29 +227,6 @@ def _summed(notes: Sequence[str]) -> list[str]:
     return [*(f"{number} {label}" for label, number in sums.items()), *others]
 
 
-def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one record: each figure as in the one with the most cases of it."""
-    rows = {n: [record["figures"][n] for record in records] for n in records[0]["figures"]}
-    figures = {n: max(reversed(each), key=lambda row: row["total"]) for n, each in rows.items()}
-    runs = [run for record in records for run in record["runs"]]
-    return {"runs": _joined(runs, {row["commit"] for row in figures.values()}), "figures": figures}
-
-
-def _joined(runs: Sequence[dict[str, Any]], shown: Collection[str]) -> list[dict[str, Any]]:
-    """Return the runs of commits that are shown, those with one date, machine and versions as one.
-
-    Only the commits that are shown are named.
-    """
-    joined: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        if commits := [commit for commit in run["commits"] if commit in shown]:
-            key = json.dumps([run["date"], run["machine"], run["versions"]])
-            total = joined.setdefault(key, {**run, "commits": [], "commands": []})
-            total["commits"] += [x for x in commits if x not in total["commits"]]
-            total["commands"] += [x for x in run["commands"] if x not in total["commands"]]
-    return list(joined.values())
-
-
 def with_table(page: str, record: dict[str, Any]) -> str:
     """Return the page with this record's table in the place of the one that it has."""
     head, _, rest = page.partition(BEGIN)
@@ -277,6 +234,4 @@ def with_table(page: str, record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    record = merged([json.loads(Path(path).read_text()) for path in sys.argv[1:]])
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(with_table(PAGE.read_text(), record))
+    PAGE.write_text(with_table(PAGE.read_text(), json.loads(RECORD.read_text())))

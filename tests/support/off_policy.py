@@ -7,15 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from walk import (
-    ACTIONS,
-    BOX,
-    B,
-    Walk,
-    begin,
-    built,
-    methods_of,
-)
+from walk import ACTIONS, BOX, B, Walk, begin, built, methods_of
 
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
@@ -26,11 +18,7 @@ from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay, Sample
-from podracer.types import (
-    Step,
-    TimeStep,
-    Trajectory,
-)
+from podracer.types import Step, TimeStep, Trajectory
 
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
 MEMORY = TorsoNetwork(MLP((8,), "tanh"), memory="gru", memory_size=5)

@@ -6,14 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from walk import (
-    ACTIONS,
-    BOX,
-    WALK,
-    T,
-    Walk,
-    network,
-)
+from walk import ACTIONS, BOX, WALK, T, Walk, network
 
 from podracer.agent import Blueprint, Context
 from podracer.agents.a2c import A2C

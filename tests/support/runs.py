@@ -9,12 +9,28 @@ from child import records
 from hosts import Counters
 
 import podracer
+from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
+from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.envs import make
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.networks import MLP, TorsoNetwork
+
+
+def small_catch(updates, **fields):
+    """Return a run of A2C on Catch in four environments, of so many updates of 16 steps."""
+    network = TorsoNetwork(MLP((8,)))
+    settings = {"recipe": "catch_a2c", "evaluations": 0, "devices": 1} | fields
+    return Experiment(
+        environment="catch",
+        agent=A2C(network=network),
+        driver=AnakinConfig(4, 4, 5),
+        frames=updates * 16,
+        **settings,
+    )
 
 
 def anakin_setup(agent, environment="catch", devices=1, **config):

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from podracer.tournament.events import (
-    Board,
-    Entry,
-    Header,
-    PodState,
-    TournamentState,
-    ranking,
-)
+from podracer.tournament.events import Board, Entry, Header, PodState, TournamentState, ranking
 from podracer.tournament.selection import SelectionView
 
 
