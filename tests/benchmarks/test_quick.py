@@ -13,7 +13,7 @@ from child import environment
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ((?:`[^`]*`(?:, )?)+) \|", re.M)
 LEFT_OUT = {
-    "accelerator.py": "has tests of its own",
+    "accelerator.py": "measures accelerators",
     "results_suite.py": "has tests of its own",
     "references.py": "runs other libraries",
     "pictures.py": "draws, and writes into docs/",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import select
 import subprocess
 import sys
@@ -19,9 +18,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 
 from benchmarks.reproduce import measure
-from benchmarks.reproduce.__main__ import main
 from benchmarks.reproduce.figure import (
-    SCALES,
     Axes,
     Case,
     Curve,
@@ -35,11 +32,7 @@ from benchmarks.reproduce.figure import (
 from benchmarks.reproduce.figures import FIGURES
 from benchmarks.reproduce.page import markdown_page
 from benchmarks.reproduce.read import learning_curve
-from benchmarks.reproduce.records import (
-    SHIPPED,
-    project_records,
-    read_records,
-)
+from benchmarks.reproduce.records import project_records
 
 ROOT = Path(__file__).parents[2]
 WITH_BENCHMARKS = environment(PYTHONPATH=str(ROOT))
@@ -71,38 +64,11 @@ def a_record(case="one", scale="laptop", busy=0.0, error=""):
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
-def test_a_figure_is_complete(figure):
-    for text in (figure.title, figure.paper.reference, figure.place, figure.claim):
-        assert text.strip()
-    assert figure.claim.endswith(".")
-    for sentence in (*figure.deviations, figure.run, figure.impossible):
-        assert not sentence or sentence.endswith(".")
-    for curve in figure.published:
-        assert curve.kind == "published"
-        assert curve.reading is not None, "how was it read?"
-    runs = any(figure.cases(scale) for scale in SCALES)
-    assert figure.run if runs else figure.impossible, "neither run nor a reason"
-    assert bool(figure.cases("laptop")) == bool(figure.minutes)
-    for scale in SCALES:
-        names = [case.name for case in figure.cases(scale)]
-        assert len(names) == len(set(names))
-        assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
-
-
-@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 def test_the_projects_records_give_curves_and_a_verdict(figure):
     records = project_records()
     assert {record.figure for record in records} <= FIGURES.keys()
     figure.our_curves(records)
     assert verdict(figure, records).reason.endswith(".")
-
-
-def test_the_projects_points_were_measured_by_the_commands_of_the_figures():
-    for record in read_records(SHIPPED):
-        cases = {case.name: case for case in FIGURES[record.figure].cases(record.scale)}
-        assert len(record.context["commands"]) == len(cases[record.case].commands)
-        assert not record.context["commit"].endswith("-dirty")
-        assert not (record.is_busy and cases[record.case].timed)
 
 
 def test_the_page_in_the_documentation_is_that_of_the_projects_records():
@@ -122,20 +88,6 @@ def test_a_verdict_waits_for_all_cases():
     assert verdict(figure, failed).outcome is Outcome.NOT_RUN
     both = [a_record("one"), a_record("two")]
     assert verdict(figure, both).outcome is Outcome.REPRODUCED
-
-
-def test_a_laptop_reproduces_the_shape_of_a_rate_only():
-    figure = a_figure(measures="rate")
-    judged = verdict(figure, [a_record()])
-    assert judged.outcome is Outcome.SHAPE
-    assert "not the rate" in judged.reason
-    missed = verdict(a_figure(Outcome.NOT_REPRODUCED, measures="rate"), [a_record()])
-    assert missed.outcome is Outcome.NOT_REPRODUCED
-
-
-def test_a_rate_of_a_busy_machine_counts_for_nothing():
-    assert verdict(a_figure(timed=True), [a_record(busy=0.4)]).outcome is Outcome.NOT_RUN
-    assert verdict(a_figure(timed=False), [a_record(busy=0.4)]).outcome is Outcome.REPRODUCED
 
 
 def test_a_run_without_a_final_score_gives_no_curve(tmp_path):
@@ -197,17 +149,3 @@ def test_the_command_that_runs_ends_where_this_one_is_killed(lines, tmp_path):
     os.close(child)
     if lines:
         assert stored_fingerprint(run)[0] == records(run)[-1]["updates"]
-
-
-@pytest.mark.slow
-def test_a_small_figure_from_the_command_to_the_page(tmp_path, monkeypatch, capsys):
-    figure = a_figure(curves=lambda measured: [Curve("return", ((1.0, 0.5),))])
-    monkeypatch.setitem(FIGURES, "figure", figure)
-    with pytest.raises(SystemExit) as leaving:
-        main(["figure", "--out", str(tmp_path)])
-    assert leaving.value.code == 0
-    assert "figure: reproduced. It did." in capsys.readouterr().out
-    (record,) = read_records(tmp_path / "records.jsonl")
-    assert record.values["frames"] == [1024, 2048]
-    assert record.context["cpu_seconds"] > 0
-    assert 'id="figure"' in (tmp_path / "index.html").read_text()

@@ -3,8 +3,6 @@
 import dataclasses
 import re
 
-import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -12,7 +10,6 @@ import podracer
 from podracer import recipes
 from podracer.agents.common.optimizers import Optimizer
 from podracer.config.experiment import check_types
-from podracer.config.serialization import to_json
 from podracer.fields import check_ranges
 
 CATCH = recipes.find("catch_a2c")
@@ -99,21 +96,6 @@ def test_an_optimizer_that_warms_up_is_refused_by_its_next_updates():
     check_types(dataclasses.replace(CATCH, **of_agent(optimizer=Nothing())))  # refused later
 
 
-def test_what_has_a_check_of_its_own_and_numbers_of_numpy_are_answered():
-    class OfGymnasium:
-        pass
-
-    check_types(dataclasses.replace(CATCH, environment=OfGymnasium))  # see `check_spec`
-    with pytest.raises(podracer.ConfigError, match=r"control characters or an environment\.$"):
-        check_types(dataclasses.replace(CATCH, environment=3))
-    for field in ("learning_rate", "discount"):
-        for number in (np.float32(0.9999999), jnp.float32(0.9999999)):
-            with pytest.raises(podracer.ConfigError, match=r": write 0\.9999999\.$"):
-                check_types(dataclasses.replace(CATCH, **of_agent(**{field: number})))
-    with pytest.raises(podracer.ConfigError, match=r": write 3\.$"):
-        check_types(dataclasses.replace(CATCH, seed=np.int64(3)))
-
-
 def test_lists_in_dictionaries_are_tuples_and_others_are_refused():
     changed = CATCH.with_fields({"agent": {"network": {"torso": {"hidden": [32, 32]}}}})
     assert changed.agent.network.torso.hidden == (32, 32)
@@ -134,21 +116,3 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
             command("~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.train("catch_a2c", begin=podracer.Weights("~/none"))
-
-
-def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():
-    pods = [podracer.drivers.population.Pod(1)]
-    with pytest.raises(podracer.ConfigError, match=r"pods cannot be .*: write \(Pod\(seed=1, hy"):
-        check_types(dataclasses.replace(CATCH, pods=pods))
-    assert CATCH.with_fields({"pods": pods}).pods == tuple(pods)
-
-
-def test_numbers_of_numpy_are_numbers_in_the_file_of_a_run():
-    @dataclasses.dataclass
-    class World:
-        wind: np.float32
-        size: np.int64
-        walls: np.bool_
-
-    world = World(np.float32(0.5), np.int64(3), np.True_)
-    assert to_json(world) == {"kind": "World", "wind": 0.5, "size": 3, "walls": True}

@@ -8,28 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import small_catch
 
 import podracer
-from podracer.agents.a2c import A2C
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
 from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.networks import MLP, TorsoNetwork
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import Leaderboard, read_events
 
-EXPERIMENT = Experiment(
-    recipe="test",
-    environment="catch",
-    agent=A2C(network=TorsoNetwork(MLP((8,)))),
-    driver=AnakinConfig(4, 4, 5),
-    frames=5 * 16,
-    evaluations=0,
-    devices=1,
-)
+EXPERIMENT = small_catch(5)
 SWEEP = dataclasses.replace(EXPERIMENT, pods=(Pod(0), Pod(1)))
 HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
 

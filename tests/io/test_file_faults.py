@@ -19,34 +19,21 @@ from typing import Any, NamedTuple
 
 import pytest
 from crash_points import Server, lose_unsynced
+from runs import small_catch
 
 import podracer
-from podracer.agents.a2c import A2C
-from podracer.config.experiment import Experiment
 from podracer.config.serialization import read_config, read_experiment, to_json
-from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.errors import PodracerError
 from podracer.io import seal, text
 from podracer.io.checkpoint import Checkpointer, fingerprint, load, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
-from podracer.networks import MLP, TorsoNetwork
 from podracer.run import sweep
 from podracer.run.resume import shows_saves
 from podracer.run.setup import make_driver
 
 NOBODY = 65534
-EXPERIMENT = Experiment(
-    recipe="test",
-    environment="catch",
-    agent=A2C(network=TorsoNetwork(MLP((8,)))),
-    driver=AnakinConfig(4, 4, 5),
-    frames=25 * 16,
-    evaluations=5,
-    evaluation_episodes=2,
-    save_seconds=0,
-    devices=1,
-)
+EXPERIMENT = small_catch(25, evaluations=5, evaluation_episodes=2, save_seconds=0)
 EXPERIMENTS = {
     "seed-0": EXPERIMENT,
     "seed-1": dataclasses.replace(EXPERIMENT, seed=1),

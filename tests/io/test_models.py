@@ -4,24 +4,13 @@ import shutil
 
 import pytest
 from models import promote
+from runs import small_catch
 
 import podracer
-from podracer.agents.a2c import A2C
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import CheckpointError
 from podracer.io.seal import seal
-from podracer.networks import MLP, TorsoNetwork
 
-EXPERIMENT = Experiment(
-    recipe="catch_a2c",
-    environment="catch",
-    agent=A2C(network=TorsoNetwork(MLP((8,)))),
-    driver=AnakinConfig(4, 4, 5),
-    frames=80,
-    evaluations=0,
-    devices=1,
-)
+EXPERIMENT = small_catch(5)
 
 
 @pytest.fixture(scope="module")

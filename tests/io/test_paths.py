@@ -12,52 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from runs import small_catch
 
 import podracer
-from podracer.agents.a2c import A2C
 from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io import run_directory as rundir
 from podracer.io.code import installed_versions
 from podracer.io.paths import user_path
-from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
 from podracer.run.setup import make_driver
 from podracer.tournament.leaderboard import Leaderboard, read_events
 
-EXPERIMENT = Experiment(
-    recipe="test",
-    environment="catch",
-    agent=A2C(network=TorsoNetwork(MLP((8,)))),
-    driver=AnakinConfig(4, 4, 5),
-    frames=5 * 16,
-    evaluations=0,
-    devices=1,
-)
-COMMANDS = (
-    "train catch --run-dir PATH",
-    "train catch --weights PATH",
-    "train catch --update-rule PATH",
-    "train PATH.json",
-    "sweep catch_a2c --run-dir PATH",
-    "tournament catch --run-dir PATH",
-    "resume run --run-dir PATH",
-    "play run --out PATH.gif",
-    "report run --out PATH.html",
-)
-READERS = (
-    "leaderboard PATH",
-    "resume PATH --run-dir run",
-    "eval PATH",
-    "play PATH",
-    "report run PATH",
-    "fingerprint PATH",
-    "rule PATH",
-)
+EXPERIMENT = small_catch(5)
 FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
     "weights": lambda path: podracer.train(EXPERIMENT, begin=podracer.Weights(path)),
@@ -68,30 +37,6 @@ FUNCTIONS: dict[str, Callable] = {
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
 }
-
-
-WORDS = {
-    "s3://bucket/run": "is an address, but files are kept in directories of this machine",
-    "ftp://host/run": "is no address that can hold a run",
-}
-
-
-@pytest.mark.figure(20)
-@pytest.mark.parametrize(
-    ("command", "address"),
-    [*((x, "s3://bucket/run") for x in COMMANDS), *((x, "ftp://host/run") for x in READERS)],
-)
-def test_no_command_takes_an_address_for_a_path(command, address, tmp_path, monkeypatch, capsys):
-    """Commands that write take none; those that read a run take known kinds of stores alone."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        main(command.replace("PATH", address).split())
-    error = capsys.readouterr().err
-    assert left.value.code == 78, error
-    assert address.partition("/")[0] in error
-    assert WORDS[address] in error
-    assert len(error.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/run", Path("gs://bucket/run"), "file:///run"])

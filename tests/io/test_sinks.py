@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import io
 import json
 import logging
 import math
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -24,9 +22,8 @@ from podracer import recipes
 from podracer.errors import PodracerError
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, read_metrics
-from podracer.run.console import Console, line, summarize, with_progress
+from podracer.run.console import Console
 from podracer.run.result import RunInfo
-from podracer.scores.format import clock, compact, number, percent
 
 
 def record(updates, **metrics):
@@ -237,19 +234,6 @@ def test_tensorboard_reads_what_was_written_and_forgets_what_a_resume_undid(tmp_
     }
 
 
-def test_tensorboard_draws_a_metric_of_several_numbers_as_a_histogram(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    sink = TensorBoardSink(tmp_path)
-    sink.write(record(1, loss=0.5, share=np.float32([1, 3, np.nan]), nothing=np.float32([np.inf])))
-    sink.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["histograms"] == ["learn/share"]
-    (event,) = events.Histograms("learn/share")
-    figures = event.histogram_value
-    assert (event.step, figures.min, figures.max, figures.num, figures.sum) == (1, 1, 3, 2, 4)
-
-
 # --- all sinks together ---------------------------------------------------------------------------
 
 
@@ -369,23 +353,6 @@ def info(frames, **settings):
     return RunInfo(experiment, Path("runs/run"), "8 x cpu", 2048)
 
 
-def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
-    out = io.StringIO()
-    console = Console(file=out, interval=math.inf)
-    console.open(info(500_000, evaluations=0))
-    for updates in range(100, 1000, 100):
-        evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
-        console.write(record(updates, episode_return=0.93, **evaluation))
-    console.close()
-    head, *lines = out.getvalue().splitlines()
-    assert head == "run [catch] [8 x cpu] [2 KiB of state on each] 500,000 frames"
-    assert [text.split()[3] for text in lines] == ["10.0k/500k", "50.0k/500k", "90.0k/500k"]
-    assert lines[1].endswith("eval  0.970")
-    assert not re.search(r"[^ -~]", "".join(lines))
-    counted = record(7, evaluation_return=0.5, evaluation_distinct_episodes=57.0)
-    assert line(counted, 500_000).endswith("eval  0.500  distinct 57")
-
-
 FAULTS = {
     "environment_faults": 3, "environment_faults_died": 2, "environment_faults_hung": 1,
 }  # fmt: skip
@@ -450,86 +417,3 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     for fact in (r"Actors wait +12 %", r"Learner waits +3 %", r"Policy lag +1 mean, 1 max",
                  r"Queue +50 %", r"Environment faults +3 \(died 2, hung 1\)"):  # fmt: skip
         assert bool(re.search(fact, text)) == bool(waits)
-
-
-def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
-    run = tmp_path / "a run"
-    run.mkdir()
-    sink = JsonlSink(run / "metrics.jsonl")
-    for updates, evaluation in enumerate(({"evaluation_return": x} for x in (0.9, 0.8)), 1):
-        sink.write(record(updates, episode_return=0.5, **evaluation))
-    times = {"time_step": 0.5, "time_evaluate": 0.25, "time_save": 0.125}
-    sink.write(record(3, episode_return=0.5, seconds=2.0, **times))
-    sink.close()
-    out = io.StringIO()
-    summarize(run, "Stopped", file=out)
-    stopped, *rest = out.getvalue().splitlines()
-    (run / "config.json").write_text(
-        '{"experiment": {"evaluation_policy": "greedy", "evaluation_epsilon": 0.01}}'
-    )
-    out = io.StringIO()
-    summarize(run, "Stopped", file=out)
-    acting = "greedy with epsilon 0.01 evaluation"
-    assert out.getvalue().splitlines()[0] == stopped.replace("evaluation 0", f"{acting} 0")
-    assert [stopped, *rest] == [
-        "Stopped  300 frames in 0:02 (evaluations 12 %, saves 6 %), episode return 0.500, "
-        "evaluation 0.800 (best 0.900)",
-        f"Run      {run}",
-        f"Next     podracer report '{run}'",
-        f"         podracer play '{run}'",
-    ]
-    monkeypatch.chdir(tmp_path)  # as the user named it
-    out = io.StringIO()
-    summarize(run, file=out)
-    assert out.getvalue().splitlines()[1:3] == [
-        "Run       a run",
-        "Next      podracer report 'a run'",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("function", "value", "text"),
-    [
-        (compact, None, "-"), (compact, 1234, "1.23k"), (compact, 999_500, "1.00M"),
-        (percent, 0.584, "58 %"), (number, 0.93, "0.930"), (number, 4210.4, "4,210"),
-        (number, 1.5e-5, "1.50e-05"), (clock, 59.9, "1:00"), (clock, 11045, "3:04:05"),
-    ],
-)  # fmt: skip
-def test_numbers_for_people(function, value, text):
-    assert function(value) == text
-
-
-def test_outputs_do_not_wait_for_jax_nor_for_plotly():
-    """Before a page is written; and nothing draws by matplotlib."""
-    slow = {"jax", "plotly", "matplotlib"}
-    code = f"import sys, podracer.reports.run; assert not {slow} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_value_that_is_far_off_gives_a_histogram_few_bins(tmp_path):
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboardX.proto.event_pb2 import Event
-
-    sink = TensorBoardSink(tmp_path)
-    sink.write(record(1, share=np.append(np.linspace(0, 1, 1000), 1e4)))
-    sink.close()
-    (path,) = tmp_path.iterdir()
-    events = map(Event.FromString, RawEventFileLoader(str(path)).Load())
-    (bins,) = [x.histo.bucket for e in events for x in e.summary.value if x.HasField("histo")]
-    assert len(bins) < 20
-
-
-def test_progress_is_shown_where_somebody_watches(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    def kinds(*given):
-        return [type(sink) for sink in with_progress(*given)]
-
-    for stdout, sinks in ((Terminal(), [Console]), (io.StringIO(), []), (None, [])):
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert kinds([], None) == sinks
-        assert kinds([], True) == [Console]
-        assert kinds([], False) == []
-        assert kinds([Console()], None) == [Console]

@@ -4,7 +4,6 @@ Commands and flags are those of shell blocks and of inline code, as `podracer tr
 A block that cannot run here says so above itself: `<!-- not run: needs an accelerator -->`.
 """
 
-import importlib
 import pkgutil
 import re
 import shlex
@@ -165,23 +164,6 @@ def test_values_in_commands_of_a_page_are_read(page):
                 parse_experiment(command, flags, experiment, options[command])[1].check()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY], ids=page_id)
-def test_flags_of_a_page_exist(page, flags):
-    allowed = {flag for table in flags for row in table.values() for flag in row}
-    allowed |= OWN_FLAGS | OF_NO_COMMAND
-    if page.parent.name == "benchmarks":
-        allowed |= flags_of_benchmarks()
-    for span in spans(page):
-        if span.startswith("--"):
-            assert not unknown(span.split(), allowed), f"{name(page)}: {span}"
-
-
-def flags_of_benchmarks() -> set[str]:
-    """The flags of the scripts in `benchmarks/`."""
-    scripts = "".join(script.read_text() for script in (ROOT / "benchmarks").glob("*.py"))
-    return set(re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", scripts))
-
-
 @pytest.mark.parametrize("page", ALL_PAGES, ids=page_id)
 def test_links_of_a_page_lead_to_files_and_headings(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -207,27 +189,6 @@ def test_every_public_name_has_its_place_in_the_reference():
     for name in listed:
         pkgutil.resolve_name(f"podracer.{name}")
         assert not re.search(r"\b_", name)
-
-
-def test_every_page_is_in_the_contents_and_the_reference_says_what_may_change():
-    contents = (ROOT / "docs" / "build.py").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.stem == "README" or f"\n{page.stem}\n" in contents
-    for page in (ROOT / "docs" / "api").glob("*.md"):
-        assert f"\napi/{page.stem}\n" in contents
-        assert "\n\nStability: " in page.read_text()
-
-
-def test_the_pages_of_the_site_include_the_tables_made_for_it(tmp_path, monkeypatch):
-    """And the notebooks; every link leads to a file, those of the tables too."""
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    importlib.import_module("build").assemble(tmp_path)
-    settings = (tmp_path / "settings.md").read_text()
-    notebook = (tmp_path / "notebooks" / "03_your_environment.md").read_text()
-    assert notebook.count("data:image/png;base64,") == 2
-    assert "](02_sebulba.md)" in notebook
-    assert all(f"### {recipe}\n" in settings for recipe in recipes.RECIPES)
-    assert "](results.md)" in (tmp_path / "environments.md").read_text()
 
 
 @pytest.mark.slow

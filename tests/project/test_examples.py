@@ -34,22 +34,3 @@ def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module(name)
     assert math.isfinite(example.main(frames=4_096, evaluations=1, devices=1))
-
-
-@pytest.mark.slow
-def test_optuna_finds_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("optuna")
-    monkeypatch.syspath_prepend(EXAMPLES)
-    example = importlib.import_module("optuna_search")
-    assert example.main(rounds=2, trials=4, frames=20_480) >= 100.0
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 100
-
-
-@pytest.mark.slow
-def test_the_research_loop_reaches_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    assert importlib.import_module("research_loop").main() >= 0.95

@@ -2,16 +2,10 @@
 
 import importlib.util
 import json
-import re
-import shlex
 
 import fault_matrix
-import pytest
 from pages import ROOT
 
-from podracer import recipes
-from podracer.cli.recipe_flags import find_experiment, parse_experiment
-from podracer.cli.train import TrainOptions
 from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
 
 spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
@@ -32,20 +26,6 @@ def test_every_environment_is_in_the_page_of_the_site():
     page = tables.environments()
     for name in [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]:
         assert page.count(f"\n| `{name}` |") == 2  # where it runs, what it is
-
-
-@pytest.mark.parametrize("first", [5, pytest.param(None, marks=pytest.mark.slow)])
-def test_a_command_of_the_page_is_the_recipe(first):
-    """Values that are written out are parsed to the recipe's own."""
-    page = tables.settings()
-    commands = re.findall(r"^```bash\npodracer train (.*?)^```$", page, re.M | re.S)
-    assert len(commands) == len(recipes.RECIPES)
-    stride = 1 if first is None else len(commands) // first
-    for text in commands[::stride]:
-        name, *flags = shlex.split(text.replace("\\\n", " "))
-        _, experiment, remaining = find_experiment([name, *flags])
-        parsed = parse_experiment(f"train {name}", remaining, experiment, TrainOptions())
-        assert parsed[1] == recipes.find(name)
 
 
 def test_every_extra_of_an_environment_has_its_size():

@@ -11,10 +11,6 @@ from follow import steps
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("[0-9]*.md"))
 
 
-def test_there_are_nine_tutorials():
-    assert len(TUTORIALS) == 9
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)

@@ -1,13 +1,9 @@
 """Pictures of observations, and where `podracer play` is worth a hint."""
 
-import dataclasses
-
-import hosts
 import numpy as np
 import pytest
 
-from podracer import envs
-from podracer.reports.recording import draw_observation, has_picture, is_drawable
+from podracer.reports.recording import draw_observation, has_picture
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 
@@ -50,12 +46,3 @@ def test_planes_have_a_color_each():
 )
 def test_what_is_an_image(observation, image):
     assert has_picture(observation) == image
-
-
-def test_what_can_be_drawn():
-    counters = hosts.Counters()
-    seeing = dataclasses.replace(counters, spec=spec_of(ArraySpec((8, 8, 1), np.uint8)))
-    assert is_drawable(envs.make("catch"))
-    assert is_drawable(seeing)
-    assert not is_drawable(envs.make("probe:memory"))
-    assert not is_drawable(counters)

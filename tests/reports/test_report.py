@@ -8,7 +8,6 @@ import json
 import math
 import re
 import stat
-import time
 
 import numpy as np
 import pytest
@@ -16,17 +15,12 @@ import scipy.stats
 from charts import blocks, figures, legend, panels
 from PIL import Image, ImageSequence
 
-from podracer.cli.runs import ReportOptions, report
-from podracer.errors import ConfigError, PodracerError
 from podracer.io.seal import seal_json
-from podracer.io.sinks import read_metrics
-from podracer.reports import video
-from podracer.reports.charts import Panel, curves
 from podracer.reports.lineage import lineage_figures
 from podracer.reports.page import charts_script, hash_of, plotly_script
 from podracer.reports.run import write_report
 from podracer.reports.video import write_video
-from podracer.scores.runs import RunRecords, read_members
+from podracer.scores.runs import RunRecords
 from podracer.scores.score import best_return, returns_of
 from podracer.scores.statistics import (
     ENOUGH,
@@ -63,30 +57,6 @@ def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, 
             file.write(json.dumps(record) + "\n")
         file.write('{"updates": 99, "fra')
     return directory
-
-
-def test_metrics_of_several_numbers_have_a_curve_each_or_quantiles(tmp_path):
-    run = make_run(tmp_path / "run", records=0)
-    with (run / "metrics.jsonl").open("w") as file:
-        for i in range(1, 5):
-            record = {"updates": i, "frames": i, "seconds": i, "share": [i, None, *[0.5] * 10]}
-            file.write(json.dumps({**record, "spread": list(range(101))}) + "\n")
-    drawn = figures(write_report([run], tmp_path / "one.html").read_text())
-    parts = {x["meta"].split("<br>")[-1]: x["curves"]["updates"] for x in drawn["Share"]["data"]}
-    assert [*parts] == [f"[{i}]" for i in range(12) if i != 1]
-    assert parts["[0]"] == [[1, 2, 3, 4], [1, 2, 3, 4]]
-    assert len({x["line"]["color"] for x in drawn["Share"]["data"]}) > 1
-    levels = {
-        x["meta"].split("<br>")[-1]: x["curves"]["updates"][1][0] for x in drawn["Spread"]["data"]
-    }
-    assert levels == {
-        "[lowest]": 0, "[5 %]": 5, "[25 %]": 25, "[median]": 50, "[75 %]": 75, "[95 %]": 95,
-        "[highest]": 100,
-    }  # fmt: skip
-    other = make_run(tmp_path / "other", seed=1, records=0)
-    (other / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
-    drawn = figures(write_report([run, other], tmp_path / "two.html").read_text())
-    assert len(drawn["Spread"]["data"]) == 14
 
 
 class Page(html.parser.HTMLParser):
@@ -162,28 +132,6 @@ def test_the_charts_hold_what_was_recorded(compared):
     assert {x["legendgroup"] for x in drawn["data"]} == {group, "slow"}
 
 
-def test_a_page_is_written_anew_while_a_run_trains(tmp_path, monkeypatch, capsys):
-    run, waits, sizes = make_run(tmp_path / "run"), [], []
-
-    def wait(seconds):
-        waits.append(seconds)
-        sizes.append(len((run / "report.html").read_text()))
-        if len(waits) > 1:
-            raise KeyboardInterrupt
-        records = read_metrics(run / "metrics.jsonl")
-        records.append({**records[-1], "updates": 13, "new_metric": 1.0})
-        (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
-
-    monkeypatch.setattr(time, "sleep", wait)
-    assert report(ReportOptions((run,), every=30.0)) == 0
-    assert waits == [30.0, 30.0]
-    assert sizes[1] > sizes[0]
-    assert capsys.readouterr().out.count("report.html") == 1
-    assert '<meta http-equiv="refresh" content="30">' in (run / "report.html").read_text()
-    report(ReportOptions((run,)))
-    assert "refresh" not in (run / "report.html").read_text().partition("<style>")[0]
-
-
 def test_names_and_settings_are_text_in_charts(tmp_path):
     run = make_run(tmp_path / "<img src=x onerror=alert(1)>", records=4)
     record = {"updates": 9, "frames": 9, "seconds": 9, "episode_return": 1.0, HOSTILE: 1.0}
@@ -197,32 +145,6 @@ def test_names_and_settings_are_text_in_charts(tmp_path):
             shown = [trace.get("text", ""), trace.get("meta", ""), trace.get("name", "")]
             assert not re.search("<(?!br>)", str(shown))
         assert "<img" not in str(figure["layout"])
-
-
-def test_a_page_of_many_long_runs_stays_below_six_megabytes(tmp_path):
-    metrics = {f"metric_{i}": 0.123456 * i for i in range(12)}
-    runs = []
-    for seed in range(40):
-        runs.append(make_run(tmp_path / f"a run with a long name {seed}", learning_rate=seed + 1))
-        with (runs[-1] / "metrics.jsonl").open("w") as file:
-            for i in range(1, 301):
-                values = {key: x * i / 7 for key, x in metrics.items()}
-                values |= {
-                    "updates": i,
-                    "frames": 12_345 * i,
-                    "seconds": i / 3,
-                    "episode_return": 1 / i,
-                }
-                file.write(json.dumps(values) + "\n")
-    page = Page(write_report(runs, tmp_path / "report.html"))
-    assert page.size < 6e6
-    line = panels(blocks(page.source)["learning "][0])[0]["data"][0]
-    x, y = line["curves"]["frames"]
-    assert len(x) < 300
-    assert x[-1] == 12_345 * 300
-    size = -(-300 // len(x))  # a point is the mean of so many records
-    means = [np.mean(x) for x in np.split(1 / np.arange(1, 301), np.arange(size, 300, size))]
-    np.testing.assert_allclose(y, running_mean(np.array(means)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("seeds", [ENOUGH - 1, ENOUGH])
@@ -248,12 +170,6 @@ def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, seeds):
         np.testing.assert_allclose(list(bounds), bootstrap_interval(values), rtol=1e-4)
 
 
-def test_differences_are_marked_and_the_rest_is_shared(compared):
-    marked = re.findall(r"<th>([^<]*)</th><td class=\"differs\">", compared.source)
-    assert marked == ["agent.learning_rate", "seed"]
-    assert compared.source.count("<th>versions.jax</th><td colspan=") == 1
-
-
 @pytest.mark.parametrize("config", [None, "{}", '{"experiment": {}, "device": "cpu"}'])
 @pytest.mark.parametrize("metrics", ["", '{"updates": 1}\n', '{"updates": 1, "loss": null}\n{"up'])
 def test_a_report_needs_little(tmp_path, config, metrics):
@@ -276,22 +192,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     others = ("y/run", "x/seeds/s0", "y/seeds/s0")
     for name in others:  # the run that was named twice is there once
         assert len(re.findall(rf"{name} is a repetition of \S*x/run", page.text)) == 1
-
-
-def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path):
-    """Of its pods a line more may be there; and its error is told once."""
-    pods = [{"seed": seed, "hyperparameters": []} for seed in range(3)]
-    experiment = {"seed": 0, "agent": {}, "pods": pods, "exchange": {"kind": "Selection"}}
-    path = make_run(tmp_path / "run", records=2, experiment=experiment)
-    (path / "crash.json").write_text('{"message": "out of luck", "traceback": "here"}')
-    Page(write_report([path], tmp_path / "report.html"))  # before the first record of its pods
-    record = {"frames": [1000] * 3, "episode_return": [0.1, 0.2, 0.3]}
-    lines = (json.dumps({"updates": updates, **record}) for updates in (1, 2, 3))
-    (path / "pods.jsonl").write_text("\n".join(lines) + "\n")
-    page = Page(write_report([path], tmp_path / "report.html"))
-    assert page.text.count("out of luck") == 1
-    assert "run pod 2" in page.text
-    assert "catch, 3 pods 0.200 - mean of 3 dependent pods episode return" in page.text
 
 
 def test_a_pod_that_met_a_fault_is_not_the_best(tmp_path):
@@ -327,30 +227,6 @@ def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):
     assert RunRecords("run", config, whole, {}).early_end == "target_return"
     pods = {"episodes": [8, 8], "evaluation_return": [9.0, 1.0], "evaluation_unfinished": [3, 0]}
     np.testing.assert_array_equal(returns_of(pods, "evaluation_return"), [np.nan, 1.0])
-
-
-def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
-    pods = [{"seed": seed, "hyperparameters": []} for seed in range(2)]
-    experiment = {"seed": 0, "agent": {}, "pods": pods}
-    path = make_run(tmp_path / "run", records=0, experiment=experiment)
-    whole = {"updates": 1, "seconds": 9.0, "frames_per_second": 500.0, "time_evaluate": 3.0}
-    (path / "metrics.jsonl").write_text(json.dumps(whole) + "\n")
-    (path / "pods.jsonl").write_text('{"updates": 1, "frames": [70, 80]}\n')
-    first, second = read_members(path, "run")
-    assert second.last("frames") == 80
-    for run in (first, second):
-        assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)
-    page = Page(write_report([path], tmp_path / "report.html"))
-    assert "<h1>run, 2 pods</h1>" in page.source
-    assert page.text.count("33 % (0:03) 67 % (0:06)") == 1  # of both pods it is one
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is not a run"):
-        write_report([tmp_path / "nothing"], tmp_path / "report.html")
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="not a JSON object"):
-        write_report([tmp_path], tmp_path / "report.html")
 
 
 # --- who waits for whom ---------------------------------------------------------------------------
@@ -424,14 +300,6 @@ def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
     assert said(tmp_path, **options)[1] == sentence
 
 
-def test_starts_count_only_if_there_is_nothing_else(tmp_path):
-    resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
-    assert "Actors: environment 65 %" in resumed
-    short = said(tmp_path / "short", records=1)[1]
-    assert short.startswith("Transfer is the bottleneck: actors spend 0 % of their time waiting")
-    assert "it waits 100 % of its own" in short
-
-
 # --- statistics -----------------------------------------------------------------------------------
 
 
@@ -492,26 +360,6 @@ def test_a_gif_of_few_colors_is_exact(tmp_path):
     assert durations == [30, 40, 30]  # hundredths of a second, right in total
 
 
-def test_a_gif_of_many_colors_is_close(tmp_path):
-    ramp = np.linspace(0, 255, 64).astype(np.uint8)
-    image = np.stack(np.broadcast_arrays(ramp[:, None], ramp, np.uint8(99)), axis=-1)
-    frames = np.stack([np.roll(image, t, axis=0) for t in range(4)])
-    write_video(frames, tmp_path / "a.gif", fps=10)
-    shown, _ = read_gif(tmp_path / "a.gif")
-    assert np.abs(shown.astype(int) - frames).mean() < 8
-    assert (tmp_path / "a.gif").stat().st_size < frames.nbytes / 2
-
-
-def test_a_fast_gif_skips_frames_and_keeps_its_speed(tmp_path):
-    frames = np.zeros((60, 4, 4, 3), np.uint8)
-    frames[np.arange(60), 0, 0, 0] = np.arange(60)
-    write_video(frames, tmp_path / "a.gif", fps=60)
-    shown, durations = read_gif(tmp_path / "a.gif")
-    np.testing.assert_array_equal(shown, frames[::2])
-    assert sum(durations) == 1000
-    assert min(durations) >= 20
-
-
 @pytest.fixture
 def ffmpeg(tmp_path, monkeypatch):
     """Stands for ffmpeg: writes its arguments, and as the video the number of bytes it was sent."""
@@ -545,46 +393,3 @@ def test_reports_and_videos_replace_a_link_and_leave_its_target(tmp_path):
     write_video(np.zeros((2, 4, 4, 3), np.uint8), tmp_path / "play.gif", fps=1)
     assert precious.read_text() == "keep"
     assert not (tmp_path / "report.html").is_symlink() | (tmp_path / "play.gif").is_symlink()
-
-
-def test_an_ffmpeg_that_does_not_end_is_reported(tmp_path, ffmpeg, monkeypatch):
-    ffmpeg("cat > /dev/null; exec sleep 60")
-    monkeypatch.setattr(video, "FFMPEG_SECONDS", 0.2)
-    with pytest.raises(PodracerError, match=r"has not written play.mp4 in 0.2 s"):
-        write_video(np.zeros((2, 8, 8, 3), np.uint8), tmp_path / "play.mp4", 10)
-
-
-def test_a_failing_ffmpeg_is_reported(tmp_path, ffmpeg):
-    ffmpeg("cat > /dev/null; echo 'no such encoder' >&2; exit 1")
-    with pytest.raises(PodracerError, match="no such encoder"):
-        write_video(np.zeros((1, 2, 2, 3), np.uint8), tmp_path / "a.mp4", fps=1)
-
-
-def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    frames = np.zeros((2, 4, 4, 3), np.uint8)
-    with pytest.raises(ConfigError, match=r"install it, or name the file \.gif"):
-        write_video(frames, tmp_path / "a.mp4", fps=10)
-    with pytest.raises(ConfigError, match=r"ends in '\.avi'"):
-        write_video(frames, tmp_path / "a.avi", fps=10)
-    with pytest.raises(ConfigError, match="float32"):
-        write_video(frames.astype(np.float32), tmp_path / "a.gif", fps=10)
-    with pytest.raises(ConfigError, match="at least one"):
-        write_video(frames[:0], tmp_path / "a.gif", fps=10)
-    with pytest.raises(ConfigError, match="not 0"):
-        write_video(frames, tmp_path / "a.gif", fps=0)
-
-
-def test_the_mean_of_seeds_goes_on_where_one_has_ended():
-    short, long = (
-        RunRecords(
-            name, {}, [{"frames": i, "episode_return": float(i)} for i in range(1, last)], {}
-        )
-        for name, last in (("short", 11), ("long", 21))
-    )
-    block = curves("all", {"both": [short, long]}, [Panel("Return", "episode_return")])
-    (mean,) = [x for x in figures(block)["Return"]["data"] if x.get("name") == "ended"]
-    assert mean["line"]["dash"] == "dash"
-    x, y = mean["curves"]["frames"]
-    assert (x[0] > 10, x[-1]) == (True, 20)
-    np.testing.assert_allclose(y[-1], 15.0)  # of 10, where the short one ended, and 20

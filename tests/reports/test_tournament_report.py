@@ -7,7 +7,6 @@ import hashlib
 import html
 import io
 import itertools
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,6 @@ from types import SimpleNamespace
 import pytest
 from charts import blocks, figures
 
-from podracer.cli import main as cli
-from podracer.errors import ConfigError
 from podracer.reports.standings import LiveStandings
 from podracer.reports.tournament import write_tournament_report
 from podracer.reports.tournament_log import TournamentLog, varying_hyperparameters
@@ -102,22 +99,6 @@ def rows_of(page, title):
     return [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t", row)] for row in rows]
 
 
-def test_a_score_of_episodes_that_were_cut_says_so(tmp_path):
-    with Leaderboard(tmp_path, header("catch_a2c")) as board:
-        attempt = start(board, 0)
-        submit(board, attempt, 5.0, unfinished=3)
-        out = io.StringIO()
-        with LiveStandings(4, tmp_path, file=out) as live:
-            live.show(board.state)
-        with LiveStandings(4, tmp_path, whole=True, file=out) as live:
-            live.show(board.state)
-    texts = [
-        out.getvalue(), rows_of(page_of(tmp_path), "Leaderboard")[1][3],
-    ]  # fmt: skip
-    assert " ".join(texts[0].split()).count("unfinished") == 2
-    assert texts[1] == "5.00 ± 0.250, 3 unfinished"
-
-
 def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
     """Neither while a process writes nor between two."""
     wall, ticks = [1e9], itertools.count(0.0, 10.0)
@@ -131,15 +112,6 @@ def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
         start(board, 0, "p0r0")
     log = TournamentLog(leaderboard.read_events(tmp_path))
     assert log.seconds == 30.0  # ten for each event; nothing passed between the processes
-
-
-def test_the_board_has_the_hyperparameters_that_vary(page):
-    assert rows_of(page, "Leaderboard") == [
-        ["place", "entry", "recipe", "score", "frames", "trained for", "from", "learning_rate"],
-        ["1", "p1r1", "catch_a2c", "1,234 ± 0.250", "2.50k", "0:01", "p0r0", "0.0500"],
-        ["2", "p0r0", "catch_a2c", "5.00 ± 0.250", "1.00k", "0:01", "fresh", "0.100"],
-        ["3", "p0r1", "catch_a2c", "4.00 ± 0.250", "2.00k", "0:01", "p0r0", "0.100"],
-    ]
 
 
 def test_failures_are_listed_with_their_reasons(page):
@@ -177,38 +149,6 @@ def test_the_log_has_the_ancestors_of_the_best_entry(tournament):
     assert varying_hyperparameters(log.ancestry[:1]) == []
 
 
-def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
-    events = leaderboard.read_events(tournament)
-    lines = (tournament / "leaderboard.jsonl").read_text().splitlines(keepends=True)
-    for count in (1, 2, 5):
-        directory = tmp_path / f"after {count}"
-        directory.mkdir()
-        (directory / "leaderboard.jsonl").write_text("".join(lines[:count]) + '{"event": "sta')
-        page = page_of(directory)
-        log = TournamentLog(events[:count])
-        assert f"{len(log.entries)}, {len(log.state.board)} on the board" in page
-        assert ("<h2>Leaderboard</h2>" in page) == bool(log.entries)
-        assert "<h2>Configuration</h2>" in page
-
-
-def test_the_command_reports_a_tournament_alone(tmp_path, capsys):
-    tournament = tmp_path / "mine"
-    with Leaderboard(tournament, header("catch_a2c")):
-        pass
-    with pytest.raises(SystemExit) as done:
-        cli.main(["report", str(tournament)])
-    assert done.value.code == 0
-    assert capsys.readouterr().out == f"{tournament / 'report.html'}\n"
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.json").write_text("{}")
-    for paths in ([run, tournament], [tournament, run]):
-        with pytest.raises(SystemExit) as refused:
-            cli.main(["report", *map(str, paths)])
-        assert refused.value.code == 78
-        assert "mine holds a tournament: report it alone." in capsys.readouterr().err
-
-
 def test_the_standings_show_hostile_text_as_it_is():
     """From a log that somebody wrote: neither markup of the table nor commands to the terminal."""
     state = state_after([header("catch_a2c")])
@@ -219,18 +159,3 @@ def test_the_standings_show_hostile_text_as_it_is():
         live.show(dataclasses.replace(state, pods={0: failed}))
     assert r"\x1b[31m [red]x[/nothing] \x9b2J" in out.getvalue()
     assert "\x1b[31m" not in out.getvalue()
-
-
-def test_a_tournament_goes_on_when_nobody_reads_its_standings(tournament):
-    reader, writer = os.pipe()
-    os.close(reader)
-    file = os.fdopen(writer, "w")
-    with LiveStandings(3, Path("run"), file=file) as live:
-        live.show(state_after(leaderboard.read_events(tournament)))
-    with pytest.raises(BrokenPipeError):  # the line was written
-        file.close()
-
-
-def test_what_is_no_tournament_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no tournament"):
-        page_of(tmp_path)

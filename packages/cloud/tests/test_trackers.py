@@ -1,15 +1,12 @@
 """Experiment trackers get every record, and a resumed run goes on in the run that it began."""
 
 import dataclasses
-import os
-import sqlite3
 import sys
 import types
 
 import pytest
 
 from podracer import recipes
-from podracer.errors import ConfigError
 from podracer.io.seal import seal_json
 from podracer.io.sinks import Sinks
 from podracer.run.result import RunInfo
@@ -84,32 +81,3 @@ def test_a_tracker_gets_settings_and_records(library, info, monkeypatch):
     assert first.logged == [
         (n, {"run/frames": 100 * n, "episode/return": n / 10, "time/step": 0.5}) for n in (10, 20)
     ]
-
-
-def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r'`track=mlflow` .* pip install -e "packages/cloud\[mlflow\]"'
-    ):
-        trackers.mlflow()
-
-
-@pytest.mark.slow
-def test_real_trackers_hold_what_was_written(info, monkeypatch, tmp_path):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    for library in ("wandb", "trackio", "mlflow"):
-        pytest.importorskip(library)
-    write(info, "wandb", "trackio", "mlflow")
-    write(info, "mlflow", records=[{"updates": 30, "episode_return": 3.0}])
-    database = sqlite3.connect(tmp_path / "mlflow.db")
-    rows = database.execute(
-        "select run_uuid, step, value from metrics where key = 'episode/return'"
-    )
-    assert [(step, value) for _, step, value in rows] == [(10, 1.0), (20, 2.0), (30, 3.0)]
-    assert len(database.execute("select * from runs").fetchall()) == 1
-    (offline,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert any(path.suffix == ".wandb" for path in offline.iterdir())
-    assert os.path.getsize(tmp_path / "trackio" / "podracer.db") > 0
