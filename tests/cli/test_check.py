@@ -5,14 +5,13 @@ import json
 
 import gymnasium
 import hosts
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import exit_code
 from gymnasium import spaces, wrappers
 
 import podracer
-from podracer.cli.main import main
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 
@@ -60,11 +59,6 @@ class Unseeded(Walk):
         return self.draw.uniform(-9.0, 9.0, 2).astype(np.float32)
 
 
-class LaterUnseeded(Unseeded):
-    def observe(self):
-        return Unseeded.observe(self) if self.time else Walk.observe(self)
-
-
 class Fixed(Walk):
     def observe(self):
         return np.zeros(2, np.float32)
@@ -75,19 +69,9 @@ class Endless(Walk):
         return self.observe(), 1.0, False, False, {}
 
 
-class BooleanReward(Endless):
-    def step(self, action):
-        return self.observe(), np.bool_(True), False, False, {}
-
-
 class WithoutSeed(Walk):
     def reset(self):
         return Walk.reset(self)
-
-
-class OldStep(Walk):
-    def step(self, action):
-        return self.observe(), 1.0, False, {}
 
 
 class Raises(Walk):
@@ -100,21 +84,9 @@ class NotFinite(Walk):
         return np.full(2, np.nan, np.float32), 1.0, False, False, {}
 
 
-class RewardOfOne(Walk):
-    def step(self, action):
-        return self.observe(), np.ones(1), False, False, {}
-
-
 class AnotherShape(Walk):
     def observe(self):
         return np.zeros(3, np.float32)
-
-
-class Pixels(Walk):
-    observation_space = spaces.Box(0, 9, (2,), np.int64)
-
-    def observe(self):
-        return np.array([3, 10])
 
 
 class Board(Walk):
@@ -122,13 +94,6 @@ class Board(Walk):
 
     def observe(self):
         return self.np_random.integers(0, 11, (3, 3, 1), dtype=np.uint8)
-
-
-class FloatImage(Walk):
-    observation_space = spaces.Box(0, 255, (3, 3, 1), np.float32)
-
-    def observe(self):
-        return self.np_random.uniform(0, 255, (3, 3, 1)).astype(np.float32)
 
 
 class Global(Walk):
@@ -141,17 +106,8 @@ class Masked(Walk):
         return *super().step(action)[:4], {"action_mask": np.ones(2, np.int8)}
 
 
-class MaskedByMethod(Walk):
-    def action_masks(self):
-        return np.ones(2, bool)
-
-
 def normalized():
     return wrappers.NormalizeObservation(wrappers.TimeLimit(Walk(), 5))
-
-
-class NoSpace(Walk):
-    action_space = None
 
 
 WARNINGS = {
@@ -159,26 +115,18 @@ WARNINGS = {
     AnotherDtype: ("dtype to be float32, actual type: float64",),
     Clock: ("64 bits arrive as 32, which loses", "subtract an offset"),
     Unseeded: ("reset with one seed begin differently", "self.np_random"),
-    LaterUnseeded: ("with one seed and the same actions differ from step 1 on",),
     Fixed: ("two seeds give the same episodes",),
     Endless: ("no episode ended within 1,000 steps", "TimeLimit"),
-    BooleanReward: ("reward returned by `step()` must be a float", "bool"),
     Board: ("observation reaches 10, and networks divide it by 255", "Box(0, 10, ...)"),
-    FloatImage: ("networks take it as it is", "uint8"),
     Global: ("reset with one seed begin differently", "self.np_random"),
     Masked: ('info["action_mask"]', "into the observation"),
-    MaskedByMethod: ("action_masks()", "into the observation"),
     normalized: ("NormalizeObservation has running statistics", "`normalize_observations`"),
 }
 ERRORS = {
     WithoutSeed: ("`reset(seed=seed)` raised TypeError", "keyword argument 'seed'"),
-    OldStep: ("`step` returned bad data (malformed): step() did not return five values.",),
     Raises: ("`step` raised RuntimeError: the wheel came off (test_check.py, line ",),
     NotFinite: ("`step` returned bad data (not_finite): observation is not finite.",),
-    RewardOfOne: ("(wrong_shape): reward must have shape (), but has (1,): ",),
     AnotherShape: ("observation must have shape (2,), but has (3,)",),
-    Pixels: ("(out_of_space): observation exceeds its space's bounds",),
-    NoSpace: ("NoSpace has no action_space",),
 }
 
 
@@ -192,23 +140,6 @@ def test_an_environment_without_a_fault_is_usable():
     assert report.figures["steps a second of one environment"] > 0
     assert report.spec == podracer.Gymnasium(Walk).spec
     assert "no errors and no warnings" in str(report)
-
-
-def test_who_trains_is_told_of_running_statistics_too(caplog):
-    def fresh():
-        return wrappers.NormalizeReward(Walk())
-
-    podracer.Gymnasium(fresh, workers=0)
-    assert "NormalizeReward has running statistics (`return_rms`)" in caplog.text
-
-    def frozen():
-        env = wrappers.NormalizeReward(Walk())
-        env.update_running_mean = False
-        return env
-
-    caplog.clear()
-    assert not podracer.check_environment(podracer.Gymnasium(frozen, workers=0)).findings
-    assert not caplog.text
 
 
 @pytest.mark.parametrize("kind", WARNINGS, ids=lambda kind: kind.__name__)
@@ -225,15 +156,6 @@ def test_what_no_agent_can_bear_is_refused(kind):
         podracer.check_environment(kind)
     for word in ERRORS[kind]:
         assert word in str(refusal.value)
-
-
-def test_a_class_that_other_processes_cannot_find_is_checked_and_told():
-    class Local(Walk):
-        pass
-
-    (finding,) = podracer.check_environment(Local).findings
-    assert finding.level == "warning"
-    assert "take workers=0" in finding.text
 
 
 # --- host environments ---------------------------------------------------------------------------
@@ -309,73 +231,24 @@ def test_an_environment_in_jax_is_played_too():
         podracer.check_environment(podracer.auto_reset(Steps(reward=np.inf)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Bytes:
-    board: ArraySpec
-    most: int = 1
-
-    @property
-    def spec(self):
-        return EnvironmentSpec("board", self.board, Discrete(2))
-
-    def reset(self, key):
-        return jnp.int32(0), podracer.restart(self.observe())
-
-    def step(self, key, state, action):
-        return state + 1, podracer.transition(self.observe(), 1.0, terminal=state >= 2)
-
-    def observe(self):
-        return jnp.full(self.board.shape, self.most, jnp.uint8)
-
-
-def test_the_scale_of_bytes_is_told():
-    def findings(shape, most, **settings):
-        board = Bytes(ArraySpec(shape, np.uint8, **settings), most)
-        report = podracer.check_environment(podracer.auto_reset(board))
-        assert ("divided by 255" in str(report)) == report.spec.observation.scaled
-        return [finding.text for finding in report.findings]
-
-    assert not findings((4,), 1)
-    assert not findings((2, 2, 1), 200)
-    assert not findings((2, 2, 1), 1, scaled=False)
-    assert "reaches 1, and networks divide it by 255" in findings((2, 2, 1), 1)[0]
-    assert "networks take it as it is" in findings((4,), 200)[0]
-    with pytest.raises(podracer.ConfigError, match="only uint8 can be `scaled`"):
-        podracer.check_environment(Bytes(ArraySpec((4,), scaled=True)))
-
-
-def test_what_can_be_traced_alone_is_refused_before_a_compile(monkeypatch):
-    broken = dataclasses.replace(Steps())
-    monkeypatch.setattr(Steps, "reset", lambda self, key: (jnp.int32(0), jnp.zeros(1)))
-    monkeypatch.setattr(jax, "jit", None)
-    with pytest.raises(podracer.ConfigError, match="`reset` must return"):
-        podracer.check_environment(broken)
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(["check", *arguments])
-    return stop.value.code
-
-
 def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
-    assert run("catch") == 0
+    assert exit_code("check", "catch") == 0
     out = capsys.readouterr().out
     assert out.startswith("catch: usable")
     assert "terminals: " in out
-    assert run("test_check:Outside", "--json") == 0
+    assert exit_code("check", "test_check:Outside", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["usable"]
     assert {finding["level"] for finding in report["findings"]} == {"warning"}
     assert report["spec"]["observation"] == "float32[2]"
-    assert run("hosts:Counters") == 0  # a class of batches, with its defaults
+    assert exit_code("check", "hosts:Counters") == 0  # a class of batches, with its defaults
     assert "counter: usable" in capsys.readouterr().out
-    assert run("test_check:WithoutSeed", "--json") == 78
+    assert exit_code("check", "test_check:WithoutSeed", "--json") == 78
     assert not json.loads(capsys.readouterr().out)["usable"]
-    assert run("gymnasium:NoSuch-v0") == 78
+    assert exit_code("check", "gymnasium:NoSuch-v0") == 78
     assert "no environment 'NoSuch-v0'" in capsys.readouterr().out
-    assert run("no_module_here:Walk") == 78
+    assert exit_code("check", "no_module_here:Walk") == 78
     assert "There is no environment 'no_module_here:Walk'" in capsys.readouterr().err

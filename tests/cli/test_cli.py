@@ -15,9 +15,7 @@ from PIL import Image
 from podracer.cli.arguments import take_values
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
-from podracer.cli.recipe_flags import find_experiment, find_recipe
-from podracer.config.serialization import to_json
-from podracer.errors import ConfigError
+from podracer.cli.recipe_flags import find_recipe
 
 
 def call_here(capsys, *arguments):
@@ -133,23 +131,10 @@ def test_flags_on_which_others_depend(arguments, values, others):
     assert take_values(arguments, {"update_rule": str, "driver": str}) == (values, others)
 
 
-def test_such_a_flag_without_a_value_is_refused():
-    for arguments in (["--update-rule"], ["--update-rule", "--seed"]):
-        with pytest.raises(ConfigError, match="--update-rule needs a value"):
-            take_values(arguments, {"update_rule": str})
 
 
-def test_an_empty_value_is_not_the_default():
-    with pytest.raises(ConfigError, match="there is no rule at"):
-        find_experiment(["catch", "--update-rule="])
-    assert find_recipe("atari_ppo", ["--game="])[0].environment == "atari-sticky:"
 
 
-def test_python_dash_m_podracer_is_the_command_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "podracer", "--version"], capture_output=True, text=True, check=True
-    )
-    assert re.fullmatch(r"podracer \S+ \(Python 3\.\S+, JAX \S+\)\n", done.stdout)
 
 
 @pytest.mark.figure(17)
@@ -158,34 +143,6 @@ def test_doctor_finds_that_everything_works():
     code, out, _ = call("doctor")
     assert code == 0, out
     assert out.count("works") >= 3
-
-
-@pytest.mark.figure(17)
-@pytest.mark.usefixtures("nothing_listens")
-@pytest.mark.slow
-def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
-    """An environment of the host, from the first flag to the picture of the accounts."""
-    run = tmp_path / "run"
-    code, out, error = call(
-        "train", "cartpole_sebulba", "--frames", 10_240, "--evaluations", 1, "--run-dir", run,
-        "--evaluation-episodes", 4, "--env-threads", 1,
-    )  # fmt: skip
-    assert code == 0, error
-    assert "Finished" in out
-    has_hint = "podracer play" in out
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["lag_max"] == 1
-    accounts = [last[f"steps_{name}"] for name in ("learned", "in_flight", "dropped")]
-    assert last["steps_collected"] == sum(accounts)
-    config = json.loads((run / "config.json").read_text())
-    assert config["experiment"]["driver"]["kind"] == "SebulbaConfig"
-    assert config["device"]["actor_threads"] == 1
-    code, out, error = call("eval", run, "--episodes", 4, "--json")
-    assert code == 0, error
-    assert json.loads(out)["return_mean"] == pytest.approx(last["evaluation_return"])
-    code, _, error = call("play", run)
-    assert has_hint == (code == 0)  # CartPole draws itself by pygame, which may be missing
-    assert (code == 0) != ("cannot be drawn" in error)
 
 
 @pytest.mark.figure(20)
@@ -243,14 +200,6 @@ def test_a_module_in_the_working_directory_is_found_only_where_a_flag_names_one(
     assert (importlib.util.find_spec("maze_of_mine") is not None) == found
 
 
-def test_a_module_is_found_for_the_environment_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    experiment = to_json(find_recipe("cartpole_sebulba", ())[0])
-    (tmp_path / "best.json").write_text(json.dumps({"experiment": experiment}))
-    (tmp_path / "maze_of_a_file.py").touch()
-    find_recipe("best.json", ["--environment", "gymnasium:maze_of_a_file:Maze-v0"])
-    assert importlib.util.find_spec("maze_of_a_file") is not None
 
 
 COMPLETIONS = [

@@ -4,12 +4,12 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from podracer.run.setup import build
 
 import podracer
 from podracer import recipes
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.train import TrainOptions
+from podracer.run.setup import build
 from podracer.run.warnings import run_warnings
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec
 
